@@ -1,0 +1,111 @@
+"""Every error afserve raises on purpose, as one tree, each with its HTTP status and exit code.
+
+    AfserveError                       500
+    |- UserError                       400   exit 2: the caller can fix it
+    |  |- ConfigError                  400     a flag, a TOML value, a config.json
+    |  |- CheckpointError              400     a shard, a dtype, a shape, an architecture
+    |  |- RequestError                 400     one request's fields
+    |  |- NotFoundError                404     a model, a request
+    |  |- TooLargeError                413     a body or header over its limit
+    |  `- AuthError                    401     a missing or wrong key
+    |- CapacityError                   503   the world is too small or too busy
+    |  |- OverloadedError              429     try again later (carries retry_after)
+    |  `- DoesNotFitError              503   exit 2: the model needs more than there is
+    |- PeerError                       503   another process is the cause
+    |  |- PeerLost                     503     it died or went silent
+    |  |- RendezvousError              503     it does not agree on what is being served
+    |  `- DeadlineError                504     it did not answer in time
+    `- ProtocolError                   500   received bytes that no correct peer sends
+"""
+
+
+class AfserveError(Exception):
+    """Base of the tree. `message` says what, where, the limit and what to do next."""
+
+    status = 500
+    exit_code = 1
+    kind = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class UserError(AfserveError):
+    status = 400
+    exit_code = 2
+    kind = "invalid_request_error"
+
+
+class ConfigError(UserError):
+    """A flag, a TOML value or a `config.json` field is not usable."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint folder is incomplete, corrupt or of an unsupported architecture."""
+
+
+class RequestError(UserError):
+    """One request asks for something that cannot be done; other requests are not affected."""
+
+
+class NotFoundError(UserError):
+    status = 404
+    kind = "not_found_error"
+
+
+class TooLargeError(UserError):
+    status = 413
+
+
+class AuthError(UserError):
+    status = 401
+    kind = "authentication_error"
+
+
+class CapacityError(AfserveError):
+    status = 503
+    kind = "capacity_error"
+
+
+class OverloadedError(CapacityError):
+    """Queues are full. `retry_after` is in seconds."""
+
+    status = 429
+    kind = "overloaded_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DoesNotFitError(CapacityError):
+    """The model needs more memory than the machine has."""
+
+    exit_code = 2
+
+
+class PeerError(AfserveError):
+    status = 503
+    kind = "peer_error"
+
+
+class PeerLost(PeerError):
+    """A peer process is gone or silent. `peer` is its name, such as `expert-1`."""
+
+    def __init__(self, peer: str, message: str) -> None:
+        super().__init__(f"{peer}: {message}")
+        self.peer = peer
+
+
+class RendezvousError(PeerError):
+    """Two sides disagree on a field of what is served, or one never came."""
+
+
+class DeadlineError(PeerError):
+    status = 504
+
+
+class ProtocolError(AfserveError):
+    """Received bytes failed their check; nothing of them was used."""
