@@ -1,0 +1,122 @@
+"""The seam between experts and wires: a `Transport` moves messages between fixed mailboxes.
+
+It knows boxes, headers and shapes; it knows no experts and no placement (that is `m2n.py`). One end is
+one node: an attention node's transport posts dispatches and takes combines, an expert node's the reverse.
+
+Flow control is one rule: a box carries one dispatch and then one combine of the same sequence number, in
+turns. A message therefore never overwrites one that is still being read, and memory is fixed at start.
+
+Shapes: R rows in a message, H hidden size, K top-k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+NO_SLOT = -1
+
+
+class Kind(IntEnum):
+    DISPATCH = 1
+    COMBINE = 2
+
+
+class WireType(IntEnum):
+    """Element type of the rows in a message."""
+
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPE[self]
+
+
+_DTYPE = {
+    WireType.FLOAT32: torch.float32,
+    WireType.BFLOAT16: torch.bfloat16,
+    WireType.FLOAT16: torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """One mailbox pair. All three are indices from 0; the direction follows from who posts."""
+
+    attention: int
+    expert: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What precedes a payload. `layer` counts MoE layers only. `rows` fixes the payload's size."""
+
+    kind: Kind
+    epoch: int
+    sequence: int
+    layer: int
+    rows: int
+    wire: WireType
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What both ends allocate for: agreed at rendezvous, checked on every received header."""
+
+    hidden: int
+    top_k: int
+    max_rows: int
+    micro_batches: int
+    layers: int
+    slots: int
+    dispatch_wire: WireType
+    combine_wire: WireType
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Views into a mailbox, valid until the next post on its box.
+
+    A dispatch has x_RH, slot_RK (int32, NO_SLOT where a choice lives elsewhere) and weight_RK (float32);
+    a combine has x_RH alone.
+    """
+
+    header: Header
+    x_RH: Tensor
+    slot_RK: Tensor | None = None
+    weight_RK: Tensor | None = None
+
+
+class Transport(Protocol):
+    """One node's end. Every method but `wait` returns at once."""
+
+    def stage(self, box: Box, header: Header) -> Parcel:
+        """Writable views of the box's outgoing mailbox, to be filled in place and then posted."""
+        ...
+
+    def post(self, box: Box) -> None:
+        """Publish what was staged. Raises PeerLost if the other end is known to be gone."""
+        ...
+
+    def ready(self, boxes: Sequence[Box]) -> list[Box]:
+        """Those of `boxes` that hold an incoming message which was not yet taken."""
+        ...
+
+    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        """Park until one of `boxes` is ready, at most `timeout` seconds; may return an empty list.
+
+        Raises PeerLost, naming the peer, when the other end of one of `boxes` is gone.
+        """
+        ...
+
+    def take(self, box: Box) -> Parcel:
+        """The incoming message, checked against the layout. Raises ProtocolError on anything else."""
+        ...
+
+    def close(self) -> None: ...

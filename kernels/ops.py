@@ -1,0 +1,157 @@
+"""The one door to all kernels: typed, checked, and the same whichever backend does the work.
+
+Engine code holds an `Ops` and calls its methods; it never names a backend. `open_ops` picks the fastest one
+that works here and says which in `Ops.backend_name`. Shapes: T tokens, H hidden, O/I outputs/inputs,
+E experts, K top-k, R rows, A query heads, G key/value heads, D head size, C latent + rope size, N blocks,
+B block size, P positions.
+"""
+
+import torch
+from torch import Tensor
+
+from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
+from afserve.kernels.routing import RouterRule
+
+
+class Ops:
+    """Checks arguments, then calls the backend. `backend` has the methods of `reference.Reference`."""
+
+    def __init__(self, backend: Reference, device: torch.device, threads: int) -> None:
+        self._backend = backend
+        self.device = device
+        self.threads = threads
+
+    @property
+    def backend_name(self) -> str:
+        return self._backend.name
+
+    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
+        """Called once at load. The weight may be dropped by the caller afterwards."""
+        _rank("weight_OI", weight_OI, 2)
+        if bias_O is not None:
+            _shape("bias_O", bias_O, (weight_OI.shape[0],))
+        return self._backend.pack_linear(weight_OI, bias_O)
+
+    def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor) -> PackedExperts:
+        """gate_up_EJH stacks gate over up (J = 2 I). Called once at load."""
+        _rank("down_EHI", down_EHI, 3)
+        experts, hidden, inner = down_EHI.shape
+        _shape("gate_up_EJH", gate_up_EJH, (experts, 2 * inner, hidden))
+        return self._backend.pack_experts(gate_up_EJH, down_EHI)
+
+    def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        """weight * x / sqrt(mean(x^2) + eps), the mean in float32, over the last dimension."""
+        _shape("weight_H", weight_H, (x_TH.shape[-1],))
+        return self._backend.rms_norm(x_TH, weight_H, eps)
+
+    def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
+        _last("x_TI", x_TI, packed.inputs)
+        return self._backend.linear(x_TI, packed)
+
+    def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        """down(silu(gate(x)) * up(x)); gate stacked over up."""
+        _last("x_TH", x_TH, gate_up.inputs)
+        if gate_up.outputs != 2 * down.inputs:
+            raise ValueError(f"mlp: gate_up has {gate_up.outputs} outputs, down {down.inputs} inputs; need 2:1")
+        return self._backend.mlp(x_TH, gate_up, down)
+
+    def rope(
+        self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
+    ) -> Tensor:
+        """Rotate pairs (2i, 2i+1) if interleaved, else (i, i + D/2). cos and sin have D/2 columns, float32.
+
+        The result is always in the half-split order: first members of all pairs, then second members.
+        """
+        _rank("x_TAD", x_TAD, 3)
+        if cos_PD.shape != sin_PD.shape or 2 * cos_PD.shape[1] != x_TAD.shape[2]:
+            raise ValueError(f"rope: x_TAD {tuple(x_TAD.shape)} does not fit cos_PD {tuple(cos_PD.shape)}")
+        return self._backend.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
+
+    def write_kv(
+        self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
+    ) -> None:
+        """Store keys and values of T tokens at their slots (block * B + offset)."""
+        _shape("k_TGD", k_TGD, (kv_slot_T.shape[0], k_NGBD.shape[1], k_NGBD.shape[3]))
+        _shape("v_TGD", v_TGD, (kv_slot_T.shape[0], v_NGBD.shape[1], v_NGBD.shape[3]))
+        self._backend.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
+
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
+        """Store the MLA latent (compressed KV, then the rotated rope key) of T tokens."""
+        _shape("latent_TC", latent_TC, (kv_slot_T.shape[0], cache_NBC.shape[2]))
+        self._backend.write_latent(latent_TC, cache_NBC, kv_slot_T)
+
+    def attend_gqa(
+        self,
+        q_TAD: Tensor,
+        k_NGBD: Tensor,
+        v_NGBD: Tensor,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """Causal attention of each sequence's new tokens over its whole paged context -> (T, A, D_v).
+
+        `window`: a token sees itself and the `window - 1` before it.
+        """
+        _rank("q_TAD", q_TAD, 3)
+        if q_TAD.shape[1] % k_NGBD.shape[1]:
+            raise ValueError(f"q_TAD: {q_TAD.shape[1]} heads do not divide by {k_NGBD.shape[1]} key/value heads")
+        _batch("q_TAD", q_TAD, batch)
+        return self._backend.attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
+
+    def attend_mla(
+        self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
+    ) -> Tensor:
+        """Absorbed MLA: queries already in latent space, (T, A, rank + rope) -> (T, A, rank).
+
+        Keys are whole latent rows, values their first `rank` columns (DeepSeek-V2, arXiv 2405.04434, 2.1).
+        """
+        _rank("q_TAC", q_TAC, 3)
+        _last("q_TAC", q_TAC, cache_NBC.shape[2])
+        _batch("q_TAC", q_TAC, batch)
+        return self._backend.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
+
+    def route(
+        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+    ) -> tuple[Tensor, Tensor]:
+        """Scores in float32 -> expert_TK (int32), weight_TK (float32)."""
+        _last("x_TH", x_TH, gate_EH.shape[1])
+        return self._backend.route(x_TH, gate_EH, bias_E, rule)
+
+    def expert_ffn(
+        self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, out_RH: Tensor
+    ) -> None:
+        """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped."""
+        rows, hidden = x_RH.shape
+        if hidden != experts.hidden:
+            raise ValueError(f"x_RH: hidden size {hidden}, the experts have {experts.hidden}")
+        _shape("out_RH", out_RH, (rows, hidden))
+        _shape("weight_RK", weight_RK, tuple(slot_RK.shape))
+        self._backend.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH)
+
+
+def open_ops(device: str = "cpu", threads: int = 1) -> Ops:
+    """The fastest backend for `device` that works on this machine."""
+    return Ops(Reference(), torch.device(device), threads)
+
+
+def _rank(name: str, x: Tensor, rank: int) -> None:
+    if x.dim() != rank:
+        raise ValueError(f"{name}: {x.dim()} dimensions {tuple(x.shape)}, expected {rank}")
+
+
+def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
+
+
+def _last(name: str, x: Tensor, size: int) -> None:
+    if x.shape[-1] != size:
+        raise ValueError(f"{name}: last dimension {x.shape[-1]}, expected {size}")
+
+
+def _batch(name: str, x: Tensor, batch: PagedBatch) -> None:
+    if x.shape[0] != batch.tokens:
+        raise ValueError(f"{name}: {x.shape[0]} tokens, the batch has {batch.tokens}")
