@@ -1,0 +1,69 @@
+"""What a run is configured with: frozen values, checked once at construction, read-only afterwards.
+
+Each object is given only its own section. Errors name the key, the value and the range. Loading from TOML
+and flags happens in `load`; nothing here looks at the environment or at the machine.
+"""
+
+from dataclasses import dataclass
+
+from afserve.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float32", "float16")
+LOAD_FORMATS = ("safetensors", "dummy")
+MAX_MICRO_BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Which weights. `layers` cuts a dummy model short; `dtype` auto is the checkpoint's own."""
+
+    path: str
+    name: str
+    dtype: str = "auto"
+    load_format: str = "safetensors"
+    layers: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("load_format", self.load_format, LOAD_FORMATS)
+        if self.layers is not None:
+            in_range("layers", self.layers, 1, 1 << 12)
+            if self.load_format != "dummy":
+                raise ConfigError("layers: only a dummy model can be cut short; add --load-format dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One attention node's limits. Sizes are per node; tokens are tokens of KV cache or of a batch."""
+
+    max_model_len: int
+    kv_blocks: int
+    block_size: int = 16
+    max_sequences: int = 256
+    max_waiting: int = 1024
+    max_batch_tokens: int = 512
+    micro_batches: int = 2
+    prefix_caching: bool = True
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        in_range("block_size", self.block_size, 1, 1024)
+        in_range("kv_blocks", self.kv_blocks, 1, 1 << 31)
+        in_range("max_model_len", self.max_model_len, 2, 1 << 24)
+        in_range("max_sequences", self.max_sequences, 1, 1 << 16)
+        in_range("max_waiting", self.max_waiting, 1, 1 << 20)
+        in_range("max_batch_tokens", self.max_batch_tokens, 1, 1 << 20)
+        in_range("micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
+        in_range("threads", self.threads, 1, 1024)
+
+
+def in_range(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{key}: {value} is outside [{low}, {high}]", param=key)
+
+
+def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}", param=key)

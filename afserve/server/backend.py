@@ -1,0 +1,55 @@
+"""The seam between HTTP and the engine. `control/frontend.py` implements it over processes; tests may not."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.stats import AttentionStats, ExpertStats
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What clients may know of the model. `path` is the checkpoint folder (tokenizer, chat template)."""
+
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One member as the controller sees it. `role` is "attention" or "expert"; ages and times in seconds."""
+
+    name: str
+    role: str
+    state: str
+    pid: int
+    heartbeat_age: float
+    resident_bytes: int
+    stats: AttentionStats | ExpertStats
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    epoch: int
+    nodes: tuple[NodeView, ...]
+    picked: Mapping[str, str] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    model: ServedModel
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        """Events of one request until one has a finish_reason.
+
+        Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are
+        full, PeerLost when its node dies. Closing the iterator early cancels the request and frees its blocks.
+        """
+        ...
+
+    def ready(self) -> bool: ...
+
+    def view(self) -> ClusterView: ...
