@@ -1,0 +1,99 @@
+"""The ping-pong pipeline in closed form: stage times in, iteration time, needed micro-batches and bubbles out.
+
+One step of one micro-batch passes, layer by layer, through attention (A), dispatch, experts (F) and combine.
+m micro-batches take turns, so a layer lasts as long as the busiest station needs for all m of them, or as long as one
+micro-batch needs for the whole round trip, whichever is longer (MegaScale-Infer, section 4.1, arXiv 2504.02263).
+The engine, the planner and the simulator read this file. It knows no hardware, no model and no randomness.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+MICRO_BATCHES = (1, 2, 3, 4)
+
+Number = TypeVar("Number")  # a float, or a NumPy array of them: only arithmetic and abs() are used
+
+
+def larger(first: Number, second: Number) -> Number:
+    """max() for floats and, element by element, for arrays."""
+    return (first + second + abs(first - second)) / 2  # type: ignore[operator, arg-type, no-any-return]
+
+
+def layer_period(attention: Number, experts: Number, dispatch: Number, combine: Number, m: int) -> Number:
+    """Seconds between one layer of a micro-batch and its next layer, m micro-batches in flight.
+
+    Dispatch and combine are the two directions of a full-duplex link: each is a station of its own.
+    """
+    station = larger(larger(attention, experts), larger(dispatch, combine))
+    return larger(m * station, attention + experts + dispatch + combine)  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds for one micro-batch and one MoE layer at each station; `outside` is per step, on the attention node
+    (dense layers, LM head, sampling, scheduling)."""
+
+    attention: float
+    experts: float
+    dispatch: float
+    combine: float
+    outside: float = 0.0
+
+    @property
+    def round_trip(self) -> float:
+        return self.attention + self.experts + self.dispatch + self.combine
+
+    @property
+    def station(self) -> float:
+        """The busiest station's time: no number of micro-batches makes a layer shorter than m times this."""
+        return max(self.attention, self.experts, self.dispatch, self.combine)
+
+    @property
+    def bound_by(self) -> str:
+        """The name of the busiest station."""
+        times = {"attention": self.attention, "experts": self.experts, "link": max(self.dispatch, self.combine)}
+        return max(times, key=times.__getitem__)
+
+    def minimum_micro_batches(self) -> int:
+        """The smallest m with m * station >= round trip: more of them hide nothing further."""
+        if self.station <= 0:
+            return 1
+        return max(1, -int(-self.round_trip / self.station * (1 - 1e-9) // 1))
+
+    def period(self, micro_batches: int) -> float:
+        return layer_period(self.attention, self.experts, self.dispatch, self.combine, micro_batches)
+
+    def iteration(self, layers: int, micro_batches: int) -> float:
+        """Seconds from a token to the same request's next token, `layers` MoE layers, in the steady state.
+
+        The attention node also spends `outside` once a micro-batch; it hides behind the other micro-batches only
+        while they wait, so the step is at least the attention node's whole work.
+        """
+        busy = micro_batches * (layers * self.attention + self.outside)
+        return max(layers * self.period(micro_batches) + self.outside, busy)
+
+    def first_pass(self, layers: int, micro_batches: int) -> float:
+        """Seconds until the last micro-batch of one isolated step is done: fill, m*L - 1 turns of the station."""
+        return self.round_trip + self.station * (micro_batches * layers - 1) + self.outside
+
+    def bubbles(self, layers: int, micro_batches: int) -> dict[str, float]:
+        """The idle share of each station's time in the steady state, 0 to 1."""
+        step = self.iteration(layers, micro_batches)
+        work = {
+            "attention": layers * self.attention + self.outside,
+            "experts": layers * self.experts,
+            "dispatch": layers * self.dispatch,
+            "combine": layers * self.combine,
+        }
+        if step <= 0:
+            return dict.fromkeys(work, 0.0)
+        return {name: max(0.0, 1.0 - micro_batches * seconds / step) for name, seconds in work.items()}
+
+
+def choose_micro_batches(stages: StageTimes, limit: int = MICRO_BATCHES[-1]) -> int:
+    """The `auto` of the command line: the least m that closes the round trip, at most `limit`.
+
+    Measured stage times are for the micro-batch as it is now; splitting a batch further also re-reads weights, which
+    this closed form does not see: the planner does.
+    """
+    return min(limit, stages.minimum_micro_batches())

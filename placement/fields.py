@@ -1,0 +1,64 @@
+"""Typed reading of one table that came from a TOML or JSON file, with errors that name source, key and value.
+
+It opens no file: the caller passes what it parsed and the name to show.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from afserve.errors import ConfigError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean a, b?' or the whole list when nothing is near."""
+    names = sorted(known)
+    close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}"
+
+
+class Fields:
+    """A read-only view of a table; every getter checks type and range."""
+
+    def __init__(self, source: str, table: Mapping[str, object]) -> None:
+        self.source = source
+        self.table = table
+
+    def has(self, key: str) -> bool:
+        return self.table.get(key) is not None
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
+        value = self.table.get(key)
+        if value is None:
+            value = self._default(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{self.source}: {key} must be a number, not {value!r}", param=key)
+        if not least <= value < float("inf"):
+            raise ConfigError(f"{self.source}: {key} must be at least {least:g}, not {value!r}", param=key)
+        return float(value)
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+        value = self.number(key, default, least=least)
+        if value != int(value):
+            raise ConfigError(f"{self.source}: {key} must be a whole number, not {value!r}", param=key)
+        return int(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.table.get(key, default)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self.source}: {key} must be a string, not {value!r}", param=key)
+        return value
+
+    def items(self, key: str) -> list[object]:
+        value = self.table.get(key)
+        return list(value) if isinstance(value, list | tuple) else []
+
+    def section(self, key: str) -> "Fields":
+        value = self.table.get(key)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.source}: [{key}] is missing or not a table", param=key)
+        return Fields(f"{self.source}: [{key}]", value)
+
+    def _default(self, key: str, default: float | None) -> float:
+        if default is None:
+            raise ConfigError(f"{self.source}: {key} is missing", param=key)
+        return default

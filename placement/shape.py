@@ -1,0 +1,93 @@
+"""A model as the planner sees it: per kind of layer the bytes it reads, the FLOPs it does and the cache it keeps.
+
+Elements, not bytes: precision is the caller's. `attention_shape.py` and `shape_reader.py` build these values from a
+Hugging Face `config.json`; this file only holds them and adds them up. It knows no hardware and no batch.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayers:
+    """`layers` layers that share one attention kind (mla, gqa, mfa, window, sparse, linear).
+
+    weight_elems: projection weights of one layer. kv_elems: cached elements per token and layer.
+    pair_flops: FLOPs for one query token and one attended token in decode (both matrix products, absorbed for MLA);
+    prefill_pair_flops: the same in prefill. reach: tokens attended at most (0 = all); holds: tokens cached at most
+    (0 = all). scan_elems and scan_flops: read and done per cached token before attending (a sparse indexer), within
+    kv_elems. state_elems: cache per request whatever its length. kv_heads: how many ways the cache divides over
+    tensor-parallel devices.
+    """
+
+    kind: str
+    layers: int
+    weight_elems: int
+    kv_elems: int
+    pair_flops: float
+    prefill_pair_flops: float
+    heads: int
+    kv_heads: int
+    reach: int = 0
+    holds: int = 0
+    scan_elems: int = 0
+    scan_flops: float = 0.0
+    state_elems: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayers:
+    """The MoE layers. `elems`: one routed expert's weights; `shared_elems`: the shared expert's, 0 without one."""
+
+    layers: int
+    experts: int
+    top_k: int
+    elems: int
+    shared_elems: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    name: str
+    hidden: int
+    vocab: int
+    attention: tuple[AttentionLayers, ...]
+    experts: ExpertLayers
+    dense_layers: int
+    dense_elems: int
+    mtp_layers: int = 0
+    source: str = ""
+
+    @property
+    def layers(self) -> int:
+        return sum(group.layers for group in self.attention)
+
+    @property
+    def attention_elems(self) -> int:
+        """Everything an attention node holds: projections, routers, shared and dense FFN, embedding and head."""
+        projections = sum(group.layers * group.weight_elems for group in self.attention)
+        router = self.experts.layers * self.hidden * self.experts.experts
+        ffn = self.experts.layers * self.experts.shared_elems + self.dense_layers * self.dense_elems
+        return projections + router + ffn + 2 * self.vocab * self.hidden
+
+    @property
+    def expert_elems(self) -> int:
+        """All routed experts of all layers."""
+        return self.experts.layers * self.experts.experts * self.experts.elems
+
+    @property
+    def total_elems(self) -> int:
+        return self.attention_elems + self.expert_elems
+
+    @property
+    def active_elems(self) -> int:
+        """Weights one token passes through (the embedding row not counted)."""
+        routed = self.experts.layers * self.experts.top_k * self.experts.elems
+        return self.attention_elems - self.vocab * self.hidden + routed
+
+    def kv_elems(self, context: float) -> float:
+        """Cached elements of one request of `context` tokens, all layers."""
+        total = 0.0
+        for group in self.attention:
+            held = min(context, group.holds) if group.holds else context
+            total += group.layers * (group.kv_elems * held + group.state_elems)
+        return total
