@@ -1,0 +1,302 @@
+"""The control plane's values as protobuf bytes and back. The only file that touches generated code.
+
+`encode_*` and `decode_*` are handed to gRPC as serializers. Bytes that no correct peer sends raise
+ProtocolError before anything of them is used.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from afserve import errors
+from afserve.config import EngineConfig, ModelSource
+from afserve.control import control_pb2 as pb
+from afserve.control.values import (
+    Assigned,
+    Cancel,
+    Drain,
+    Drained,
+    Endpoint,
+    Failed,
+    FromNode,
+    Heartbeat,
+    Peers,
+    Progress,
+    Ready,
+    Refused,
+    Register,
+    Run,
+    Shutdown,
+    Submit,
+    Tokens,
+    ToNode,
+)
+from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.errors import AfserveError, ProtocolError
+
+Value = TypeVar("Value")
+Proto = Any  # generated classes carry no types that mypy can follow
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, AfserveError)
+}
+_PLAIN = (bool, int, float, str)
+
+
+def encode_from_node(value: FromNode) -> bytes:
+    return _encode(pb.FromNode(), value, _FROM_NODE)
+
+
+def decode_from_node(data: bytes) -> FromNode:
+    decoded: FromNode = _decode(pb.FromNode, data, _FROM_NODE)
+    return decoded
+
+
+def encode_to_node(value: ToNode) -> bytes:
+    return _encode(pb.ToNode(), value, _TO_NODE)
+
+
+def decode_to_node(data: bytes) -> ToNode:
+    decoded: ToNode = _decode(pb.ToNode, data, _TO_NODE)
+    return decoded
+
+
+Codec = tuple[str, Callable[[Any, Proto], None], Callable[[Proto], Any]]
+
+
+def _encode(envelope: Proto, value: object, table: dict[type, Codec]) -> bytes:
+    field, put, _ = table[type(value)]
+    body = getattr(envelope, field)
+    body.SetInParent()  # a body without fields must still name itself
+    put(value, body)
+    data: bytes = envelope.SerializeToString()
+    return data
+
+
+def _decode(envelope: Proto, data: bytes, table: dict[type, Codec]) -> Any:
+    try:
+        message = envelope.FromString(data)
+        which = message.WhichOneof("body")
+        for field, _, take in table.values():
+            if field == which:
+                return take(getattr(message, field))
+    except (DecodeError, ValueError, TypeError, IndexError, errors.UserError) as error:
+        raise ProtocolError(f"control message of {len(data)} bytes is not usable: {error}") from error
+    raise ProtocolError(f"control message of {len(data)} bytes is of an unknown kind; are versions mixed?")
+
+
+# ---- flat values: dataclass fields and protobuf fields have the same names
+
+
+def _put_flat(value: Any, proto: Proto) -> None:
+    """Fields that are None stay unset, which is what `optional` in the proto stands for."""
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if isinstance(item, _PLAIN):
+            setattr(proto, field.name, item)
+
+
+def _take_flat(cls: type[Value], proto: Proto, **others: object) -> Value:
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name not in others:
+            absent = "None" in str(field.type) and not proto.HasField(field.name)
+            others[field.name] = None if absent else getattr(proto, field.name)
+    return cls(**others)
+
+
+def _flat(name: str, cls: type) -> Codec:
+    return name, _put_flat, lambda proto: _take_flat(cls, proto)
+
+
+# ---- the values that are not flat
+
+
+def _put_endpoint(value: Endpoint, proto: Proto) -> None:
+    proto.address = value.address
+    proto.agreed.update(value.agreed)
+
+
+def _take_endpoint(proto: Proto) -> Endpoint:
+    return Endpoint(proto.address, dict(proto.agreed))
+
+
+def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
+    proto.resident_bytes = value.resident_bytes
+    stats = value.stats
+    body, name = (proto.attention, "expert_rows") if isinstance(stats, AttentionStats) else (proto.expert, "slot_rows")
+    body.SetInParent()
+    _put_flat(stats, body)
+    for row in getattr(stats, name):
+        getattr(body, name).add().of.extend(row)
+
+
+def _take_heartbeat(proto: Proto) -> Heartbeat:
+    if proto.WhichOneof("stats") == "attention":
+        rows = tuple(tuple(row.of) for row in proto.attention.expert_rows)
+        stats: AttentionStats | ExpertStats = _take_flat(AttentionStats, proto.attention, expert_rows=rows)
+    else:
+        rows = tuple(tuple(row.of) for row in proto.expert.slot_rows)
+        stats = _take_flat(ExpertStats, proto.expert, slot_rows=rows)
+    return Heartbeat(proto.resident_bytes, stats)
+
+
+def _put_tokens(value: Tokens, proto: Proto) -> None:
+    events = value.events
+    proto.request.extend([int(event.request_id) for event in events])
+    proto.count.extend([len(event.token_ids) for event in events])
+    proto.token.extend([token for event in events for token in event.token_ids])
+    for index, event in enumerate(events):
+        if _has_extra(event):
+            _put_extra(event, index, proto.extra.add())
+
+
+def _has_extra(event: TokenEvent) -> bool:
+    return bool(event.finish_reason or event.logprobs or event.prompt_logprobs or event.cached_tokens)
+
+
+def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
+    proto.event = index
+    proto.finish_reason = event.finish_reason or ""
+    proto.cached_tokens = event.cached_tokens
+    proto.error = event.error or ""
+    if event.stop_token_id is not None:
+        proto.stop_token_id = event.stop_token_id
+    _put_logprobs(event.logprobs, proto.logprobs)
+    _put_logprobs(event.prompt_logprobs, proto.prompt_logprobs)
+
+
+def _put_logprobs(values: Sequence[TokenLogprob | None], into: Proto) -> None:
+    for value in values:
+        proto = into.add()
+        if value is not None:
+            proto.known = True
+            proto.token_id, proto.logprob, proto.rank = value.token_id, value.logprob, value.rank
+            proto.top_token.extend([token for token, _ in value.top])
+            proto.top_logprob.extend([logprob for _, logprob in value.top])
+
+
+def _take_tokens(proto: Proto) -> Tokens:
+    tokens, start, events = tuple(proto.token), 0, []
+    extras = {extra.event: extra for extra in proto.extra}
+    for index, (request, count) in enumerate(zip(proto.request, proto.count, strict=True)):
+        run = tokens[start : start + count]
+        start += count
+        extra = extras.get(index)
+        events.append(TokenEvent(str(request), run) if extra is None else _take_event(request, run, extra))
+    if start != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens, counts say {start}")
+    return Tokens(tuple(events))
+
+
+def _take_event(request: int, run: tuple[int, ...], extra: Proto) -> TokenEvent:
+    return TokenEvent(
+        str(request),
+        run,
+        finish_reason=extra.finish_reason or None,
+        stop_token_id=extra.stop_token_id if extra.HasField("stop_token_id") else None,
+        logprobs=tuple(_take_logprob(item) for item in extra.logprobs),
+        prompt_logprobs=tuple(_take_logprob(item) if item.known else None for item in extra.prompt_logprobs),
+        cached_tokens=extra.cached_tokens,
+        error=extra.error or None,
+    )
+
+
+def _take_logprob(proto: Proto) -> TokenLogprob:
+    top = tuple(zip(proto.top_token, proto.top_logprob, strict=True))
+    return TokenLogprob(proto.token_id, proto.logprob, proto.rank, top)
+
+
+def _put_error(error: AfserveError, proto: Proto) -> None:
+    proto.kind, proto.message, proto.param = type(error).__name__, error.message, error.param or ""
+    proto.retry_after = getattr(error, "retry_after", 0.0)
+
+
+def _take_error(proto: Proto) -> AfserveError:
+    """A kind with arguments of its own (PeerLost) comes back as its nearest plain ancestor."""
+    kind = _KINDS.get(proto.kind, AfserveError)
+    if issubclass(kind, errors.OverloadedError):
+        return kind(proto.message, retry_after=proto.retry_after)
+    if issubclass(kind, errors.PeerLost):
+        return errors.PeerError(proto.message)
+    return kind(proto.message, param=proto.param or None)
+
+
+def _put_refused(value: Refused, proto: Proto) -> None:
+    proto.request = value.request
+    _put_error(value.error, proto.error)
+
+
+def _put_failed(value: Failed, proto: Proto) -> None:
+    _put_error(value.error, proto.error)
+
+
+def _put_assigned(value: Assigned, proto: Proto) -> None:
+    _put_flat(value, proto)
+    _put_flat(value.run, proto)
+    _put_flat(value.run.source, proto.source)
+    _put_flat(value.run.engine, proto.engine)
+
+
+def _take_assigned(proto: Proto) -> Assigned:
+    source, engine = _take_flat(ModelSource, proto.source), _take_flat(EngineConfig, proto.engine)
+    return Assigned(proto.role, proto.index, _take_flat(Run, proto, source=source, engine=engine))
+
+
+def _put_peers(value: Peers, proto: Proto) -> None:
+    proto.addresses.extend(value.addresses)
+
+
+def _put_submit(value: Submit, proto: Proto) -> None:
+    request, params = value.request, value.request.params
+    proto.request, proto.priority = int(request.request_id), request.priority
+    proto.prompt.extend(request.prompt_ids)
+    for name in _SAMPLING:
+        item = getattr(params, name)
+        if item is not None:
+            setattr(proto.sampling, name, item)
+    proto.sampling.stop_token_ids.extend(params.stop_token_ids)
+    proto.sampling.bias_token.extend([token for token, _ in params.logit_bias])
+    proto.sampling.bias_value.extend([bias for _, bias in params.logit_bias])
+
+
+def _take_submit(proto: Proto) -> Submit:
+    sampling = proto.sampling
+    optional = {"seed", "logprobs", "prompt_logprobs"}
+    plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
+    bias = _pairs(sampling.bias_token, sampling.bias_value)
+    params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
+    return Submit(GenerationRequest(str(proto.request), tuple(proto.prompt), params, proto.priority))
+
+
+def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(left, right, strict=True))
+
+
+# The first three stay above the engine; the others are not scalars.
+_ABOVE = {"stop", "n", "include_stop_str_in_output", "stop_token_ids", "logit_bias"}
+_SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name not in _ABOVE)
+
+_FROM_NODE: dict[type, Codec] = {
+    Tokens: ("tokens", _put_tokens, _take_tokens),
+    Heartbeat: ("heartbeat", _put_heartbeat, _take_heartbeat),
+    Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
+    Progress: _flat("progress", Progress),
+    Register: _flat("register", Register),
+    Endpoint: ("endpoint", _put_endpoint, _take_endpoint),
+    Ready: _flat("ready", Ready),
+    Drained: _flat("drained", Drained),
+    Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
+}
+_TO_NODE: dict[type, Codec] = {
+    Submit: ("submit", _put_submit, _take_submit),
+    Cancel: _flat("cancel", Cancel),
+    Assigned: ("assigned", _put_assigned, _take_assigned),
+    Peers: ("peers", _put_peers, lambda p: Peers(tuple(p.addresses))),
+    Drain: _flat("drain", Drain),
+    Shutdown: _flat("shutdown", Shutdown),
+}
