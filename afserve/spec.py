@@ -264,7 +264,9 @@ def _rope(fields: _Fields, dim: int, interleaved: bool, theta: float) -> RopeSpe
     if kind == "default":
         return RopeSpec("default", theta, dim, interleaved)
     if kind not in ("linear", "yarn"):
-        raise CheckpointError(f"{fields.where}: rope_type {kind!r} is not supported; supported: default, linear, yarn")
+        raise CheckpointError(
+            f"{fields.where}: rope_type {kind!r} is not supported; supported: default, linear, yarn"
+        )
     longest = fields.integer("max_position_embeddings", low=1)
     original = inner.integer("original_max_position_embeddings", default=longest, low=1)
     return RopeSpec(
@@ -294,18 +296,27 @@ def _fp8_block(fields: _Fields) -> tuple[int, int] | None:
         )
     block = quant.get("weight_block_size")
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) and b > 0 for b in block)):
-        raise CheckpointError(f"{fields.where}: quantization_config.weight_block_size: {block!r} is not two sizes")
+        raise CheckpointError(
+            f"{fields.where}: quantization_config.weight_block_size: {block!r} is not two sizes"
+        )
     return block[0], block[1]
 
 
 def _model(
-    fields: _Fields, attention: AttentionSpec, rope: RopeSpec, moe: MoeSpec, moe_ids: tuple[int, ...], dense: int
+    fields: _Fields,
+    attention: AttentionSpec,
+    rope: RopeSpec,
+    moe: MoeSpec,
+    moe_ids: tuple[int, ...],
+    dense: int,
 ) -> ModelSpec:
     act = fields.config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise fields.refuse("hidden_act", "is not supported; supported: silu")
     if not moe_ids:
-        raise CheckpointError(f"{fields.where}: no MoE layer at all; afserve serves Mixture-of-Experts models")
+        raise CheckpointError(
+            f"{fields.where}: no MoE layer at all; afserve serves Mixture-of-Experts models"
+        )
     if moe.top_k > moe.experts:
         raise fields.refuse("num_experts_per_tok", f"is more than the {moe.experts} experts")
     dtype = str(fields.config.get("dtype") or fields.config.get("torch_dtype") or "float32")
@@ -419,7 +430,9 @@ def _gqa(fields: _Fields, *, qk_norm: bool, bias: bool, window: int | None) -> A
     if heads % kv_heads:
         raise fields.refuse("num_key_value_heads", f"does not divide the {heads} attention heads")
     head_dim = fields.optional("head_dim") or fields.integer("hidden_size", low=1) // heads
-    return AttentionSpec("gqa", heads, kv_heads, head_dim, head_dim, bias=bias, qk_norm=qk_norm, window=window)
+    return AttentionSpec(
+        "gqa", heads, kv_heads, head_dim, head_dim, bias=bias, qk_norm=qk_norm, window=window
+    )
 
 
 def _qwen3_moe(fields: _Fields) -> ModelSpec:

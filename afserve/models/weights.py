@@ -1,0 +1,161 @@
+"""Tensors by name: from a Hugging Face checkpoint folder (safetensors only), or random for dry runs.
+
+A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised when
+it is FP8 with block scales. Files are memory-mapped, so what is never asked for is never read. It does not
+know which tensors a model has.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from afserve.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SCALE_SUFFIX = "_scale_inv"
+CPU = torch.device("cpu")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class TensorSource(Protocol):
+    def has(self, name: str) -> bool: ...
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor `name` in `dtype`; may be a read-only view of a mapped file."""
+        ...
+
+
+class Checkpoint:
+    """A folder with `model.safetensors`, or with shards and their index."""
+
+    def __init__(
+        self, folder: str | Path, fp8_block: tuple[int, int] | None = None, device: torch.device = CPU
+    ) -> None:
+        self._folder = Path(folder)
+        self._device = device
+        self._fp8_block = fp8_block
+        self._file_of = _locate(self._folder)
+        self._open: dict[str, safe_open] = {}
+
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        raw = self._raw(name)
+        if tuple(raw.shape) != shape:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} has shape {tuple(raw.shape)}, config.json asks for {shape}"
+            )
+        if raw.dtype == torch.float8_e4m3fn:
+            return self._dequantised(name, raw).to(self._device, dtype)
+        if raw.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} has dtype {raw.dtype}, which afserve cannot serve"
+            )
+        return raw.to(self._device, dtype)
+
+    def _raw(self, name: str) -> Tensor:
+        if name not in self._file_of:
+            raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint")
+        try:
+            tensor: Tensor = self._shard(self._file_of[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{self._where(name)}: {name} cannot be read: {error}") from error
+        return tensor
+
+    def _shard(self, file: str) -> safe_open:
+        if file not in self._open:
+            path = self._folder / file
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{path}: the index names this shard, but it is not there; download it again"
+                )
+            try:
+                self._open[file] = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{path}: not a whole safetensors file: {error}; download it again"
+                ) from error
+        return self._open[file]
+
+    def _dequantised(self, name: str, raw: Tensor) -> Tensor:
+        """DeepSeek's layout: float32 `weight_scale_inv` of ceil(out / b0) x ceil(in / b1); w = q * scale."""
+        if self._fp8_block is None:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} is FP8 but config.json has no quantization_config.weight_block_size"
+            )
+        rows, columns = raw.shape
+        b0, b1 = self._fp8_block
+        scale = self._raw(name + SCALE_SUFFIX).float()
+        if tuple(scale.shape) != (-(-rows // b0), -(-columns // b1)):
+            raise CheckpointError(
+                f"{self._where(name)}: {name}{SCALE_SUFFIX} has shape {tuple(scale.shape)}, blocks of {b0}x{b1} "
+                f"over {rows}x{columns} need {(-(-rows // b0), -(-columns // b1))}"
+            )
+        full = scale.repeat_interleave(b0, 0)[:rows].repeat_interleave(b1, 1)[:, :columns]
+        return raw.float() * full
+
+    def _where(self, name: str) -> str:
+        return str(self._folder / self._file_of.get(name, SINGLE))
+
+
+class DummyCheckpoint:
+    """Random weights for any shape; the same name and seed give the same numbers on every node."""
+
+    def __init__(self, seed: int = 0, scale: float = 0.02, device: torch.device = CPU) -> None:
+        self._seed = seed
+        self._device = device
+        self._scale = scale
+
+    def has(self, name: str) -> bool:
+        return not name.endswith(".bias")
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if name.endswith(("norm.weight", "layernorm.weight")):
+            return torch.ones(shape, dtype=dtype, device=self._device)
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        return (
+            torch.randn(shape, generator=generator, dtype=torch.float32)
+            .mul_(self._scale)
+            .to(self._device, dtype)
+        )
+
+
+def _locate(folder: Path) -> Mapping[str, str]:
+    """Tensor name -> file, from the index or from the one file."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{index}: not a safetensors index: {error!r}") from error
+        return _safe_names(index, weight_map)
+    single = folder / SINGLE
+    if not single.is_file():
+        others = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
+        hint = f"; {others[0]} is not read, because afserve loads safetensors only" if others else ""
+        raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}{hint}")
+    try:
+        with safe_open(str(single), framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), SINGLE)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{single}: not a whole safetensors file: {error}") from error
+
+
+def _safe_names(index: Path, weight_map: object) -> Mapping[str, str]:
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: weight_map is not an object")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(
+                f"{index}: weight_map sends {name} to {file!r}, which is not a plain file name"
+            )
+    return weight_map
