@@ -128,7 +128,9 @@ def _take_endpoint(proto: Proto) -> Endpoint:
 def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
     proto.resident_bytes = value.resident_bytes
     stats = value.stats
-    body, name = (proto.attention, "expert_rows") if isinstance(stats, AttentionStats) else (proto.expert, "slot_rows")
+    body, name = (
+        (proto.attention, "expert_rows") if isinstance(stats, AttentionStats) else (proto.expert, "slot_rows")
+    )
     body.SetInParent()
     _put_flat(stats, body)
     for row in getattr(stats, name):

@@ -1,0 +1,56 @@
+"""What both ends of the control plane's gRPC share: the method, the limits, and the per-run token.
+
+The token lives in a file that only this user can read, never in an argument list or the environment.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from afserve.errors import ConfigError
+
+SERVICE = "afserve.control.Controller"
+JOIN = "Join"
+METHOD = f"/{SERVICE}/{JOIN}"
+TOKEN_KEY = "authorization"  # noqa: S105  the name of a header
+TOKEN_FILE = "token"  # noqa: S105  the name of a file
+
+# A prompt of a million tokens is 4 MB; prompt log-probabilities with 20 alternatives are the largest reply.
+_TO_NODE_BYTES = 16 << 20
+_FROM_NODE_BYTES = 64 << 20
+_KEEPALIVE_MS = 10_000
+
+
+def options(*, receive: str) -> Sequence[tuple[str, int]]:
+    """gRPC options of the end that receives `receive` ("to_node" or "from_node") messages."""
+    limit = _TO_NODE_BYTES if receive == "to_node" else _FROM_NODE_BYTES
+    return (
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_send_message_length", _FROM_NODE_BYTES),
+        ("grpc.max_metadata_size", 8192),
+        ("grpc.so_reuseport", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    )
+
+
+def new_token(folder: Path) -> Path:
+    """Write a fresh token into `folder`, readable by this user only, and return the file's path."""
+    path = folder / TOKEN_FILE
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_urlsafe(32))
+    return path
+
+
+def read_token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path}: cannot be read: {error}", param="token_file") from error
+    if not token:
+        raise ConfigError(f"--token-file {path}: is empty", param="token_file")
+    return token

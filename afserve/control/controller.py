@@ -1,0 +1,297 @@
+"""The controller: the one that knows the members, what each is doing, and when one of them is lost.
+
+Nodes open a stream to it; it hands out assignments, passes requests on and puts their events into lanes. It
+lives in the gateway's event loop, imports no torch, and starts no process: whoever did reports their exits.
+"""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+
+from afserve import __version__
+from afserve.clock import Clock
+from afserve.control import channel, messages
+from afserve.control.lanes import Lanes
+from afserve.control.members import DRAINED, DRAINING, GONE, LOADING, READY, Member, Members
+from afserve.control.values import (
+    Assigned,
+    Drain,
+    Drained,
+    Endpoint,
+    Failed,
+    FromNode,
+    Heartbeat,
+    Peers,
+    Progress,
+    Ready,
+    Refused,
+    Register,
+    Run,
+    Shutdown,
+    Tokens,
+    ToNode,
+)
+from afserve.errors import (
+    AfserveError,
+    DeadlineError,
+    DoesNotFitError,
+    PeerLost,
+    ProtocolError,
+    RendezvousError,
+    UserError,
+)
+from afserve.placement.plan import Placement
+
+REGISTER_SECONDS = 60.0  # from the start until every node has registered
+SILENCE_SECONDS = 15.0  # between two signs of life of one node
+STALL_SECONDS = 600.0  # between two steps of progress while loading
+_TICK = 0.5
+_EXIT_REPORT = 2.0  # how long a broken stream waits for the reason from whoever started the process
+_GRACE = 1.0
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class Controller:
+    """`start()` listens; `wait_ready()` returns when everyone serves or raises why not; `stop()` ends it."""
+
+    def __init__(self, run: Run, token: str, lanes: Lanes, clock: Clock) -> None:
+        self.run = run
+        self.members = Members(run, __version__)
+        self.epoch = Placement.from_json(run.placement).epoch
+        self.on_progress: Callable[[Member], None] = lambda member: None
+        self._token = token
+        self._lanes = lanes
+        self._clock = clock
+        self._failure: AfserveError | None = None
+        self._failed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._stopping = False
+        self._started_at = clock.now()
+        self._server: grpc.aio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- life
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen, by default on loopback only, and return the address that nodes join."""
+        self._server = grpc.aio.server(options=channel.options(receive="from_node"))
+        handler = grpc.stream_stream_rpc_method_handler(self._join)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(channel.SERVICE, {channel.JOIN: handler}),)
+        )
+        bound = self._server.add_insecure_port(f"{host}:{port}")
+        await self._server.start()
+        self._started_at = self._clock.now()
+        self._spawn(self._watch())
+        return f"{host}:{bound}"
+
+    @property
+    def ready(self) -> bool:
+        return self._failure is None and not self._stopping and self.members.all_ready
+
+    def check(self) -> None:
+        """Raises what ended the run, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def wait_ready(self) -> None:
+        await self._settled.wait()
+        self.check()
+
+    async def wait_failure(self) -> AfserveError:
+        """Returns when the run cannot go on, with the reason."""
+        await self._failed.wait()
+        assert self._failure is not None
+        return self._failure
+
+    async def drain(self, seconds: float) -> bool:
+        """Let running requests finish for at most `seconds`. True when all did."""
+        for member in self.members.of("attention"):
+            if member.alive:
+                member.state = DRAINING
+                self._put(member, Drain())
+        try:
+            await asyncio.wait_for(self._drained.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for member in self.members:
+            self._put(member, Shutdown())
+        await asyncio.sleep(0)  # lets the writers pick the message up before the server closes
+        if self._server is not None:
+            await self._server.stop(_GRACE)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- what others tell it
+
+    def send(self, role: str, index: int, value: ToNode) -> None:
+        """To one node. Silently nothing when that node is gone: its requests were answered when it went."""
+        member = self.members.get(role, index)
+        if member is not None and member.alive:
+            self._put(member, value)
+
+    def report_exit(self, name: str, reason: str) -> None:
+        """The process of `name` ended, as its parent saw it."""
+        if not self._stopping:
+            self._fail(PeerLost(name, reason))
+
+    # ---- one stream
+
+    async def _join(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        await self._authenticate(context)
+        member = await self._admit(requests, context)
+        writer = asyncio.create_task(self._write(member, context))
+        try:
+            async for data in requests:
+                self._handle(member, messages.decode_from_node(data))
+            self._lose(member, "its control stream ended")
+        except ProtocolError as error:
+            self._lose(member, error.message)
+        except RendezvousError as error:
+            self._fail(error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+        finally:
+            writer.cancel()
+            self._lose(member, "its control stream broke")
+
+    async def _authenticate(self, context: Context) -> None:
+        given = dict(context.invocation_metadata() or ()).get(channel.TOKEN_KEY, "")
+        if not hmac.compare_digest(str(given).encode(), f"Bearer {self._token}".encode()):
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "the token is not this run's; pass the controller's --token-file",
+            )
+
+    async def _admit(self, requests: AsyncIterator[bytes], context: Context) -> Member:
+        try:
+            first = messages.decode_from_node(await anext(requests))
+            if not isinstance(first, Register):
+                raise RendezvousError(f"a node registers first; got {type(first).__name__}")
+            member = self.members.admit(first, self._clock.now())
+        except (RendezvousError, ProtocolError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+            raise
+        self._put(member, Assigned(member.role, member.index, self.run))
+        return member
+
+    async def _write(self, member: Member, context: Context) -> None:
+        while True:
+            value = await member.outbox.get()
+            await context.write(messages.encode_to_node(value))
+
+    def _put(self, member: Member, value: ToNode) -> None:
+        member.outbox.put_nowait(value)
+
+    # ---- what nodes say
+
+    def _handle(self, member: Member, value: FromNode) -> None:
+        member.seen_at = self._clock.now()
+        match value:
+            case Tokens(events):
+                self._lanes.deliver(events)
+            case Heartbeat(resident, stats):
+                member.resident_bytes, member.stats = resident, stats
+            case Refused(number, error):
+                self._lanes.refuse(number, error)
+            case Progress():
+                member.progress, member.progress_at = value, member.seen_at
+                self.on_progress(member)
+            case Endpoint():
+                self._meet(member, value)
+            case Ready(resident):
+                self._is_ready(member, resident)
+            case Drained():
+                self._has_drained(member)
+            case Failed(error):
+                self._fail(_named(member.name, error))
+            case Register():
+                raise ProtocolError(f"{member.name} registered twice")
+
+    def _meet(self, member: Member, endpoint: Endpoint) -> None:
+        self.members.agree(member, endpoint)
+        addresses = self.members.addresses()
+        if addresses is None:
+            return
+        told = self.members.of("attention") if member.role == "expert" else [member]
+        for attention in told:
+            if attention.address is not None:
+                self._put(attention, Peers(addresses))
+
+    def _is_ready(self, member: Member, resident: int) -> None:
+        member.state, member.resident_bytes = READY, resident
+        member.progress = Progress(1.0, "ready")
+        self.on_progress(member)
+        if self.members.all_ready:
+            self._settled.set()
+
+    def _has_drained(self, member: Member) -> None:
+        member.state = DRAINED
+        if all(other.state in (DRAINED, GONE) for other in self.members.of("attention")):
+            self._drained.set()
+
+    # ---- losing one
+
+    def _lose(self, member: Member, reason: str) -> None:
+        if member.alive:
+            member.state = GONE
+            if not self._stopping and self._failure is None:
+                self._spawn(self._fail_unless_reported(member.name, reason))
+
+    async def _fail_unless_reported(self, name: str, reason: str) -> None:
+        await asyncio.sleep(_EXIT_REPORT)
+        if not self._stopping:
+            self._fail(PeerLost(name, reason))
+
+    def _fail(self, error: AfserveError) -> None:
+        """The first reason counts; every open request is answered with it."""
+        if self._failure is not None or self._stopping:
+            return
+        self._failure = error
+        self._settled.set()
+        self._drained.set()
+        self._lanes.fail_all(error)
+        self._failed.set()
+
+    async def _watch(self) -> None:
+        while self._failure is None:
+            await asyncio.sleep(_TICK)
+            now = self._clock.now()
+            if self.members.missing() and now - self._started_at > REGISTER_SECONDS:
+                self._fail(DeadlineError(_late(self.members.unready(), REGISTER_SECONDS)))
+            for member in self.members:
+                self._check_life(member, now)
+
+    def _check_life(self, member: Member, now: float) -> None:
+        if not member.alive:
+            return
+        if now - member.seen_at > SILENCE_SECONDS:
+            self._fail(PeerLost(member.name, f"silent for {now - member.seen_at:.0f} s (pid {member.pid})"))
+        elif member.state == LOADING and now - member.progress_at > STALL_SECONDS:
+            self._fail(DeadlineError(_late(self.members.unready(), STALL_SECONDS)))
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _late(unready: list[str], seconds: float) -> str:
+    return f"not ready after {seconds:.0f} s: {'; '.join(unready)}"
+
+
+def _named(name: str, error: AfserveError) -> AfserveError:
+    """The node's own error where the user can act on it, else the loss of the node with its reason."""
+    if isinstance(error, UserError | DoesNotFitError):
+        return type(error)(f"{name}: {error.message}", param=error.param)
+    return PeerLost(name, error.message)

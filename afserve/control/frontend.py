@@ -1,0 +1,81 @@
+"""The `Backend` of the HTTP server over real processes: picks an attention node, streams its events back.
+
+Closing the iterator of `generate` early cancels the request on its node. It knows no HTTP and no text.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+from afserve.clock import Clock
+from afserve.control.affinity import Affinity
+from afserve.control.controller import Controller
+from afserve.control.lanes import Lane, Lanes
+from afserve.control.values import Cancel, Submit
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.errors import OverloadedError
+from afserve.server.backend import ClusterView, NodeView, ServedModel
+
+
+class Frontend:
+    """One per gateway. `picked` is what the launcher chose and why, for `view`."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        lanes: Lanes,
+        model: ServedModel,
+        picked: Mapping[str, str],
+        clock: Clock,
+    ) -> None:
+        self.model = model
+        self._controller = controller
+        self._lanes = lanes
+        self._picked = picked
+        self._clock = clock
+        self._accepting = True
+        run = controller.run
+        self._nodes = run.attention_nodes
+        self._affinity = Affinity(run.attention_nodes, run.engine.block_size)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        lane = self._submit(request)
+        try:
+            while True:
+                event = await lane.get()
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            self._finish(lane)
+
+    def ready(self) -> bool:
+        return self._accepting and self._controller.ready
+
+    def close(self) -> None:
+        """Accept nothing new; what runs goes on."""
+        self._accepting = False
+
+    def view(self) -> ClusterView:
+        now = self._clock.now()
+        nodes = tuple(
+            NodeView(m.name, m.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
+            for m in self._controller.members
+        )
+        return ClusterView(self._controller.epoch, nodes, self._picked)
+
+    def _submit(self, request: GenerationRequest) -> Lane:
+        self._controller.check()
+        if not self.ready():
+            raise OverloadedError(
+                "the server is starting or stopping and takes no requests now", retry_after=2.0
+            )
+        load = [self._lanes.on_node(node) for node in range(self._nodes)]
+        node = self._affinity.pick(request.prompt_ids, load)
+        lane = self._lanes.open(request.request_id, node)
+        self._controller.send("attention", lane.node, Submit(replace(request, request_id=str(lane.number))))
+        return lane
+
+    def _finish(self, lane: Lane) -> None:
+        if not lane.finished:
+            self._controller.send("attention", lane.node, Cancel(lane.number))
+        self._lanes.close(lane)

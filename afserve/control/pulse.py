@@ -1,0 +1,52 @@
+"""A node's sign of life: a thread that sends a heartbeat now and then, and ends a process that outlives its controller.
+
+The main thread is told through the stream; if it has not left some seconds after the stream ended, the process
+is stuck in a computation and is ended from here.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+
+import psutil
+
+from afserve.control.stream import ControlStream
+from afserve.control.values import Heartbeat
+from afserve.engine.stats import AttentionStats, ExpertStats
+
+Stats = AttentionStats | ExpertStats
+ORPHAN_SECONDS = 5.0
+ORPHAN_EXIT = 70
+
+
+class Pulse:
+    """`stats` is called on the heartbeat thread; it may be replaced once the node is built."""
+
+    def __init__(self, stream: ControlStream, seconds: float, stats: Callable[[], Stats]) -> None:
+        self.stats = stats
+        self._stream = stream
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._process = psutil.Process()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=1.0)
+
+    def resident_bytes(self) -> int:
+        resident: int = self._process.memory_info().rss
+        return resident
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._seconds):
+            if self._stream.ended:
+                self._end_orphan()
+            self._stream.send(Heartbeat(self.resident_bytes(), self.stats()))
+
+    def _end_orphan(self) -> None:
+        if not self._stop.wait(ORPHAN_SECONDS):
+            os._exit(ORPHAN_EXIT)

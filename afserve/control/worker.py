@@ -1,0 +1,91 @@
+"""The life of one node process: join the controller, build what it is assigned, serve until told to stop.
+
+The two roles are in `attention_worker` and `expert_worker`; this file knows joining, heartbeats and exits. It
+starts no process and knows none of its siblings.
+"""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from afserve import __version__
+from afserve.control import channel
+from afserve.control.pulse import Pulse
+from afserve.control.stream import ControlStream
+from afserve.control.values import ROLES, Assigned, Failed, Progress, Register
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.errors import AfserveError, ConfigError
+
+JOIN_SECONDS = 30.0
+Serve = Callable[[ControlStream, Assigned, Pulse], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Where to join and as what. `index` None takes any free place of the role."""
+
+    role: str
+    join: str
+    token_file: str
+    index: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"--role: {self.role!r} is not one of {', '.join(ROLES)}", param="role")
+        host, _, port = self.join.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--join: {self.join!r} is not HOST:PORT", param="join")
+
+
+def run_node(settings: NodeSettings, roles: dict[str, Serve] | None = None) -> None:
+    """Serve until the controller says stop. Raises what made the node unable to; the controller was told."""
+    signal.signal(signal.SIGTERM, _leave)
+    token = channel.read_token(Path(settings.token_file))
+    with ControlStream(settings.join, token) as stream:
+        stream.send(Register(settings.role, settings.index, os.getpid(), socket.gethostname(), __version__))
+        assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
+        assert isinstance(assigned, Assigned)
+        _serve(stream, assigned, (roles or default_roles())[assigned.role])
+
+
+def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
+    empty = AttentionStats() if assigned.role == "attention" else ExpertStats()
+    pulse = Pulse(stream, assigned.run.heartbeat_seconds, lambda: empty)
+    pulse.start()
+    try:
+        serve(stream, assigned, pulse)
+    except AfserveError as error:
+        stream.send(Failed(error))
+        raise
+    finally:
+        pulse.stop()
+
+
+def default_roles() -> dict[str, Serve]:
+    from afserve.control.attention_worker import serve_attention
+    from afserve.control.expert_worker import serve_expert
+
+    return {"attention": serve_attention, "expert": serve_expert}
+
+
+def progress_of(stream: ControlStream, what: str) -> Callable[[float], None]:
+    """A callback for loaders; sends whole percents only, each once."""
+    last = -1
+
+    def report(fraction: float) -> None:
+        nonlocal last
+        percent = int(fraction * 100)
+        if percent != last:
+            last = percent
+            stream.send(Progress(fraction, what))
+
+    return report
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
