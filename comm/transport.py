@@ -6,18 +6,19 @@ one node: an attention node's transport posts dispatches and takes combines, an 
 Flow control is one rule: a box carries one dispatch and then one combine of the same sequence number, in
 turns. A message therefore never overwrites one that is still being read, and memory is fixed at start.
 
-Shapes: R rows in a message, H hidden size, K top-k.
+Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 NO_SLOT = -1
+SCALE_BLOCK = 128
 
 
 class Kind(IntEnum):
@@ -26,11 +27,12 @@ class Kind(IntEnum):
 
 
 class WireType(IntEnum):
-    """Element type of the rows in a message."""
+    """Element type of the rows in a message. FLOAT8 (e4m3) travels with one float32 scale per 1x128 block."""
 
     FLOAT32 = 1
     BFLOAT16 = 2
     FLOAT16 = 3
+    FLOAT8 = 4
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,11 +43,11 @@ _DTYPE = {
     WireType.FLOAT32: torch.float32,
     WireType.BFLOAT16: torch.bfloat16,
     WireType.FLOAT16: torch.float16,
+    WireType.FLOAT8: torch.float8_e4m3fn,
 }
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Box:
+class Box(NamedTuple):
     """One mailbox pair. All three are indices from 0; the direction follows from who posts."""
 
     attention: int
@@ -53,8 +55,7 @@ class Box:
     micro_batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What precedes a payload. `layer` counts MoE layers only. `rows` fixes the payload's size."""
 
     kind: Kind
@@ -67,7 +68,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What both ends allocate for: agreed at rendezvous, checked on every received header."""
+    """What both ends allocate for: agreed at rendezvous, checked on every received header.
+
+    `model` is a fingerprint of what is served (`rendezvous.fingerprint`), 0 where nobody compares it.
+    """
 
     hidden: int
     top_k: int
@@ -77,24 +81,38 @@ class Layout:
     slots: int
     dispatch_wire: WireType
     combine_wire: WireType
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Views into a mailbox, valid until the next post on its box.
+    """A message's contents, valid until the next post on its box.
 
     A dispatch has x_RH, slot_RK (int32, NO_SLOT where a choice lives elsewhere) and weight_RK (float32);
-    a combine has x_RH alone.
+    a combine has x_RH alone. scale_RS (float32) is there when x_RH is FLOAT8. What `take` returns of
+    slot_RK and weight_RK is the receiver's own copy, so that a check made on it stays true.
     """
 
     header: Header
     x_RH: Tensor
     slot_RK: Tensor | None = None
     weight_RK: Tensor | None = None
+    scale_RS: Tensor | None = None
 
 
 class Transport(Protocol):
     """One node's end. Every method but `wait` returns at once."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def boxes(self) -> list[Box]:
+        """Every box of this end, in order; on an attention node those of the expert nodes it is attached to."""
+        ...
+
+    def next_sequence(self, box: Box) -> int:
+        """The number that the next dispatch on `box` has to carry."""
+        ...
 
     def stage(self, box: Box, header: Header) -> Parcel:
         """Writable views of the box's outgoing mailbox, to be filled in place and then posted."""

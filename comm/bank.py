@@ -1,0 +1,56 @@
+"""What computes experts, as the data plane sees it, and the link that calls one in this process.
+
+`LocalBankLink` is the colocated mode: the same interface as a link to expert nodes, without mailboxes between.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from afserve.placement.plan import Placement
+
+
+class Bank(Protocol):
+    """The experts of all MoE layers that one process holds, by layer and slot."""
+
+    def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
+        """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped; out_RH may be any dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTicket:
+    layer: int
+    micro_batch: int
+    y_TH: Tensor
+
+
+class LocalBankLink:
+    """A bank that holds expert e of every layer in slot e. The work is done in `dispatch`."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+
+    def dispatch(
+        self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
+    ) -> LocalTicket:
+        y_TH = torch.empty(x_TH.shape, dtype=torch.float32, device=x_TH.device)
+        self._bank.forward(layer, x_TH, expert_TK, weight_TK, y_TH)
+        return LocalTicket(layer, micro_batch, y_TH)
+
+    def ready(self, ticket: LocalTicket) -> bool:
+        return True
+
+    def combine(self, ticket: LocalTicket) -> Tensor:
+        return ticket.y_TH
+
+    def wait(self, tickets: Sequence[LocalTicket], timeout: float) -> None:
+        """Nothing is ever under way."""
+
+    def adopt(self, placement: Placement) -> None:
+        """Every expert is here, whatever the placement says."""
+
+    def close(self) -> None: ...

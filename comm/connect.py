@@ -1,0 +1,67 @@
+"""Opens a transport by kind and address: the one place that knows which transports there are.
+
+An expert node listens and gets an address, a plain string that travels over the control plane; an attention node
+connects to the addresses of all expert nodes, in the order of their index.
+"""
+
+import itertools
+import sys
+import weakref
+from collections.abc import Sequence
+
+from afserve.comm import local, shm
+from afserve.comm.local import LocalTransport
+from afserve.comm.segment import Segment
+from afserve.comm.transport import Layout, Transport
+from afserve.errors import ConfigError, RendezvousError
+
+# The address book of in-process ends; an entry goes with its listener.
+_LOCAL: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
+_NUMBER = itertools.count()
+
+
+def kinds() -> tuple[str, ...]:
+    """The transports that work on this machine."""
+    return ("local", "shm") if sys.platform == "linux" else ("local",)
+
+
+def listen(kind: str, *, expert: int, attention_nodes: int, layout: Layout) -> tuple[Transport, str]:
+    """The expert node's end and its address. `attention_nodes` is how many may ever connect."""
+    _check(kind)
+    if kind == "shm":
+        return shm.listen(expert, attention_nodes, layout)
+    end, segment = local.listen(expert, attention_nodes, layout)
+    address = f"local:{next(_NUMBER)}"
+    _LOCAL[address] = segment
+    return end, address
+
+
+def connect(addresses: Sequence[str], *, attention: int, layout: Layout, timeout: float) -> Transport:
+    """The attention node's end. Raises RendezvousError naming the expert node and what is wrong with it."""
+    if not addresses:
+        raise RendezvousError(f"attention-{attention}: there is no expert node to connect to")
+    found = {address.partition(":")[0] for address in addresses}
+    if len(found) > 1:
+        raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
+    kind = found.pop()
+    _check(kind)
+    if kind == "shm":
+        return shm.connect(addresses, attention, layout, timeout)
+    return _connect_local(addresses, attention, layout)
+
+
+def _connect_local(addresses: Sequence[str], attention: int, layout: Layout) -> LocalTransport:
+    segments = []
+    for expert, address in enumerate(addresses):
+        segment = _LOCAL.get(address)
+        if segment is None:
+            raise RendezvousError(f"expert-{expert}: nothing listens at {address} in this process")
+        segments.append(segment)
+    return local.connect(segments, attention, layout)
+
+
+def _check(kind: str) -> None:
+    if kind not in kinds():
+        raise ConfigError(
+            f"transport: {kind!r} is not one of {', '.join(kinds())} on this machine", param="transport"
+        )

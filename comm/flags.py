@@ -1,0 +1,117 @@
+"""Flag words in shared memory: publish a number after data, notice that one changed, park until it does.
+
+`open_board` gives the native board (acquire/release words, a short spin, then a futex) where the extension is built,
+otherwise a plain one that is slower and needs a processor whose stores stay in order. Neither knows what a flag means.
+"""
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from afserve.errors import ConfigError
+
+_ORDERED = ("x86_64", "AMD64", "i686")
+_NAPS = (0.00002, 0.002)  # seconds between looks of the plain board: the first nap and the longest
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWords:
+    """Byte offsets in `memory_B` of one lane's 32-bit words: what comes in, what goes out, the peer's bell."""
+
+    memory_B: Tensor
+    incoming: int
+    outgoing: int
+    bell: int
+
+
+@dataclass(frozen=True, slots=True)
+class BellWord:
+    """Where peers ring for this node: a counter, and behind it the number of sleepers."""
+
+    memory_B: Tensor
+    offset: int
+
+
+class Board(Protocol):
+    """The words of all lanes of one end; a lane is its index. Every lane has a quiet value, first 0."""
+
+    def value(self, lane: int) -> int:
+        """The incoming word now; what was written before it is visible afterwards."""
+        ...
+
+    def settle(self, lane: int, quiet: int) -> None:
+        """From now on `changed` means: differs from `quiet`."""
+        ...
+
+    def post(self, lane: int, value: int) -> None:
+        """Write the outgoing word after everything written before, and ring the peer's bell."""
+        ...
+
+    def changed(self, lanes: Sequence[int]) -> list[int]: ...
+
+    def wait(self, lanes: Sequence[int], timeout: float) -> list[int]:
+        """Park until one of `lanes` changed or `timeout` seconds are over."""
+        ...
+
+
+class PlainBoard:
+    """Words through memoryviews; parks by napping. Correct where the processor keeps stores in order (x86)."""
+
+    def __init__(self, lanes: Sequence[LaneWords], bells: Sequence[BellWord]) -> None:
+        views = {id(lane.memory_B): _words(lane.memory_B) for lane in lanes}
+        self._incoming = [(views[id(lane.memory_B)], lane.incoming // 4) for lane in lanes]
+        self._outgoing = [(views[id(lane.memory_B)], lane.outgoing // 4) for lane in lanes]
+        self._quiet = [0] * len(lanes)
+
+    def value(self, lane: int) -> int:
+        words, index = self._incoming[lane]
+        return words[index]
+
+    def settle(self, lane: int, quiet: int) -> None:
+        self._quiet[lane] = quiet
+
+    def post(self, lane: int, value: int) -> None:
+        words, index = self._outgoing[lane]
+        words[index] = value
+
+    def changed(self, lanes: Sequence[int]) -> list[int]:
+        return [lane for lane in lanes if self.value(lane) != self._quiet[lane]]
+
+    def wait(self, lanes: Sequence[int], timeout: float) -> list[int]:
+        deadline = time.monotonic() + timeout
+        nap, longest = _NAPS
+        while not (found := self.changed(lanes)) and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(nap, left))
+            nap = min(1.5 * nap, longest)
+        return found
+
+
+def _words(memory_B: Tensor) -> memoryview:
+    return memory_B.numpy().data.cast("B").cast("I")
+
+
+def open_board(lanes: Sequence[LaneWords], bells: Sequence[BellWord]) -> Board:
+    """The fastest board that is correct here. Raises ConfigError where none is."""
+    try:
+        native = import_module("afserve.kernels._native")
+    except ImportError:
+        native = None
+    if native is not None and hasattr(native, "FlagBoard"):
+        triples = [_addresses(lane) for lane in lanes]
+        return cast(Board, native.FlagBoard(triples, [b.memory_B.data_ptr() + b.offset for b in bells]))
+    if platform.machine() not in _ORDERED:
+        raise ConfigError(
+            f"shared memory between processes on {platform.machine()} needs the native library, which is not built: "
+            "install a C++ compiler and reinstall afserve, or use --transport dist"
+        )
+    return PlainBoard(lanes, bells)
+
+
+def _addresses(lane: LaneWords) -> tuple[int, int, int]:
+    base = lane.memory_B.data_ptr()
+    return base + lane.incoming, base + lane.outgoing, base + lane.bell

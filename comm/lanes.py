@@ -1,0 +1,110 @@
+"""All mailboxes that one end sees, over one segment or several: the half of a transport that never waits.
+
+`local` and `shm` are this plus their way of waiting. It knows flags and sequence numbers, not processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afserve.comm.flags import Board, open_board
+from afserve.comm.mailbox import Mailbox
+from afserve.comm.segment import Segment
+from afserve.comm.transport import Box, Header, Kind, Parcel
+from afserve.comm.wire import SEQUENCES, following, name
+from afserve.errors import ProtocolError
+
+_LATE = 1 << 16  # dispatches that may have been abandoned since the one whose answer arrives now
+
+
+@dataclass(slots=True)
+class _Lane:
+    """`sent` and `taken` are the sequence numbers of the last message out and in; `staged` waits for its post."""
+
+    box: Box
+    index: int
+    out: Mailbox
+    incoming: Mailbox
+    sent: int
+    taken: int
+    staged: int
+
+
+class Lanes:
+    """`attention` is this node's index, or None on an expert node.
+
+    An attention node carries on the numbers that it finds, so that it may take the place of one that died: a late
+    reply to its predecessor bears an older number and is passed over.
+    """
+
+    def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
+        self._attention_side = attention is not None
+        out, incoming = (
+            (Kind.DISPATCH, Kind.COMBINE) if self._attention_side else (Kind.COMBINE, Kind.DISPATCH)
+        )
+        self._lanes: dict[Box, _Lane] = {}
+        words, bells = [], []
+        for segment in segments:
+            bells.append(segment.bell(attention))
+            for box in segment.map.boxes(attention):
+                sent, taken = segment.word(box, out), segment.word(box, incoming)
+                words.append(segment.lane_words(box, attention_side=self._attention_side))
+                boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
+                self._lanes[box] = _Lane(box, len(self._lanes), *boxes, sent, taken, sent)
+        self._board: Board = open_board(words, bells)
+        self._by_index = list(self._lanes.values())
+        for lane in self._by_index:
+            self._board.settle(lane.index, lane.taken)
+
+    def boxes(self) -> list[Box]:
+        return list(self._lanes)
+
+    def next_sequence(self, box: Box) -> int:
+        return following(self._lanes[box].sent)
+
+    def stage(self, box: Box, header: Header) -> Parcel:
+        lane = self._lanes[box]
+        expected = following(lane.sent) if self._attention_side else lane.taken
+        assert header.sequence == expected, f"sequence {header.sequence} staged, {expected} is next"
+        lane.staged = header.sequence
+        return lane.out.stage(header)
+
+    def post(self, box: Box) -> None:
+        lane = self._lanes[box]
+        if self._attention_side and lane.sent != lane.staged:
+            lane.taken = self._board.value(lane.index)
+            self._board.settle(lane.index, lane.taken)
+        lane.sent = lane.staged
+        self._board.post(lane.index, lane.sent)
+
+    def ready(self, boxes: Sequence[Box]) -> list[Box]:
+        return self._fresh(self._board.changed([self._lanes[box].index for box in boxes]))
+
+    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        return self._fresh(self._board.wait([self._lanes[box].index for box in boxes], timeout))
+
+    def take(self, box: Box) -> Parcel:
+        """Whatever came, it counts as taken, so that a message which is refused is refused once."""
+        lane = self._lanes[box]
+        lane.taken = self._board.value(lane.index)
+        self._board.settle(lane.index, lane.taken)
+        if self._attention_side and lane.taken != lane.sent:
+            raise ProtocolError(f"{name(box)}: flag is {lane.taken}, expected {lane.sent}")
+        return lane.incoming.read(lane.taken)
+
+    def _fresh(self, found: Sequence[int]) -> list[Box]:
+        boxes = []
+        for index in found:
+            lane = self._by_index[index]
+            if self._attention_side and self._passed_over(lane):
+                continue
+            boxes.append(lane.box)
+        return boxes
+
+    def _passed_over(self, lane: _Lane) -> bool:
+        """True for the late answer to an abandoned dispatch: its number is a little older than the last one sent."""
+        value = self._board.value(lane.index)
+        if not 0 < (lane.sent - value) % SEQUENCES < _LATE:
+            return False
+        lane.taken = value
+        self._board.settle(lane.index, value)
+        return True

@@ -1,0 +1,212 @@
+"""The attention side of M2N: rows to the expert nodes that hold their experts, partial sums back into rows.
+
+A row goes once to each expert node that holds any of its chosen slots. Partial sums are added in float32 in the order
+of the expert nodes, so the sum does not depend on who answers first. It knows placements, not sockets or memory.
+
+Shapes: T rows of a micro-batch, R rows of one message, H hidden size, K top-k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from afserve.clock import Clock, MonotonicClock
+from afserve.comm.bank import Bank, LocalBankLink
+from afserve.comm.fp8 import quantise
+from afserve.comm.port import Arrival, ExpertPort
+from afserve.comm.routes import RouteTable
+from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Layout, Parcel, Transport
+from afserve.comm.wire import name
+from afserve.errors import DeadlineError, ProtocolError
+from afserve.placement.plan import Placement
+
+__all__ = ["Arrival", "Bank", "ExpertLink", "ExpertPort", "Link", "LocalBankLink", "Part", "Ticket"]
+
+_AnyTicket = TypeVar("_AnyTicket")
+
+
+class Link(Protocol[_AnyTicket]):
+    """What an attention node holds instead of experts."""
+
+    def dispatch(
+        self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
+    ) -> _AnyTicket:
+        """Send rows on their way; `expert_TK` are logical experts (int32 or int64, -1 = none), weights float32."""
+        ...
+
+    def ready(self, ticket: _AnyTicket) -> bool: ...
+
+    def combine(self, ticket: _AnyTicket) -> Tensor:
+        """y_TH, float32, of a ticket that is ready."""
+        ...
+
+    def wait(self, tickets: Sequence[_AnyTicket], timeout: float) -> None:
+        """Park until a ticket may be ready, at most `timeout` seconds. Raises PeerLost or DeadlineError."""
+        ...
+
+    def adopt(self, placement: Placement) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One message of a dispatch. `row_R` are its rows' places in the micro-batch, None for all of them in order."""
+
+    box: Box
+    header: Header
+    row_R: Tensor | None
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One dispatch under way; `missing` are the boxes whose answer is not there yet."""
+
+    layer: int
+    micro_batch: int
+    rows: int
+    device: torch.device
+    deadline: float
+    parts: list[Part] = field(default_factory=list)
+    missing: list[Box] = field(default_factory=list)
+
+
+class ExpertLink:
+    """Over any transport. `deadline` is how long an answer may take before DeadlineError names who owes it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        attention: int,
+        layout: Layout,
+        placement: Placement,
+        deadline: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._transport = transport
+        self._attention = attention
+        self._layout = layout
+        self._deadline = deadline
+        self._clock = MonotonicClock() if clock is None else clock
+        self._table = RouteTable(placement, layout.slots)
+
+    @property
+    def epoch(self) -> int:
+        """Of the placement that the next dispatch is routed under."""
+        return self._table.epoch
+
+    def adopt(self, placement: Placement) -> None:
+        """Route later dispatches by another placement; tickets under way are not touched."""
+        self._table = RouteTable(placement, self._layout.slots)
+
+    def dispatch(
+        self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
+    ) -> Ticket:
+        rows = x_TH.shape[0]
+        deadline = self._clock.now() + self._deadline
+        ticket = Ticket(layer, micro_batch, rows, x_TH.device, deadline)
+        if rows:
+            slot_TK = self._table.layers[layer].choose(x_TH, expert_TK)
+            if self._table.nodes == 1:
+                self._send(ticket, 0, None, x_TH, slot_TK, weight_TK)
+            else:
+                self._scatter(ticket, x_TH, slot_TK, weight_TK)
+        return ticket
+
+    def ready(self, ticket: Ticket) -> bool:
+        if ticket.missing:
+            for box in self._transport.ready(ticket.missing):
+                ticket.missing.remove(box)
+        return not ticket.missing
+
+    def wait(self, tickets: Sequence[Ticket], timeout: float) -> None:
+        if not tickets or any(self.ready(ticket) for ticket in tickets):
+            return
+        now = self._clock.now()
+        for ticket in tickets:
+            if now >= ticket.deadline:
+                raise DeadlineError(self._overdue(ticket))
+        until = min(ticket.deadline for ticket in tickets) - now
+        self._transport.wait([box for ticket in tickets for box in ticket.missing], min(timeout, until))
+
+    def combine(self, ticket: Ticket) -> Tensor:
+        assert self.ready(ticket), "combine called on a ticket that is not ready"
+        shape = (ticket.rows, self._layout.hidden)
+        if len(ticket.parts) == 1 and ticket.parts[0].row_R is None:
+            x_RH = self._answer(ticket.parts[0]).x_RH
+            return x_RH.to(ticket.device, torch.float32, copy=True)
+        y_TH = torch.zeros(shape, dtype=torch.float32)
+        for part in ticket.parts:
+            x_RH = self._answer(part).x_RH.float()
+            if part.row_R is None:
+                y_TH += x_RH
+            else:
+                y_TH.index_add_(0, part.row_R, x_RH)
+        return y_TH.to(ticket.device)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _scatter(self, ticket: Ticket, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor) -> None:
+        slots = self._layout.slots
+        for node in range(self._table.nodes):
+            local_TK = slot_TK - node * slots
+            outside_TK = (local_TK < 0) | (local_TK >= slots)
+            local_TK.masked_fill_(outside_TK, NO_SLOT)
+            row_R = (~outside_TK.all(1)).nonzero().flatten()
+            if row_R.numel() == ticket.rows:
+                self._send(ticket, node, None, x_TH, local_TK, weight_TK)
+            elif row_R.numel():
+                self._send(ticket, node, row_R, x_TH, local_TK, weight_TK)
+
+    def _send(
+        self,
+        ticket: Ticket,
+        node: int,
+        row_R: Tensor | None,
+        x_TH: Tensor,
+        slot_TK: Tensor,
+        weight_TK: Tensor,
+    ) -> None:
+        box = Box(self._attention, node, ticket.micro_batch)
+        sequence = self._transport.next_sequence(box)
+        rows = ticket.rows if row_R is None else row_R.numel()
+        header = Header(
+            Kind.DISPATCH, self._table.epoch, sequence, ticket.layer, rows, self._layout.dispatch_wire
+        )
+        parcel = self._transport.stage(box, header)
+        if row_R is None:
+            _fill(parcel, x_TH, slot_TK, weight_TK)
+        else:
+            _fill(parcel, x_TH[row_R], slot_TK[row_R], weight_TK[row_R])
+        self._transport.post(box)
+        ticket.parts.append(Part(box, header, row_R))
+        ticket.missing.append(box)
+
+    def _answer(self, part: Part) -> Parcel:
+        parcel = self._transport.take(part.box)
+        sent, got = part.header, parcel.header
+        if (got.epoch, got.layer, got.rows) != (sent.epoch, sent.layer, sent.rows):
+            raise ProtocolError(f"{name(part.box)}: {got} does not answer {sent}")
+        return parcel
+
+    def _overdue(self, ticket: Ticket) -> str:
+        who = ", ".join(f"expert-{box.expert}" for box in ticket.missing)
+        return (
+            f"{who} did not answer layer {ticket.layer} of attention-{self._attention}, micro-batch "
+            f"{ticket.micro_batch}, within {self._deadline:g} s"
+        )
+
+
+def _fill(parcel: Parcel, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor) -> None:
+    assert parcel.slot_RK is not None and parcel.weight_RK is not None
+    if parcel.scale_RS is None:
+        parcel.x_RH.copy_(x_RH)
+    else:
+        quantise(x_RH, parcel.x_RH, parcel.scale_RS)
+    parcel.slot_RK.copy_(slot_RK)
+    parcel.weight_RK.copy_(weight_RK)

@@ -1,0 +1,73 @@
+"""One direction of one box, as bytes in memory: views to fill in place, and a checked way to read them back.
+
+It knows how a message lies in its memory; it knows no flags, so not when a message is there.
+"""
+
+import torch
+from torch import Tensor
+
+from afserve.comm.transport import Box, Header, Kind, Parcel
+from afserve.comm.wire import HEADER_BYTES, Frame, check_slots, decode, encode
+
+_CACHED_SHAPES = 1024
+
+
+class Mailbox:
+    """`memory_B` is a flat uint8 tensor of at least `frame.capacity` bytes, 64-byte aligned."""
+
+    def __init__(self, box: Box, frame: Frame, memory_B: Tensor) -> None:
+        self.box = box
+        self.frame = frame
+        self.memory_B = memory_B
+        self._bytes = memory_B[:HEADER_BYTES].numpy().data
+        self._parts: dict[int, tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]] = {}
+
+    def stage(self, header: Header) -> Parcel:
+        """Write the header; return views of the rows to be filled."""
+        assert header.kind is self.frame.kind and header.wire is self.frame.wire
+        if not 0 <= header.rows <= self.frame.layout.max_rows:
+            raise ValueError(f"{header.rows} rows in one message, at most {self.frame.layout.max_rows}")
+        x_RH, slot_RK, weight_RK, scale_RS, payload = self._views(header.rows)
+        encode(self._bytes, self.box, header, payload)
+        return Parcel(header, x_RH, slot_RK, weight_RK, scale_RS)
+
+    def read(self, sequence: int) -> Parcel:
+        """The message that lies here. Raises ProtocolError unless all of it fits the layout."""
+        header = decode(self._bytes, self.box, self.frame, sequence)
+        x_RH, slot_RK, weight_RK, scale_RS, _ = self._views(header.rows)
+        if slot_RK is None or weight_RK is None:
+            return Parcel(header, x_RH)
+        own_RK = slot_RK.clone()
+        check_slots(self.box, own_RK, self.frame.layout.slots)
+        return Parcel(header, x_RH, own_RK, weight_RK.clone(), scale_RS)
+
+    def _views(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
+        parts = self._parts.get(rows)
+        if parts is None:
+            if len(self._parts) >= _CACHED_SHAPES:
+                self._parts.clear()
+            parts = self._parts[rows] = self._cut(rows)
+        return parts
+
+    def _cut(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
+        layout, span = self.frame.layout, self.frame.span(rows)
+        x_RH = self._part(span.x, span.end, self.frame.wire.dtype).view(rows, layout.hidden)
+        payload = span.end - HEADER_BYTES
+        if self.frame.kind is Kind.COMBINE:
+            return x_RH, None, None, None, payload
+        slot_RK = self._part(span.slot, span.scale, torch.int32).view(rows, layout.top_k)
+        weight_RK = self._part(span.weight, span.slot, torch.float32).view(rows, layout.top_k)
+        scales = self.frame.scales
+        if not scales:
+            return x_RH, slot_RK, weight_RK, None, payload
+        end = span.scale + 4 * rows * scales
+        return (
+            x_RH,
+            slot_RK,
+            weight_RK,
+            self._part(span.scale, end, torch.float32).view(rows, scales),
+            payload,
+        )
+
+    def _part(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
+        return self.memory_B[start:end].view(dtype)

@@ -1,0 +1,32 @@
+"""Is a process of this machine still there? Asked of the kernel, so that a killed peer is known without a heartbeat.
+
+It knows processes by number and by the name they have in errors; nothing of what they say.
+"""
+
+import os
+import select
+
+
+class PeerProcess:
+    """Holds a pidfd, so a process number that is used again is not taken for the old process."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name = name
+        self.pid = pid
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._fd = -1
+
+    def gone(self) -> bool:
+        """True from the moment on that the process has ended, reaped or not."""
+        if self._fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,84 @@
+"""Logical experts to slots: one placement as index tables, and the choice among replicas.
+
+The choice depends on the row alone: a hash of its first 16 bytes is one number u in [0, 1) per row, and each of its
+experts takes the replica whose interval of the cumulated shares holds u. A row is therefore treated alike in any batch,
+shares are met on average, and experts that are replicated on the same nodes send the row to the same one of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from afserve.comm.transport import NO_SLOT
+from afserve.errors import ConfigError
+from afserve.placement.plan import LayerPlacement, Placement
+
+_KEY_BYTES = 16
+_MIX = (0x2545F4914F6CDD1D, 0x1B873593CC9E2D51, 0x4CF5AD432745937F)  # odd; any would do
+_BITS = 24
+_NEVER = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRoutes:
+    """Slots are global: node * slots + slot. The last row stands for expert -1, a choice that does not count.
+
+    P replicas at most. `below_EP` are the upper ends of the intervals of all but the last replica.
+    """
+
+    slot_EP: Tensor
+    below_EP: Tensor
+
+    def choose(self, x_TH: Tensor, expert_TK: Tensor) -> Tensor:
+        """Global slots, int32, shaped like expert_TK."""
+        index_TK = expert_TK.long()
+        if self.slot_EP.shape[1] == 1:
+            return self.slot_EP[:, 0][index_TK]
+        replica_TK = (row_number(x_TH)[:, None, None] >= self.below_EP[index_TK]).sum(-1)
+        return self.slot_EP[index_TK, replica_TK]
+
+
+class RouteTable:
+    """All layers of one placement, for nodes of `slots` slots each."""
+
+    def __init__(self, placement: Placement, slots: int) -> None:
+        if placement.slots_per_node() > slots:
+            raise ConfigError(
+                f"placement needs {placement.slots_per_node()} slots per expert node, they have {slots}"
+            )
+        self.epoch = placement.epoch
+        self.nodes = placement.nodes
+        seen: dict[LayerPlacement, LayerRoutes] = {}
+        for layer in placement.layers:
+            if layer not in seen:
+                seen[layer] = _tables(layer, placement.experts, slots)
+        self.layers = tuple(seen[layer] for layer in placement.layers)
+
+
+def row_number(x_TH: Tensor) -> Tensor:
+    """u_T in [0, 1), float32, from the first 16 bytes of each row."""
+    columns = _KEY_BYTES // x_TH.element_size()
+    key_TC = x_TH[:, :columns]
+    if key_TC.shape[1] < columns:
+        key_TC = functional.pad(key_TC, (0, columns - key_TC.shape[1]))
+    word_T2 = key_TC.contiguous().view(torch.int64)
+    mixed_T = word_T2[:, 0] * _MIX[0] + word_T2[:, 1] * _MIX[1]
+    mixed_T = (mixed_T ^ (mixed_T >> 29)) * _MIX[2]
+    return ((mixed_T >> (64 - _BITS)) & ((1 << _BITS) - 1)).float() / (1 << _BITS)
+
+
+def _tables(layer: LayerPlacement, experts: int, slots: int) -> LayerRoutes:
+    replicas = [[r for r in layer.replicas(e) if r[2] > 0] for e in range(experts)]
+    width = max((len(found) for found in replicas), default=1)
+    slot_EP = torch.full((experts + 1, width), NO_SLOT, dtype=torch.int32)
+    below_EP = torch.full((experts + 1, max(width - 1, 1)), _NEVER)
+    for expert, found in enumerate(replicas):
+        total = 0.0
+        for position, (node, slot, share) in enumerate(found):
+            total += share
+            slot_EP[expert, position:] = node * slots + slot
+            if position < len(found) - 1:
+                below_EP[expert, position] = total
+    return LayerRoutes(slot_EP, below_EP)

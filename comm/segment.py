@@ -1,0 +1,138 @@
+"""The memory of one expert node and its attention nodes: an agreement, one record per node, flags, mailboxes.
+
+It says where everything lies and reads and writes the agreement and the records. It knows neither how the memory
+came to be nor who waits on it.
+
+    page 0     magic, segment bytes, the terms of the rendezvous
+    page 1...  one line per node: pid, state, bell, sleepers (expert first, then the attention nodes)
+    then       one line per direction of each box: its flag
+    then       the mailboxes, each on pages of its own
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from afserve.comm.flags import BellWord, LaneWords
+from afserve.comm.mailbox import Mailbox
+from afserve.comm.rendezvous import FIELDS
+from afserve.comm.transport import Box, Kind, Layout
+from afserve.comm.wire import MAGIC, Frame, aligned
+from afserve.errors import RendezvousError
+
+PAGE = 4096
+LINE = 64
+_TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
+_PID, _STATE, _BELL = 0, 4, 8
+
+EMPTY, HERE, LEFT = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMap:
+    """Offsets, from the layout alone; both ends compute them and compare the total."""
+
+    layout: Layout
+    expert: int
+    attention_nodes: int
+
+    @property
+    def _lanes(self) -> int:
+        return self.attention_nodes * self.layout.micro_batches
+
+    @property
+    def _flags(self) -> int:
+        return PAGE + aligned((1 + self.attention_nodes) * LINE, PAGE)
+
+    @property
+    def _boxes(self) -> int:
+        return self._flags + aligned(2 * self._lanes * LINE, PAGE)
+
+    def _stride(self) -> tuple[int, int]:
+        return tuple(aligned(Frame(kind, self.layout).capacity, PAGE) for kind in Kind)  # type: ignore[return-value]
+
+    @property
+    def size(self) -> int:
+        return self._boxes + self._lanes * sum(self._stride())
+
+    def boxes(self, attention: int | None = None) -> Iterator[Box]:
+        """The boxes of one attention node, or of all of them."""
+        for a in range(self.attention_nodes) if attention is None else (attention,):
+            for m in range(self.layout.micro_batches):
+                yield Box(a, self.expert, m)
+
+    def record(self, attention: int | None) -> int:
+        """Offset of a node's line; None is the expert node."""
+        return PAGE + LINE * (0 if attention is None else 1 + attention)
+
+    def flag(self, box: Box, kind: Kind) -> int:
+        return self._flags + LINE * (2 * self._lane(box) + (kind is Kind.COMBINE))
+
+    def mailbox(self, box: Box, kind: Kind) -> int:
+        dispatch, combine = self._stride()
+        return (
+            self._boxes + self._lane(box) * (dispatch + combine) + (dispatch if kind is Kind.COMBINE else 0)
+        )
+
+    def _lane(self, box: Box) -> int:
+        return box.attention * self.layout.micro_batches + box.micro_batch
+
+
+class Segment:
+    """A map over real memory."""
+
+    def __init__(self, where: SegmentMap, memory_B: Tensor) -> None:
+        assert memory_B.numel() >= where.size
+        self.map = where
+        self.memory_B = memory_B
+        raw = memory_B.numpy().data
+        self._head = raw[:PAGE]
+        self._words = raw.cast("I")
+
+    def write_terms(self, terms: dict[str, int]) -> None:
+        _TERMS.pack_into(self._head, 0, MAGIC, self.map.size, *(terms[field] for field in FIELDS))
+
+    def pid(self, attention: int | None) -> int:
+        return self._words[(self.map.record(attention) + _PID) // 4]
+
+    def state(self, attention: int | None) -> int:
+        return self._words[(self.map.record(attention) + _STATE) // 4]
+
+    def claim(self, attention: int | None, pid: int) -> None:
+        self._set(attention, _PID, pid)
+        self._set(attention, _STATE, HERE)
+
+    def leave(self, attention: int | None) -> None:
+        self._set(attention, _STATE, LEFT)
+
+    def word(self, box: Box, kind: Kind) -> int:
+        return self._words[self.map.flag(box, kind) // 4]
+
+    def bell(self, attention: int | None) -> BellWord:
+        return BellWord(self.memory_B, self.map.record(attention) + _BELL)
+
+    def lane_words(self, box: Box, *, attention_side: bool) -> LaneWords:
+        dispatch, combine = self.map.flag(box, Kind.DISPATCH), self.map.flag(box, Kind.COMBINE)
+        if attention_side:
+            return LaneWords(self.memory_B, combine, dispatch, self.map.record(None) + _BELL)
+        return LaneWords(self.memory_B, dispatch, combine, self.map.record(box.attention) + _BELL)
+
+    def mailbox(self, box: Box, kind: Kind) -> Mailbox:
+        frame = Frame(kind, self.map.layout)
+        start = self.map.mailbox(box, kind)
+        return Mailbox(box, frame, self.memory_B[start : start + aligned(frame.capacity)])
+
+    def _set(self, attention: int | None, field: int, value: int) -> None:
+        self._words[(self.map.record(attention) + field) // 4] = value
+
+
+def read_terms(head: memoryview, peer: str) -> tuple[int, dict[str, int]]:
+    """(segment bytes, terms) of the first page. Raises RendezvousError when it is not afserve's."""
+    magic, size, *values = _TERMS.unpack_from(head)
+    if magic != MAGIC:
+        raise RendezvousError(
+            f"{peer}: its shared memory does not begin like afserve's; is the address still current?"
+        )
+    return size, dict(zip(FIELDS, values, strict=True))

@@ -1,0 +1,214 @@
+"""One host: mailboxes in shared memory that has no name, so nothing is left behind however a process ends.
+
+The expert node owns the memory (a sealed memfd); attention nodes of the same user open it through /proc. Flags park
+on a futex; a peer that died is noticed through its pidfd and named. It knows nothing of what travels.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Sequence
+
+import torch
+
+from afserve.comm.lanes import Lanes
+from afserve.comm.peers import PeerProcess
+from afserve.comm.rendezvous import compare, terms
+from afserve.comm.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
+from afserve.comm.transport import Box, Header, Layout, Parcel
+from afserve.comm.wire import check_layout
+from afserve.errors import PeerLost, RendezvousError
+
+_LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers live
+_RETRY_SECONDS = 0.02
+
+
+class ShmTransport:
+    """One end. `attention` is None on the expert node, which keeps `fd`, the memory's only name."""
+
+    def __init__(self, segments: Sequence[Segment], attention: int | None, fd: int | None = None) -> None:
+        self._segments = {segment.map.expert: segment for segment in segments}
+        self._attention = attention
+        self._fd = fd
+        self._lanes = Lanes(segments, attention)
+        self._peers: dict[int, PeerProcess] = {}
+        self._lost: dict[int, str] = {}
+        self._looked = 0.0
+        for segment in segments:
+            segment.claim(attention, os.getpid())
+        self._look()
+
+    @property
+    def layout(self) -> Layout:
+        return next(iter(self._segments.values())).map.layout
+
+    def boxes(self) -> list[Box]:
+        return self._lanes.boxes()
+
+    def next_sequence(self, box: Box) -> int:
+        return self._lanes.next_sequence(box)
+
+    def stage(self, box: Box, header: Header) -> Parcel:
+        return self._lanes.stage(box, header)
+
+    def post(self, box: Box) -> None:
+        if self._lost:
+            self._raise_if_lost([box])
+        self._lanes.post(box)
+
+    def ready(self, boxes: Sequence[Box]) -> list[Box]:
+        return self._lanes.ready(boxes)
+
+    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        """On an expert node a lost attention node is raised once; its boxes may then be waited on for a successor."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            found = self._lanes.wait(boxes, max(0.0, min(left, _LOOK_SECONDS)))
+            if found:
+                return found
+            self._look_sometimes()
+            self._raise_if_lost(boxes)
+            if left <= _LOOK_SECONDS:
+                return []
+
+    def take(self, box: Box) -> Parcel:
+        return self._lanes.take(box)
+
+    def close(self) -> None:
+        """Tell the peers. The memory itself goes when the last tensor over it does."""
+        for segment in self._segments.values():
+            segment.leave(self._attention)
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _peer(self, box: Box) -> int:
+        return box.attention if self._attention is None else box.expert
+
+    def _look_sometimes(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._look()
+
+    def _look(self) -> None:
+        """Bring `_peers` and `_lost` up to date with the records and with the kernel."""
+        if self._attention is None:
+            segment = next(iter(self._segments.values()))
+            for attention in range(segment.map.attention_nodes):
+                self._look_at(segment, attention, attention, f"attention-{attention}")
+        else:
+            for expert, segment in self._segments.items():
+                self._look_at(segment, None, expert, f"expert-{expert}")
+
+    def _look_at(self, segment: Segment, record: int | None, key: int, name: str) -> None:
+        state, pid = segment.state(record), segment.pid(record)
+        peer = self._peers.get(key)
+        if state == HERE and (peer is None or peer.pid != pid):
+            if peer is not None:
+                peer.close()
+            peer = self._peers[key] = PeerProcess(name, pid)
+            self._lost.pop(key, None)
+        if peer is None:
+            return
+        if state == LEFT:
+            self._forget(key, "it has left")
+        elif peer.gone():
+            self._forget(key, f"its process {peer.pid} has ended")
+            if record is not None:
+                segment.leave(record)
+
+    def _forget(self, key: int, why: str) -> None:
+        self._peers.pop(key).close()
+        self._lost[key] = why
+
+    def _raise_if_lost(self, boxes: Sequence[Box]) -> None:
+        for box in boxes:
+            key = self._peer(box)
+            if key not in self._lost:
+                continue
+            if self._attention is None:
+                raise PeerLost(f"attention-{key}", self._lost.pop(key))
+            raise PeerLost(f"expert-{key}", self._lost[key])
+
+
+def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[ShmTransport, str]:
+    """An expert node's end and its address, `shm:PID:FD`."""
+    check_layout(layout)
+    where = SegmentMap(layout, expert, attention_nodes)
+    fd = os.memfd_create(f"afserve-expert-{expert}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, where.size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    segment = _map(fd, where)
+    segment.write_terms(terms(layout, expert=expert, attention_nodes=attention_nodes))
+    return ShmTransport([segment], None, fd), f"shm:{os.getpid()}:{fd}"
+
+
+def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> ShmTransport:
+    """An attention node's end, over the memory of every expert node in order."""
+    deadline = time.monotonic() + timeout
+    segments = [_open(address, expert, attention, layout) for expert, address in enumerate(addresses)]
+    for segment in segments:
+        _await_vacancy(segment, attention, deadline)
+    return ShmTransport(segments, attention)
+
+
+def _open(address: str, expert: int, attention: int, layout: Layout) -> Segment:
+    peer = f"expert-{expert}"
+    try:
+        _, pid, number = address.split(":")
+        path = f"/proc/{int(pid)}/fd/{int(number)}"
+    except ValueError as error:
+        raise RendezvousError(f"{peer}: {address!r} is not an address of the form shm:PID:FD") from error
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise RendezvousError(
+            f"{peer}: its shared memory at {address} cannot be opened ({error.strerror}); "
+            "is it running, on this host, as this user?"
+        ) from error
+    try:
+        return _verified(fd, peer, expert, attention, layout)
+    finally:
+        os.close(fd)
+
+
+def _verified(fd: int, peer: str, expert: int, attention: int, layout: Layout) -> Segment:
+    there = os.fstat(fd).st_size
+    if there < PAGE:
+        raise RendezvousError(f"{peer}: its shared memory has {there} bytes, less than its first page")
+    with mmap.mmap(fd, PAGE, prot=mmap.PROT_READ) as page:
+        size, theirs = read_terms(memoryview(page.read(PAGE)), peer)
+    mine = terms(layout, expert=expert, attention_nodes=max(theirs["attention_nodes"], attention + 1))
+    compare(mine, theirs, me=f"attention-{attention}", peer=peer)
+    where = SegmentMap(layout, expert, theirs["attention_nodes"])
+    if not where.size == size == there:
+        raise RendezvousError(
+            f"{peer}: its shared memory has {there} bytes, says {size}, expected {where.size}"
+        )
+    return _map(fd, where)
+
+
+def _map(fd: int, where: SegmentMap) -> Segment:
+    return Segment(where, torch.frombuffer(mmap.mmap(fd, where.size), dtype=torch.uint8))
+
+
+def _await_vacancy(segment: Segment, attention: int, deadline: float) -> None:
+    """A predecessor of the same index may still be on its way out."""
+    while segment.state(attention) == HERE:
+        peer = PeerProcess(f"attention-{attention}", segment.pid(attention))
+        gone = peer.gone()
+        peer.close()
+        if gone:
+            return
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                f"attention-{attention} is already connected to expert-{segment.map.expert} as process "
+                f"{segment.pid(attention)}; give this node another index"
+            )
+        time.sleep(_RETRY_SECONDS)

@@ -1,0 +1,153 @@
+"""The bytes of one message: a 64-byte header and a payload whose size follows from the header's rows.
+
+Encodes what this node sends and checks, field by field, what another one sent: nothing of a message is looked at
+before its header fits what both ends agreed on. It knows no memory, no flags and no peers.
+
+    header 64 | weights R*K f32 | slots R*K i32 | scales R*S f32 (fp8) | pad to 64 | rows R*H      (dispatch)
+    header 64 | rows R*H                                                                           (combine)
+"""
+
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from afserve.comm.transport import SCALE_BLOCK, Box, Header, Kind, Layout, WireType
+from afserve.errors import ConfigError, ProtocolError
+
+MAGIC = 0x41465356  # "AFSV"
+VERSION = 1
+HEADER_BYTES = 64
+SEQUENCES = 1 << 32  # sequence numbers wrap here
+
+_HEADER = struct.Struct("<IHBBIIIHHHHIQ")
+_LINE = 64
+
+
+def following(sequence: int) -> int:
+    return (sequence + 1) % SEQUENCES
+
+
+def aligned(count: int, to: int = _LINE) -> int:
+    return -(-count // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Byte offsets of a message's parts from its first byte; `end` is the message's length."""
+
+    weight: int
+    slot: int
+    scale: int
+    x: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The shape of one direction's messages."""
+
+    kind: Kind
+    layout: Layout
+
+    @property
+    def wire(self) -> WireType:
+        return self.layout.dispatch_wire if self.kind is Kind.DISPATCH else self.layout.combine_wire
+
+    @property
+    def scales(self) -> int:
+        """Scale blocks per row; 0 unless the rows travel in FLOAT8."""
+        return -(-self.layout.hidden // SCALE_BLOCK) if self.wire is WireType.FLOAT8 else 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the largest message."""
+        return self.span(self.layout.max_rows).end
+
+    def span(self, rows: int) -> Span:
+        choices = 4 * rows * self.layout.top_k if self.kind is Kind.DISPATCH else 0
+        slot = HEADER_BYTES + choices
+        scale = slot + choices
+        x = aligned(scale + 4 * rows * self.scales)
+        return Span(HEADER_BYTES, slot, scale, x, x + rows * self.layout.hidden * _size(self.wire))
+
+
+def _size(wire: WireType) -> int:
+    return torch.empty((), dtype=wire.dtype).element_size()
+
+
+def encode(memory: memoryview, box: Box, header: Header, payload: int) -> None:
+    """Write the header at the start of `memory`."""
+    _HEADER.pack_into(
+        memory,
+        0,
+        MAGIC,
+        VERSION,
+        header.kind,
+        header.wire,
+        header.epoch,
+        header.sequence,
+        header.layer,
+        *box,
+        0,
+        header.rows,
+        payload,
+    )
+
+
+def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
+    """Copy the header out once and check every field. Raises ProtocolError naming the first that is wrong."""
+    magic, version, kind, wire, epoch, number, layer, a, f, m, spare, rows, payload = _HEADER.unpack_from(
+        memory
+    )
+    layout = frame.layout
+    _same(box, "magic", magic, MAGIC)
+    _same(box, "version", version, VERSION)
+    _same(box, "kind", kind, frame.kind)
+    _same(box, "wire type", wire, frame.wire)
+    _same(box, "box", (a, f, m, spare), (*box, 0))
+    _same(box, "sequence", number, sequence)
+    _below(box, "layer", layer, layout.layers)
+    _below(box, "rows", rows, layout.max_rows + 1)
+    _same(box, "payload bytes", payload, frame.span(rows).end - HEADER_BYTES)
+    return Header(frame.kind, epoch, number, layer, rows, frame.wire)
+
+
+def peek_rows(memory: memoryview) -> int:
+    """The rows field as it stands, unchecked: for a stream that has to know how much more to read."""
+    return int(_HEADER.unpack_from(memory)[11])
+
+
+def check_slots(box: Box, slot_RK: torch.Tensor, slots: int) -> None:
+    """Raises ProtocolError unless every slot is NO_SLOT or one of this node's."""
+    if not slot_RK.numel():
+        return
+    low, high = torch.aminmax(slot_RK)
+    if int(low) < -1 or int(high) >= slots:
+        raise ProtocolError(f"{name(box)}: slot {int(low)}..{int(high)} is outside [-1, {slots})")
+
+
+def check_layout(layout: Layout) -> None:
+    """Raises ConfigError on sizes that no memory can be laid out for."""
+    for field in ("hidden", "top_k", "max_rows", "micro_batches", "layers", "slots"):
+        value = getattr(layout, field)
+        if not 1 <= value < 1 << 24:
+            raise ConfigError(f"transport layout: {field} = {value} is outside [1, {1 << 24})", param=field)
+    if layout.combine_wire is WireType.FLOAT8:
+        raise ConfigError(
+            "transport layout: partial sums travel as bf16, fp16 or fp32, not fp8", param="combine_wire"
+        )
+
+
+def name(box: Box) -> str:
+    return f"message of attention-{box.attention}, expert-{box.expert}, micro-batch {box.micro_batch}"
+
+
+def _same(box: Box, field: str, value: object, expected: object) -> None:
+    if value != expected:
+        raise ProtocolError(f"{name(box)}: {field} is {value!r}, expected {expected!r}")
+
+
+def _below(box: Box, field: str, value: int, limit: int) -> None:
+    if value >= limit:
+        raise ProtocolError(f"{name(box)}: {field} {value} is outside [0, {limit})")
