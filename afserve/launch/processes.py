@@ -1,0 +1,158 @@
+"""Starts a run's node processes on this machine, watches them, and leaves nothing behind.
+
+Nodes are forked by one helper (`zygote`), which is started early so that its imports overlap with everything
+else. This file knows processes, logs and a run folder; it knows nothing of what the nodes do.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from afserve.control import channel
+from afserve.launch.zygote import Order
+
+_STOP_SECONDS = 6.0
+_TAIL_BYTES = 8192
+_TAIL_LINES = 6
+HELPER = "fork-server"
+
+OnExit = Callable[[str, str], None]
+
+
+class NodeProcesses:
+    """`start()` begins, `with` ends. Every node runs in the helper's session, away from the terminal's Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.folder = Path()
+        self.token_file = Path()
+        self.pids: dict[str, int] = {}
+        self.exited: dict[str, int] = {}
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._stopping = False
+
+    def __enter__(self) -> "NodeProcesses":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="afserve-"))
+        self.token_file = channel.new_token(self.folder)
+        self._socket, theirs = socket.socketpair()
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(self.folder)]
+        with theirs, open(self._log(HELPER), "wb") as log:
+            self._helper = subprocess.Popen(
+                [sys.executable, "-m", "afserve.launch.zygote", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=_environment(),
+            )
+
+    def spawn(self, name: str, role: str, index: int, join: str) -> None:
+        assert self._socket is not None, "start() first"
+        order = Order(name, role, index, join, str(self.token_file), str(self._log(name)))
+        try:
+            self._socket.sendall(order.to_line())
+        except OSError:
+            return  # the helper is gone; `watch` says so, with the reason
+
+    async def watch(self, on_exit: OnExit) -> None:
+        """Report each node's end, with the reason, until all is stopped."""
+        assert self._socket is not None, "start() first"
+        reader, writer = await asyncio.open_connection(sock=self._socket.dup())
+        try:
+            while line := await reader.readline():
+                self._note(json.loads(line), on_exit)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+        if not self._stopping:
+            on_exit(HELPER, self._reason(HELPER, self._helper_code()))
+
+    def stop(self) -> None:
+        """End everything that is left; asks first, then makes sure."""
+        self._stopping = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._socket = None
+        if self._helper is not None:
+            try:
+                self._helper.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """At once."""
+        self._stopping = True
+        if self._helper is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._helper.pid, signal.SIGKILL)
+            self._helper.wait()
+
+    def _note(self, report: dict[str, object], on_exit: OnExit) -> None:
+        if "started" in report:
+            self.pids[str(report["started"])] = int(str(report["pid"]))
+            return
+        name, code = str(report["exited"]), int(str(report["code"]))
+        self.exited[name] = code
+        if not self._stopping:
+            on_exit(name, self._reason(name, code))
+
+    def _helper_code(self) -> int:
+        assert self._helper is not None
+        try:
+            return self._helper.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return 0
+
+    def _reason(self, name: str, code: int) -> str:
+        tail = self.tail(name)
+        return _ended(code) + (f"; its last words:\n{tail}" if tail else "")
+
+    def tail(self, name: str) -> str:
+        """The last lines of a node's log, without the token or anything else of ours."""
+        try:
+            with open(self._log(name), "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    number = -code
+    hint = "; out of memory?" if number == signal.SIGKILL else ""
+    return f"its process was killed by {signal.Signals(number).name}{hint}"
+
+
+def _environment() -> dict[str, str]:
+    """NumPy's BLAS starts threads on import, and a process with threads cannot be forked safely."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

@@ -1,0 +1,176 @@
+"""The fork server: one process that has imported torch and the engine, and forks each node from there.
+
+Importing costs one to two seconds of CPU, once instead of once per node. It stays single-threaded until the fork,
+reports every child's end to its parent, and takes all of them along when its parent is gone. Orders and reports
+are JSON lines on one inherited socket.
+"""
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_TERM_SECONDS = 3.0
+_LINE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Become a node. `log` takes its stdout and stderr."""
+
+    name: str
+    role: str
+    index: int
+    join: str
+    token_file: str
+    log: str
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class Nursery:
+    """Forks on order and reaps. `serve()` returns an Order in a child, None in the parent at the end."""
+
+    def __init__(self, orders: socket.socket) -> None:
+        self._orders = orders
+        self._children: dict[int, str] = {}
+        self._pending = b""
+        self._reaper, self._bell = socket.socketpair()
+        self._reaper.setblocking(False)
+        self._bell.setblocking(False)
+
+    def serve(self) -> Order | None:
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        while True:
+            readable, _, _ = select.select([self._orders, self._reaper], [], [])
+            if self._reaper in readable:
+                self._reaper.recv(_LINE)
+                self._reap()
+            if self._orders not in readable:
+                continue
+            data = self._orders.recv(_LINE)
+            if not data:
+                return None
+            for order in self._lines(data):
+                if self._fork(order):
+                    return order
+
+    def end(self) -> None:
+        """Ask every child to go, then make it go."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_SECONDS
+        while self._children and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.01)
+        self._signal(signal.SIGKILL)
+        while self._children:
+            self._reap()
+            time.sleep(0.001)
+
+    def _lines(self, data: bytes) -> Iterator[Order]:
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            yield Order(**json.loads(line))
+
+    def _fork(self, order: Order) -> bool:
+        pid = os.fork()
+        if pid == 0:
+            self._leave_nest()
+            return True
+        self._children[pid] = order.name
+        self._report({"started": order.name, "pid": pid})
+        return False
+
+    def _leave_nest(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._orders, self._reaper, self._bell):
+            end.close()
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                name = self._children.pop(pid)
+                self._report({"exited": name, "code": os.waitstatus_to_exitcode(status)})
+
+    def _report(self, what: dict[str, object]) -> None:
+        try:
+            self._orders.sendall(json.dumps(what).encode() + b"\n")
+        except OSError:
+            self._orders.close()  # the parent is gone; select() then says so
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self._children:
+            os.kill(pid, number)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGTERM when the parent goes. Where it cannot (not Linux), the broken stream tells."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            sys.exit(0)
+
+
+def name_process(name: str) -> None:
+    """What `top` and `ps -o comm` show: at most 15 characters."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.replace("attention", "attn").encode()[:15])
+
+
+def become(order: Order) -> None:
+    """The child's whole life."""
+    from afserve.control.worker import NodeSettings, run_node
+    from afserve.errors import AfserveError
+
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+    name_process(order.name)
+    try:
+        run_node(NodeSettings(order.role, order.join, order.token_file, order.index))
+    except AfserveError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def preload() -> None:
+    import afserve.control.attention_worker
+    import afserve.control.expert_worker
+    import afserve.control.wiring  # noqa: F401
+
+
+def main(descriptor: int, parent: int, folder: Path) -> None:
+    die_with_parent(parent)
+    name_process("afserve-fork")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    preload()
+    me = os.getpid()
+    nursery = Nursery(socket.socket(fileno=descriptor))
+    try:
+        order = nursery.serve()
+    finally:
+        if os.getpid() == me:
+            nursery.end()
+            shutil.rmtree(folder, ignore_errors=True)
+    if order is not None:
+        die_with_parent(me)
+        become(order)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
