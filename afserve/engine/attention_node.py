@@ -1,0 +1,113 @@
+"""An attention node: owns requests and KV cache, and runs whichever micro-batch can go on.
+
+`step` never blocks; when it has left `stalled` true, `wait` parks until an expert node has answered. It knows no
+processes and no sockets: requests come in as values, tokens go out as events.
+"""
+
+from typing import Generic
+
+import torch
+
+from afserve.comm.m2n import Link
+from afserve.config import EngineConfig
+from afserve.engine import kv
+from afserve.engine.load import ExpertLoad
+from afserve.engine.micro_batch import MicroBatch, Step, T
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.scheduler import Scheduler
+from afserve.engine.stats import AttentionStats
+from afserve.models.decoder import AttentionModel
+
+
+class AttentionNode(Generic[T]):
+    def __init__(
+        self,
+        model: AttentionModel,
+        link: Link[T],
+        config: EngineConfig,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        spec = model.spec
+        self._link = link
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids)
+        self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
+        cache = kv.allocate(spec, config, model.dtype, model.ops.device)
+        self._micro_batches = [
+            MicroBatch(i, model, cache, self._scheduler, link, self._load, config)
+            for i in range(config.micro_batches)
+        ]
+        self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
+        self._tickets: list[T | None] = [None] * config.micro_batches
+        self.stalled = True
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue one request. Raises RequestError or OverloadedError; nothing changes then."""
+        self._scheduler.submit(request)
+        self._prompt_tokens += len(request.prompt_ids)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request and free its blocks; unknown ids are fine, it may just have finished."""
+        self._scheduler.cancel(request_id)
+
+    def step(self) -> list[TokenEvent]:
+        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
+        self.stalled = True
+        for index, loop in enumerate(self._loops):
+            ticket = self._tickets[index]
+            if ticket is None and not self._scheduler.has_work(index):
+                continue
+            if ticket is not None and not self._link.ready(ticket):
+                continue
+            before = self._micro_batches[index].steps
+            with torch.inference_mode():
+                self._tickets[index] = next(loop)
+            advanced = self._tickets[index] is not None or self._micro_batches[index].steps > before
+            self.stalled = self.stalled and not advanced
+        return self._take_events()
+
+    def _take_events(self) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        for micro_batch in self._micro_batches:
+            events += micro_batch.events
+            micro_batch.events.clear()
+        self._generated_tokens += sum(len(event.token_ids) for event in events)
+        return events
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self._scheduler.busy
+
+    def wait(self, timeout: float) -> None:
+        """Park until a reply is there, at most `timeout` seconds. Raises PeerLost."""
+        tickets = [t for t in self._tickets if t is not None]
+        if tickets:
+            self._link.wait(tickets, timeout)
+
+    def abort_all(self, reason: str) -> list[TokenEvent]:
+        """End every request with an error event; used when the node cannot go on."""
+        return [
+            TokenEvent(request_id, (), "error", error=reason) for request_id in self._scheduler.request_ids()
+        ]
+
+    def stats(self) -> AttentionStats:
+        s = self._scheduler
+        return AttentionStats(
+            running=s.running,
+            waiting=s.waiting,
+            kv_blocks=s.pool.blocks,
+            kv_blocks_used=s.pool.used,
+            prefix_queries=s.prefix_queries,
+            prefix_hits=s.prefix_hits,
+            preemptions=s.preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=sum(m.steps for m in self._micro_batches),
+            expert_rows=self._load.totals(),
+        )
+
+    def check(self) -> None:
+        """Integrity of blocks and queues; for tests."""
+        self._scheduler.check()

@@ -1,0 +1,106 @@
+"""Blocks of KV cache as integers: who holds which, and which full blocks can be found again by content.
+
+A block is free, held (reference count > 0), or cached: unheld but still findable by its hash until it is
+reused, least recently released first. It knows no tensors and no requests.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+Hash = bytes
+ROOT: Hash = b""
+
+
+def block_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
+    """Identity of a full block: its tokens and everything before them. 128 bits of BLAKE2b."""
+    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
+        self.block_size = block_size
+        self.caching = caching
+        self._free: deque[int] = deque(range(blocks))
+        self._references = [0] * blocks
+        self._hash_of: dict[int, Hash] = {}
+        self._block_of: dict[Hash, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def blocks(self) -> int:
+        return len(self._references)
+
+    @property
+    def available(self) -> int:
+        return len(self._free) + len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return self.blocks - self.available
+
+    def match(self, hashes: Iterable[Hash]) -> list[int]:
+        """The longest run of known blocks from the start. They are not yet held: `hold` them at once."""
+        found: list[int] = []
+        if self.caching:
+            for digest in hashes:
+                block = self._block_of.get(digest)
+                if block is None:
+                    break
+                found.append(block)
+        return found
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._references[block] += 1
+
+    def can_allocate(self, count: int, sparing: Iterable[int] = ()) -> bool:
+        """Whether `count` blocks can be had without touching the unheld ones of `sparing`."""
+        spared = sum(1 for block in sparing if block in self._cached)
+        return count <= self.available - spared
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` held blocks with unknown content. The caller asked `can_allocate`."""
+        assert count <= self.available, f"{count} blocks asked, {self.available} available"
+        return [self._take() for _ in range(count)]
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+        self._references[block] = 1
+        return block
+
+    def publish(self, block: int, digest: Hash) -> None:
+        """A held block is full and written: let others find it. The first block of a content wins."""
+        if self.caching and digest not in self._block_of and block not in self._hash_of:
+            self._block_of[digest] = block
+            self._hash_of[block] = digest
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back in reverse, so that the tail of a prefix is reused before its head."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} released twice"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._hash_of:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def check(self, holders: Iterable[Sequence[int]]) -> None:
+        """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state."""
+        counted = [0] * self.blocks
+        for blocks in holders:
+            for block in blocks:
+                counted[block] += 1
+        assert counted == self._references, "reference counts disagree with the holders"
+        idle = [*self._free, *self._cached]
+        assert len(set(idle)) == len(idle), "a block is idle twice"
+        assert all(self._references[b] == 0 for b in idle), "a held block is on an idle list"
+        assert len(idle) + sum(1 for r in self._references if r) == self.blocks, "a block is lost"
+        assert {b: h for h, b in self._block_of.items()} == self._hash_of, "the two hash maps disagree"

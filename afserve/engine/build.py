@@ -1,0 +1,120 @@
+"""From a model source and a configuration to a working attention node or expert bank.
+
+The only place of the engine that reads checkpoint folders. Each role asks only for its own tensors.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from afserve.comm.m2n import Link
+from afserve.comm.transport import Layout, WireType
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.attention_node import AttentionNode
+from afserve.engine.micro_batch import T
+from afserve.errors import CheckpointError
+from afserve.kernels.ops import Ops, open_ops
+from afserve.models.decoder import AttentionModel
+from afserve.models.experts import ExpertBank
+from afserve.models.registry import NAMINGS
+from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
+from afserve.spec import ModelSpec
+
+Progress = Callable[[float], None]
+Held = Iterable[tuple[int, int, int]]
+_WIRE = {torch.float32: WireType.FLOAT32, torch.bfloat16: WireType.BFLOAT16, torch.float16: WireType.FLOAT16}
+
+
+def silent(done: float) -> None:
+    """A progress callback that shows nothing."""
+
+
+def spec_of(source: ModelSource) -> ModelSpec:
+    spec = ModelSpec.load(source.path)
+    return spec if source.layers is None else spec.cut(source.layers)
+
+
+def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
+    """What the engine computes in. FP8 checkpoints are de-quantised to bfloat16."""
+    name = spec.dtype if source.dtype == "auto" else source.dtype
+    return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
+
+
+def eos_ids_of(source: ModelSource, spec: ModelSpec) -> frozenset[int]:
+    """From generation_config.json where there is one, else from config.json."""
+    path = Path(source.path) / "generation_config.json"
+    if not path.is_file():
+        return frozenset(spec.eos_ids)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a JSON object: {error}") from error
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    return frozenset(found) or frozenset(spec.eos_ids)
+
+
+def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> TensorSource:
+    if source.load_format == "dummy":
+        return DummyCheckpoint(source.seed, device=device)
+    return Checkpoint(source.path, spec.fp8_block, device)
+
+
+def layout_for(
+    source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int, combine: WireType | None = None
+) -> Layout:
+    """What attention and expert nodes allocate mailboxes for. Rows travel in the model's dtype."""
+    wire = _WIRE[dtype_of(source, spec)]
+    return Layout(
+        hidden=spec.hidden,
+        top_k=spec.top_k,
+        max_rows=config.max_batch_tokens,
+        micro_batches=config.micro_batches,
+        layers=spec.moe_layers,
+        slots=slots,
+        dispatch_wire=wire,
+        combine_wire=combine or wire,
+    )
+
+
+def build_attention_node(
+    source: ModelSource,
+    config: EngineConfig,
+    link: Link[T],
+    progress: Progress = silent,
+    ops: Ops | None = None,
+) -> AttentionNode[T]:
+    """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError."""
+    spec = spec_of(source)
+    ops = ops or open_ops(config.device, config.threads)
+    model = AttentionModel(
+        spec,
+        tensors_of(source, spec, ops.device),
+        NAMINGS[spec.family],
+        ops,
+        dtype_of(source, spec),
+        config.max_model_len,
+        progress,
+    )
+    return AttentionNode(model, link, config, eos_ids_of(source, spec))
+
+
+def build_expert_bank(
+    source: ModelSource,
+    held: Held,
+    slots: int,
+    *,
+    threads: int = 1,
+    device: str = "cpu",
+    progress: Progress = silent,
+    ops: Ops | None = None,
+) -> ExpertBank:
+    """Reads the routed experts of `held` (MoE layer number, slot, expert). Raises CheckpointError."""
+    spec = spec_of(source)
+    ops = ops or open_ops(device, threads)
+    bank = ExpertBank(spec, slots, ops)
+    bank.load(
+        held, tensors_of(source, spec, ops.device), NAMINGS[spec.family], dtype_of(source, spec), progress
+    )
+    return bank

@@ -1,0 +1,27 @@
+"""The KV cache's memory: one set of paged tensors per layer, allocated once.
+
+GQA keeps keys and values as (blocks, heads, block size, head size); MLA one latent row per token.
+"""
+
+import torch
+
+from afserve.config import EngineConfig
+from afserve.models.attention import LayerCache
+from afserve.spec import ModelSpec
+
+
+def allocate(
+    spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> list[LayerCache]:
+    """Zeroed, so that reading past a context gives finite numbers."""
+    a, blocks, size = spec.attention, config.kv_blocks, config.block_size
+
+    def layer() -> LayerCache:
+        if a.kind == "mla":
+            return (torch.zeros((blocks, size, a.kv_width), dtype=dtype, device=device),)
+        return (
+            torch.zeros((blocks, a.kv_heads, size, a.head_dim), dtype=dtype, device=device),
+            torch.zeros((blocks, a.kv_heads, size, a.value_dim), dtype=dtype, device=device),
+        )
+
+    return [layer() for _ in range(spec.layers)]

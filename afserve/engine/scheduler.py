@@ -1,0 +1,299 @@
+"""Which tokens run next: continuous batching with chunked prefill, prefix hits and preemption.
+
+Integers in, integers out: no tensors, no clock, no sockets. Each micro-batch has its own running sequences;
+all share one pool of blocks and one waiting queue. A plan's sequences are in flight until `commit`; only
+sequences that are not in flight lose their blocks.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from afserve.config import EngineConfig
+from afserve.engine.blocks import BlockPool
+from afserve.engine.request import FinishReason, GenerationRequest
+from afserve.engine.sequence import Sequence
+from afserve.errors import OverloadedError, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    micro_batch: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    sequence: Sequence
+    reason: FinishReason
+    stop_token_id: int | None = None
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self.pool = BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
+        self._by_id: dict[str, Sequence] = {}
+        self._order = 0
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    # -- what may come in ------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request, or raise RequestError or OverloadedError and change nothing."""
+        self._check(request)
+        if len(self._waiting) >= self._config.max_waiting:
+            raise OverloadedError(
+                f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
+            )
+        eos = frozenset() if request.params.ignore_eos else self._eos_ids
+        sequence = Sequence.start(request, self._order, eos)
+        self._order += 1
+        self._by_id[request.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def _check(self, request: GenerationRequest) -> None:
+        length, limit = len(request.prompt_ids), self._config.max_model_len
+        if request.request_id in self._by_id:
+            raise RequestError(f"request {request.request_id} is already running", param="request_id")
+        if length == 0:
+            raise RequestError("the prompt is empty; send at least one token", param="prompt")
+        if length >= limit:
+            raise RequestError(
+                f"the prompt has {length} tokens; at most {limit - 1} fit with one new token (max_model_len {limit})",
+                param="prompt",
+            )
+        worst = next((t for t in request.prompt_ids if not 0 <= t < self._vocab_size), None)
+        if worst is not None:
+            raise RequestError(f"prompt token id {worst} is outside [0, {self._vocab_size})", param="prompt")
+        for token in (*request.params.stop_token_ids, *(t for t, _ in request.params.logit_bias)):
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"token id {token} is outside [0, {self._vocab_size})", param="stop_token_ids"
+                )
+        capacity = self.pool.blocks * self.pool.block_size
+        if length >= capacity:
+            raise RequestError(
+                f"the prompt has {length} tokens, the KV cache of a node holds {capacity}", param="prompt"
+            )
+
+    def cancel(self, request_id: str) -> bool:
+        """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
+        sequence = self._by_id.get(request_id)
+        if sequence is None:
+            return False
+        if sequence.in_flight:
+            sequence.cancelled = True
+        else:
+            self._drop(sequence)
+        return True
+
+    # -- what runs next --------------------------------------------------------------------------------
+
+    def plan(self, micro_batch: int) -> StepPlan | None:
+        """The next step of one micro-batch, or None when it has nothing to run. Its chunks are in flight."""
+        self._admit(micro_batch)
+        chunks: list[Chunk] = []
+        budget = self._config.max_batch_tokens
+        # Decodes first: one long prompt must not stall those who already read along.
+        for sequence in sorted(self._running[micro_batch], key=lambda s: (s.pending > 1, s.order)):
+            if budget == 0:
+                break
+            if sequence.micro_batch != micro_batch:
+                continue  # preempted by an earlier one of this loop
+            count = self._reserve(sequence, min(sequence.pending, budget))
+            if count:
+                sequence.in_flight = True
+                start = sequence.computed
+                chunks.append(Chunk(sequence, start, count, start + count == len(sequence.tokens)))
+                budget -= count
+        return StepPlan(micro_batch, tuple(chunks)) if chunks else None
+
+    def has_work(self, micro_batch: int) -> bool:
+        return bool(self._running[micro_batch]) or bool(self._waiting)
+
+    def _admit(self, micro_batch: int) -> None:
+        """Move waiting sequences in, while there is room and this micro-batch is not fuller than the others."""
+        while self._waiting and self.running < self._config.max_sequences:
+            mine = len(self._running[micro_batch])
+            if mine > min(len(r) for r in self._running):
+                return
+            sequence = self._waiting[0]
+            found = self._prefix(sequence)
+            first = min(
+                len(sequence.tokens) - len(found) * self.pool.block_size, self._config.max_batch_tokens
+            )
+            need = -(-first // self.pool.block_size)
+            if not self.pool.can_allocate(need + self._reserve_for_running(), sparing=found):
+                return
+            self._waiting.popleft()
+            self._enter(sequence, micro_batch, found)
+
+    def _reserve_for_running(self) -> int:
+        """Blocks kept free on admission, so that running sequences can grow for a while: 1 % and one each."""
+        return self.running and min(self.running, self.pool.blocks // 100)
+
+    def _prefix(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of a prefix, leaving at least one token to compute."""
+        if sequence.collects_prompt:
+            return []
+        size = self.pool.block_size
+        usable = (len(sequence.tokens) - 1) // size
+        return self.pool.match(sequence.full_hashes(size)[:usable])
+
+    def _enter(self, sequence: Sequence, micro_batch: int, found: list[int]) -> None:
+        self.pool.hold(found)
+        sequence.blocks = list(found)
+        sequence.computed = len(found) * self.pool.block_size
+        sequence.micro_batch = micro_batch
+        if not sequence.started:
+            sequence.started = True
+            sequence.cached_tokens = sequence.computed
+            self.prefix_queries += sequence.prompt_length
+            self.prefix_hits += sequence.computed
+        self._running[micro_batch].append(sequence)
+
+    def _reserve(self, sequence: Sequence, count: int) -> int:
+        """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""
+        size = self.pool.block_size
+        while True:
+            need = -(-(sequence.computed + count) // size) - len(sequence.blocks)
+            if need <= 0:
+                return count
+            if self.pool.can_allocate(need):
+                sequence.blocks += self.pool.allocate(need)
+                return count
+            victim = self._victim(sequence)
+            if victim is not None:
+                self._preempt(victim)
+                continue
+            room = len(sequence.blocks) * size + self.pool.available * size - sequence.computed
+            if room > 0:
+                count = min(count, room)
+            elif any(s.in_flight for s in self._all_running()):
+                return 0  # others will finish or grow past it; try again next step
+            else:
+                self._preempt(sequence)
+                return 0
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The youngest running sequence that is younger than this one and not in flight."""
+        younger = [s for s in self._all_running() if s.order > sequence.order and not s.in_flight]
+        return max(younger, key=lambda s: s.order, default=None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
+        self._leave(sequence)
+        if sequence.collects_prompt:
+            sequence.prompt_logprobs.clear()
+        sequence.computed = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        position = sum(1 for s in self._waiting if s.order < sequence.order)
+        self._waiting.insert(position, sequence)
+
+    # -- what came back --------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, sampled: Many[int]) -> list[Finished]:
+        """Book a step that ran. `sampled` has one token per chunk that was `last`, in order."""
+        finished: list[Finished] = []
+        tokens: Iterator[int] = iter(sampled)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.in_flight = False
+            sequence.computed = chunk.start + chunk.count
+            self._publish(sequence)
+            token = next(tokens) if chunk.last else None
+            if sequence.cancelled:
+                finished.append(Finished(sequence, "cancelled"))
+            elif token is not None:
+                sequence.tokens.append(token)
+                reason = self._finish_reason(sequence, token)
+                if reason is not None:
+                    stop = token if reason == "stop" else None
+                    finished.append(Finished(sequence, reason, stop))
+        for done in finished:
+            self._drop(done.sequence)
+        return finished
+
+    def _publish(self, sequence: Sequence) -> None:
+        size = self.pool.block_size
+        full = sequence.computed // size
+        if full and self.pool.caching:
+            hashes = sequence.full_hashes(size)
+            for index in range(max(0, full - 1 - self._config.max_batch_tokens // size), full):
+                self.pool.publish(sequence.blocks[index], hashes[index])
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        params = sequence.request.params
+        if sequence.output_length >= params.min_tokens and (
+            token in sequence.eos_ids or token in params.stop_token_ids
+        ):
+            return "stop"
+        capacity = self.pool.blocks * self.pool.block_size
+        longest = min(self._config.max_model_len, capacity)
+        if sequence.output_length >= params.max_tokens or len(sequence.tokens) >= longest:
+            return "length"
+        return None
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._running[sequence.micro_batch].remove(sequence)
+        sequence.micro_batch = -1
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence.micro_batch >= 0:
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._by_id[sequence.request.request_id]
+
+    # -- what others may know --------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return sum(len(r) for r in self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._by_id)
+
+    def request_ids(self) -> list[str]:
+        return list(self._by_id)
+
+    def _all_running(self) -> Iterator[Sequence]:
+        for running in self._running:
+            yield from running
+
+    def check(self) -> None:
+        """Integrity of blocks and queues; for tests and debugging."""
+        self.pool.check([s.blocks for s in self._all_running()])
+        assert len(self._by_id) == self.running + self.waiting, "a request is in no queue, or in two"
+        for sequence in self._all_running():
+            assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"

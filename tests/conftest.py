@@ -1,0 +1,117 @@
+"""Tiny random checkpoints of every family, made once per run with transformers, which is also the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0,
+    "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+SIZES: dict[str, Any] = {
+    "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 256, "initializer_range": 0.15, "eos_token_id": None, "bos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_key_value_heads": 4, "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "num_experts_per_tok": 3,
+    "n_routed_experts": 12, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+# name -> (transformers class, config fields)
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "v3": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 28, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}),
+    "v3-yarn-noq": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "n_shared_experts": 2,
+         "rope_parameters": YARN, "norm_topk_prob": False, "routed_scaling_factor": 1.3},
+    ),
+    "v3-tied-half": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": 28, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
+         "tie_word_embeddings": True, "rope_interleave": False, "attention_bias": True, "first_k_dense_replace": 2},
+    ),
+    "v2": (
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": None, "n_group": None, "topk_group": None, "n_shared_experts": 2,
+         "topk_method": "greedy"},
+    ),
+    "v2-groups": (
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": 28, "n_group": 3, "topk_group": 2, "n_shared_experts": 1,
+         "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0, "first_k_dense_replace": 0},
+    ),
+    "qwen3": (
+        "Qwen3Moe",
+        {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_key_value_heads": 2, "head_dim": 16,
+         "num_experts": 10, "num_experts_per_tok": 3, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen3-tied": (
+        "Qwen3Moe",
+        {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_key_value_heads": 4, "head_dim": 24,
+         "num_experts": 7, "num_experts_per_tok": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
+         "attention_bias": True, "decoder_sparse_step": 2},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {**SIZES, "intermediate_size": 40, "num_key_value_heads": 2, "num_local_experts": 5,
+         "num_experts_per_tok": 2},
+    ),
+    "mixtral-window": (
+        "Mixtral",
+        {**SIZES, "intermediate_size": 40, "num_key_value_heads": 1, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "sliding_window": 20},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a tiny float32 checkpoint by its name in TINY; built on first use, seeded."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = _build(name, tmp_path_factory.mktemp(name.replace("-", "_")))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
+    """The transformers model of a tiny checkpoint, in float32, with plain attention."""
+    loaded: dict[str, Any] = {}
+
+    def load(name: str) -> Any:
+        if name not in loaded:
+            import torch
+            import transformers
+
+            model_class = getattr(transformers, TINY[name][0] + "ForCausalLM")
+            loaded[name] = model_class.from_pretrained(
+                tiny_checkpoint(name), dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+        return loaded[name]
+
+    return load
+
+
+def _build(name: str, folder: Path) -> Path:
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    family, fields = TINY[name]
+    torch.manual_seed(len(name))
+    model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, family + "Config")(**fields))
+    for key, buffer in model.named_buffers():
+        if key.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.1)
+    model.save_pretrained(folder)
+    return folder
