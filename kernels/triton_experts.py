@@ -1,0 +1,225 @@
+"""Triton grouped matrix products for the routed experts: gate and up with SwiGLU in one kernel, then down.
+
+16-bit (and float32) weights, or FP8 e4m3 with 128x128 weight scales, 1x128 activation scales and the activation
+re-quantised in the epilogue. Grids are upper bounds; programs of unused tiles leave at once. It knows no routing
+rule and no checkpoint. Shapes: R rows, K choices, E slots, H hidden, I inner, J = 2 I, P padded places (RowPlan).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from afserve.kernels.triton_config import FUSED, ExpertTiles, Tile
+from afserve.kernels.triton_permute import RowPlan, combine_rows, plan_rows
+from afserve.kernels.triton_quant import GROUP, fp8_scale, quantise_groups, to_fp8
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """gate_up_EJH (gate over up) and down_EHI. With e4m3 weights, one float32 scale per `group` x `group` block:
+    gate_up_scale is (E, 2 ceil(I / group), ceil(H / group)), gate's blocks over up's, down_scale likewise."""
+
+    gate_up_EJH: Tensor
+    down_EHI: Tensor
+    gate_up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
+    group: int = GROUP
+
+    @property
+    def scaled(self) -> bool:
+        return self.gate_up_scale is not None
+
+    @property
+    def kind(self) -> str:
+        if self.scaled:
+            return "fp8"
+        return "fp32" if self.gate_up_EJH.dtype is torch.float32 else "16-bit"
+
+
+@triton.jit
+def _tile_of(program, row_tiles, column_tiles, BAND: tl.constexpr):
+    """Visit BAND row tiles column by column before the next band, so that their weights and rows stay in L2."""
+    band_programs = BAND * column_tiles
+    first = (program // band_programs) * BAND
+    height = tl.minimum(row_tiles - first, BAND)
+    within = program % band_programs
+    return first + within % height, within // height
+
+
+@triton.jit
+def _gate_up(
+    x_ptr, w_ptr, h_PI_ptr, pair_P_ptr, tile_slot_ptr, x_scale_ptr, w_scale_ptr, h_scale_ptr,
+    row_tiles, hidden, inner, x_stride, groups_h, groups_i,
+    CHOICES: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    tile, column_tile = _tile_of(tl.program_id(0), row_tiles, tl.cdiv(inner, COLUMNS), BAND)
+    slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
+    if slot < 0:
+        return
+    place = tile * ROWS + tl.arange(0, ROWS)
+    pair = tl.load(pair_P_ptr + place)
+    used = pair >= 0
+    row = (pair // CHOICES).to(tl.int64)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    safe = tl.where(column < inner, column, 0)
+    k = tl.arange(0, DEPTH)
+    x_at = x_ptr + row[:, None] * x_stride + k[None, :]
+    gate_at = w_ptr + slot * 2 * inner * hidden + safe[None, :] * hidden + k[:, None]
+    up_at = gate_at + inner.to(tl.int64) * hidden
+    if SCALED:
+        gate_scale_at = w_scale_ptr + (slot * 2 * groups_i + column_tile * COLUMNS // GROUP) * groups_h
+        up_scale_at = gate_scale_at + groups_i * groups_h
+    gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for step in range(tl.cdiv(hidden, DEPTH)):
+        if EVEN:
+            x = tl.load(x_at, mask=used[:, None], other=0.0)
+            w_gate = tl.load(gate_at)
+            w_up = tl.load(up_at)
+        else:
+            left = hidden - step * DEPTH
+            x = tl.load(x_at, mask=used[:, None] & (k[None, :] < left), other=0.0)
+            w_gate = tl.load(gate_at, mask=k[:, None] < left, other=0.0)
+            w_up = tl.load(up_at, mask=k[:, None] < left, other=0.0)
+        if SCALED:
+            x_scale = tl.load(x_scale_ptr + row * groups_h + step, mask=used, other=0.0)[:, None]
+            gate += tl.dot(x, w_gate) * (x_scale * tl.load(gate_scale_at + step))
+            up += tl.dot(x, w_up) * (x_scale * tl.load(up_scale_at + step))
+        else:
+            gate = tl.dot(x, w_gate, gate, input_precision=PRECISION)
+            up = tl.dot(x, w_up, up, input_precision=PRECISION)
+        x_at += DEPTH
+        gate_at += DEPTH
+        up_at += DEPTH
+    h = gate / (1.0 + tl.exp(-gate)) * up
+    inside = used[:, None] & (column < inner)[None, :]
+    h_at = h_PI_ptr + place.to(tl.int64)[:, None] * inner + column[None, :]
+    if SCALED:
+        h = tl.where(inside, h, 0.0)
+        h_scale = fp8_scale(tl.max(tl.abs(h), axis=1))
+        tl.store(h_scale_ptr + place.to(tl.int64) * groups_i + column_tile, h_scale, mask=used)
+        tl.store(h_at, to_fp8(h, h_scale[:, None]), mask=inside)
+    else:
+        tl.store(h_at, h.to(h_PI_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _down(
+    h_PI_ptr, w_ptr, y_PH_ptr, pair_P_ptr, tile_slot_ptr, h_scale_ptr, w_scale_ptr,
+    row_tiles, hidden, inner, groups_h, groups_i,
+    SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    tile, column_tile = _tile_of(tl.program_id(0), row_tiles, tl.cdiv(hidden, COLUMNS), BAND)
+    slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
+    if slot < 0:
+        return
+    place = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    used = tl.load(pair_P_ptr + place) >= 0
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    safe = tl.where(column < hidden, column, 0)
+    k = tl.arange(0, DEPTH)
+    h_at = h_PI_ptr + place[:, None] * inner + k[None, :]
+    w_at = w_ptr + slot * hidden * inner + safe[None, :] * inner + k[:, None]
+    if SCALED:
+        w_scale_at = w_scale_ptr + (slot * groups_h + column_tile * COLUMNS // GROUP) * groups_i
+    y = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for step in range(tl.cdiv(inner, DEPTH)):
+        if EVEN:
+            h = tl.load(h_at, mask=used[:, None], other=0.0)
+            w = tl.load(w_at)
+        else:
+            left = inner - step * DEPTH
+            h = tl.load(h_at, mask=used[:, None] & (k[None, :] < left), other=0.0)
+            w = tl.load(w_at, mask=k[:, None] < left, other=0.0)
+        if SCALED:
+            h_scale = tl.load(h_scale_ptr + place * groups_i + step, mask=used, other=0.0)[:, None]
+            y += tl.dot(h, w) * (h_scale * tl.load(w_scale_at + step))
+        else:
+            y = tl.dot(h, w, y, input_precision=PRECISION)
+        h_at += DEPTH
+        w_at += DEPTH
+    inside = used[:, None] & (column < hidden)[None, :]
+    tl.store(
+        y_PH_ptr + place[:, None] * hidden + column[None, :], y.to(y_PH_ptr.dtype.element_ty), mask=inside
+    )
+
+
+def grouped_gate_up(
+    x_RH: Tensor, x_scale: Tensor | None, weights: ExpertWeights, plan: RowPlan, choices: int, tile: Tile
+) -> tuple[Tensor, Tensor | None]:
+    """h_PI = silu(gate) * up of the rows the plan gathers; in FP8 also its scale per place and group."""
+    inner, hidden = weights.gate_up_EJH.shape[1] // 2, x_RH.shape[1]
+    groups_h, groups_i = -(-hidden // weights.group), -(-inner // weights.group)
+    h_PI = torch.empty((plan.pair_P.shape[0], inner), dtype=x_RH.dtype, device=x_RH.device)
+    h_scale = None
+    if weights.scaled:
+        assert tile.depth == tile.columns == weights.group, (
+            f"an FP8 tile {tile} must be one {weights.group} block"
+        )
+        h_scale = torch.empty((plan.pair_P.shape[0], groups_i), dtype=torch.float32, device=x_RH.device)
+    grid = (plan.tiles * triton.cdiv(inner, tile.columns),)
+    _gate_up[grid](
+        x_RH, weights.gate_up_EJH, h_PI, plan.pair_P, plan.tile_slot_M, x_scale, weights.gate_up_scale, h_scale,
+        plan.tiles, hidden, inner, x_RH.stride(0), groups_h, groups_i,
+        CHOICES=choices, EVEN=hidden % tile.depth == 0, **_constants(weights, tile),
+    )  # fmt: skip
+    return h_PI, h_scale
+
+
+def grouped_down(
+    h_PI: Tensor,
+    h_scale: Tensor | None,
+    weights: ExpertWeights,
+    plan: RowPlan,
+    tile: Tile,
+    dtype: torch.dtype,
+) -> Tensor:
+    """y_PH = h_PI @ down^T of each place's slot, in `dtype`; padding is left unwritten."""
+    _, hidden, inner = weights.down_EHI.shape
+    groups_h, groups_i = -(-hidden // weights.group), -(-inner // weights.group)
+    if weights.scaled:
+        assert tile.depth == weights.group and weights.group % tile.columns == 0, (
+            f"tile {tile} crosses scale blocks"
+        )
+    y_PH = torch.empty((h_PI.shape[0], hidden), dtype=dtype, device=h_PI.device)
+    grid = (plan.tiles * triton.cdiv(hidden, tile.columns),)
+    _down[grid](
+        h_PI, weights.down_EHI, y_PH, plan.pair_P, plan.tile_slot_M, h_scale, weights.down_scale,
+        plan.tiles, hidden, inner, groups_h, groups_i,
+        EVEN=inner % tile.depth == 0, **_constants(weights, tile),
+    )  # fmt: skip
+    return y_PH
+
+
+def expert_ffn(
+    x_RH: Tensor,
+    slot_RK: Tensor,
+    weight_RK: Tensor,
+    weights: ExpertWeights,
+    tiles: ExpertTiles,
+    out_RH: Tensor,
+) -> None:
+    """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped. Never waits for the device."""
+    if not slot_RK.numel():
+        out_RH.zero_()
+        return
+    plan = plan_rows(slot_RK, weights.down_EHI.shape[0], tiles.rows)
+    rows, scale = quantise_groups(x_RH, weights.group) if weights.scaled else (x_RH, None)
+    h_PI, h_scale = grouped_gate_up(rows, scale, weights, plan, slot_RK.shape[1], tiles.gate_up)
+    y_PH = grouped_down(h_PI, h_scale, weights, plan, tiles.down, x_RH.dtype)
+    combine_rows(y_PH, plan.place_RK, weight_RK, out_RH)
+
+
+def _constants(weights: ExpertWeights, tile: Tile) -> dict[str, object]:
+    return {
+        "SCALED": weights.scaled, "GROUP": weights.group, "PRECISION": "ieee" if weights.kind == "fp32" else "tf32",
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "BAND": tile.band,
+        "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
+    }  # fmt: skip

@@ -1,0 +1,81 @@
+"""Triton quantisation to FP8 e4m3: one scale per token and group of columns, or per square block of a weight.
+
+value = quantised * scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3): 1x128 groups for activations, 128x128 blocks
+for weights. It knows nothing about who multiplies the results. Shapes: T tokens, H columns, O x I weight,
+G groups = ceil(columns / group).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from afserve.kernels.triton_config import FUSED
+
+FP8 = torch.float8_e4m3fn
+GROUP = 128
+FP8_MAX = tl.constexpr(448.0)  # the largest finite e4m3 value
+TINY = tl.constexpr(1e-10)  # an all-zero group still gets a scale it can be divided by
+
+
+@triton.jit
+def fp8_scale(largest):
+    """The scale that maps `largest` onto the edge of the FP8 range."""
+    return tl.maximum(largest, TINY) / FP8_MAX
+
+
+@triton.jit
+def to_fp8(x, scale):
+    """x / scale, clamped: rounding of the scale must not push the largest value past the range."""
+    return tl.clamp(x / scale, -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
+
+
+@triton.jit
+def _quantise_tile(
+    x_ptr, q_ptr, scale_ptr, rows, columns, x_stride, scale_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_ROW: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), axis=1)
+    if PER_ROW:
+        scale = fp8_scale(largest)
+        tl.store(scale_ptr + row * scale_stride + tl.program_id(1), scale, mask=row < rows)
+        q = to_fp8(x, scale[:, None])
+    else:
+        one = fp8_scale(tl.max(largest, axis=0))
+        tl.store(scale_ptr + tl.program_id(0) * scale_stride + tl.program_id(1), one)
+        q = to_fp8(x, one)
+    tl.store(q_ptr + row[:, None] * columns + column[None, :], q, mask=inside)
+
+
+def quantise_groups(x_TH: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
+    """(q_TH e4m3, scale_TG float32): one scale per token and `group` columns."""
+    tokens, columns = x_TH.shape
+    scale_TG = x_TH.new_empty((tokens, -(-columns // group)), dtype=torch.float32)
+    return _launch(x_TH, scale_TG, 8, group, True), scale_TG
+
+
+def quantise_blocks(weight_OI: Tensor, block: int = GROUP) -> tuple[Tensor, Tensor]:
+    """(q_OI e4m3, scale float32 of ceil(O / block) x ceil(I / block)): one scale per square block."""
+    outputs, inputs = weight_OI.shape
+    scale = weight_OI.new_empty((-(-outputs // block), -(-inputs // block)), dtype=torch.float32)
+    return _launch(weight_OI, scale, block, block, False), scale
+
+
+def _launch(x_TH: Tensor, scale: Tensor, rows: int, columns: int, per_row: bool) -> Tensor:
+    assert columns & (columns - 1) == 0, f"quantisation group {columns} is not a power of two"
+    if x_TH.stride(1) != 1:
+        x_TH = x_TH.contiguous()
+    q_TH = torch.empty(x_TH.shape, dtype=FP8, device=x_TH.device)
+    if x_TH.numel():
+        grid = (triton.cdiv(x_TH.shape[0], rows), scale.shape[1])
+        _quantise_tile[grid](
+            x_TH, q_TH, scale, *x_TH.shape, x_TH.stride(0), scale.stride(0),
+            ROWS=rows, COLUMNS=columns, PER_ROW=per_row, num_warps=8 if not per_row else 4, **FUSED,
+        )  # fmt: skip
+    return q_TH
