@@ -1,0 +1,215 @@
+"""`python -m bench.make_checkpoint`: random checkpoints of the shapes that are measured, as Hugging Face folders.
+
+Knows tensor names and sizes, no engine. Values are bfloat16, normal with standard deviation 1 / sqrt(inputs), so that
+logits are neither flat nor one spike; the tokenizer is a real byte-level BPE of the shape's vocabulary.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bench.nano import corpus, tokenizer
+from bench.nano.shape import BEGIN, END, PAD
+
+Config = dict[str, Any]
+Sizes = Iterator[tuple[str, tuple[int, ...]]]
+
+COMMON: Config = {
+    "attention_bias": False,
+    "bos_token_id": BEGIN,
+    "eos_token_id": END,
+    "pad_token_id": PAD,
+    "hidden_act": "silu",
+    "hidden_size": 512,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+    "num_attention_heads": 8,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 4096,
+}
+
+QWEN3_MOE: Config = {
+    **COMMON,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "head_dim": 64,
+    "intermediate_size": 1024,
+    "mlp_only_layers": [],
+    "num_experts": 32,
+    "num_key_value_heads": 2,
+}
+
+DEEPSEEK_V3: Config = {
+    **COMMON,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 0,
+    "intermediate_size": 1024,
+    "kv_lora_rank": 512,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 32,
+    "n_shared_experts": 1,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "sigmoid",
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 64,
+}
+
+
+def qwen3_moe(c: Config) -> Sizes:
+    """Names and sizes of a Qwen3-MoE checkpoint."""
+    hidden, head = c["hidden_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
+    yield from _ends(c)
+    for layer in range(c["num_hidden_layers"]):
+        p = f"model.layers.{layer}"
+        yield from _norms(c, p)
+        yield f"{p}.self_attn.q_proj.weight", (q, hidden)
+        yield f"{p}.self_attn.k_proj.weight", (kv, hidden)
+        yield f"{p}.self_attn.v_proj.weight", (kv, hidden)
+        yield f"{p}.self_attn.o_proj.weight", (hidden, q)
+        yield f"{p}.self_attn.q_norm.weight", (head,)
+        yield f"{p}.self_attn.k_norm.weight", (head,)
+        yield f"{p}.mlp.gate.weight", (c["num_experts"], hidden)
+        yield from _experts(c, p, c["num_experts"])
+
+
+def deepseek_v3(c: Config) -> Sizes:
+    """Names and sizes of a DeepSeek-V3 checkpoint without a query latent and without an MTP module."""
+    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    yield from _ends(c)
+    for layer in range(c["num_hidden_layers"]):
+        p = f"model.layers.{layer}"
+        yield from _norms(c, p)
+        yield f"{p}.self_attn.q_proj.weight", (heads * (nope + rope), hidden)
+        yield f"{p}.self_attn.kv_a_proj_with_mqa.weight", (rank + rope, hidden)
+        yield f"{p}.self_attn.kv_a_layernorm.weight", (rank,)
+        yield f"{p}.self_attn.kv_b_proj.weight", (heads * (nope + value), rank)
+        yield f"{p}.self_attn.o_proj.weight", (hidden, heads * value)
+        if layer < c["first_k_dense_replace"]:
+            yield from _mlp(hidden, c["intermediate_size"], f"{p}.mlp")
+            continue
+        yield f"{p}.mlp.gate.weight", (c["n_routed_experts"], hidden)
+        yield f"{p}.mlp.gate.e_score_correction_bias", (c["n_routed_experts"],)
+        yield from _experts(c, p, c["n_routed_experts"])
+        shared = c["n_shared_experts"] * c["moe_intermediate_size"]
+        yield from _mlp(hidden, shared, f"{p}.mlp.shared_experts")
+
+
+def _ends(c: Config) -> Sizes:
+    yield "model.embed_tokens.weight", (c["vocab_size"], c["hidden_size"])
+    yield "model.norm.weight", (c["hidden_size"],)
+    yield "lm_head.weight", (c["vocab_size"], c["hidden_size"])
+
+
+def _norms(c: Config, prefix: str) -> Sizes:
+    yield f"{prefix}.input_layernorm.weight", (c["hidden_size"],)
+    yield f"{prefix}.post_attention_layernorm.weight", (c["hidden_size"],)
+
+
+def _experts(c: Config, prefix: str, count: int) -> Sizes:
+    for expert in range(count):
+        yield from _mlp(c["hidden_size"], c["moe_intermediate_size"], f"{prefix}.mlp.experts.{expert}")
+
+
+def _mlp(hidden: int, inner: int, prefix: str) -> Sizes:
+    yield f"{prefix}.gate_proj.weight", (inner, hidden)
+    yield f"{prefix}.up_proj.weight", (inner, hidden)
+    yield f"{prefix}.down_proj.weight", (hidden, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    config: Config
+    sizes: Callable[[Config], Sizes]
+
+
+SHAPES = {
+    "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
+    "deepseek-v3-121m": Shape(DEEPSEEK_V3, deepseek_v3),
+}
+
+
+def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Every named tensor: norms one, the router bias a small float32 spread, matrices normal in bfloat16."""
+    random = torch.Generator().manual_seed(seed)
+    damp = math.sqrt(2 * shape.config["num_hidden_layers"])
+    for name, size in shape.sizes(shape.config):
+        if name.endswith("bias"):
+            yield name, torch.randn(size, generator=random) * 0.02
+        elif len(size) == 1:
+            yield name, torch.ones(size, dtype=torch.bfloat16)
+        else:
+            spread = 1.0 if "embed_tokens" in name else size[1] ** -0.5
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            value = torch.randn(size, generator=random) * (spread / damp if residual else spread)
+            yield name, value.bfloat16()
+
+
+def write(shape: Shape, folder: Path, *, seed: int = 0, shards: int = 1) -> int:
+    """Write config, weights (with an index when sharded) and tokenizer; returns the number of parameters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    everything = dict(tensors(shape, seed))
+    _write_weights(everything, folder, shards)
+    (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
+    ids = {key: shape.config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
+    texts = (doc.text for doc in corpus.documents() if "test" not in doc.path)
+    bpe = tokenizer.build(texts, shape.config["vocab_size"])
+    tokenizer.save(bpe, folder, shape.config["max_position_embeddings"])
+    return sum(value.numel() for value in everything.values())
+
+
+def _write_weights(everything: dict[str, Tensor], folder: Path, shards: int) -> None:
+    if shards == 1:
+        save_file(everything, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        return
+    names, where = list(everything), {}
+    per_file = -(-len(names) // shards)
+    for shard in range(shards):
+        part = names[shard * per_file : (shard + 1) * per_file]
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({name: everything[name] for name in part}, str(folder / file), metadata={"format": "pt"})
+        where |= dict.fromkeys(part, file)
+    total = sum(value.nbytes for value in everything.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a random checkpoint of a measured shape.")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-moe-110m")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=1)
+    options = parser.parse_args()
+    count = write(SHAPES[options.shape], options.out, seed=options.seed, shards=options.shards)
+    print(f"{options.shape}: {count / 1e6:.1f} M parameters, {count * 2 / 2**20:.0f} MiB in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

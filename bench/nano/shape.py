@@ -1,0 +1,133 @@
+"""The shape of nano and of its training run: every number that decides the checkpoint, in one place.
+
+Knows no tensor and no file. `architecture()` is the `config.json` that Hugging Face reads.
+"""
+
+from dataclasses import dataclass
+
+SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+PAD, BEGIN, END = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """DeepSeek-V3 in small: one dense layer, four MoE layers, one multi-token-prediction module."""
+
+    vocab: int = 2048
+    hidden: int = 256
+    layers: int = 5
+    dense_layers: int = 1
+    dense_inter: int = 384
+    heads: int = 4
+    q_rank: int = 96
+    kv_rank: int = 64
+    nope: int = 48
+    rope: int = 16
+    value: int = 64
+    experts: int = 32
+    expert_inter: int = 32
+    shared: int = 1
+    top_k: int = 4
+    groups: int = 4
+    top_groups: int = 2
+    scale: float = 2.0
+    theta: float = 10000.0
+    eps: float = 1e-6
+    positions: int = 4096
+
+    @property
+    def head_dim(self) -> int:
+        return self.nope + self.rope
+
+    def architecture(self) -> dict[str, object]:
+        """`config.json` in the field names of transformers' DeepseekV3Config."""
+        return {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "deepseek_v3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": BEGIN,
+            "eos_token_id": END,
+            "pad_token_id": PAD,
+            "first_k_dense_replace": self.dense_layers,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "initializer_range": 0.02,
+            "intermediate_size": self.dense_inter,
+            "kv_lora_rank": self.kv_rank,
+            "max_position_embeddings": self.positions,
+            "moe_intermediate_size": self.expert_inter,
+            "moe_layer_freq": 1,
+            "n_group": self.groups,
+            "n_routed_experts": self.experts,
+            "n_shared_experts": self.shared,
+            "norm_topk_prob": True,
+            "num_attention_heads": self.heads,
+            "num_experts_per_tok": self.top_k,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.heads,
+            "num_nextn_predict_layers": 1,
+            "q_lora_rank": self.q_rank,
+            "qk_nope_head_dim": self.nope,
+            "qk_rope_head_dim": self.rope,
+            "rms_norm_eps": self.eps,
+            "rope_interleave": True,
+            "rope_scaling": None,
+            "rope_theta": self.theta,
+            "routed_scaling_factor": self.scale,
+            "scoring_func": "sigmoid",
+            "tie_word_embeddings": False,
+            "topk_group": self.top_groups,
+            "topk_method": "noaux_tc",
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "v_head_dim": self.value,
+            "vocab_size": self.vocab,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Part of the run: its share of the steps and the length of its windows."""
+
+    share: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How nano is trained. Steps are fixed, never a time limit, so the run repeats."""
+
+    seed: int = 20251
+    steps: int = 1900
+    tokens: int = 8192
+    phases: tuple[Phase, ...] = (Phase(0.75, 512), Phase(0.17, 1024), Phase(0.08, 2048))
+    warmup: int = 40
+    constant: float = 0.3
+    muon_lr: float = 0.02
+    embed_lr: float = 0.006
+    head_lr: float = 0.003
+    small_lr: float = 0.003
+    mtp_weight: float = 0.2
+    bias_step: float = 0.004
+    band: tuple[float, float] = (0.4, 2.5)
+
+    def rate(self, step: int) -> float:
+        """Learning-rate factor: warm-up, a constant stretch, then a straight line to zero."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        start = self.warmup + self.constant * (self.steps - self.warmup)
+        return min(1.0, max(0.0, (self.steps - step) / max(self.steps - start, 1.0)))
+
+    def momentum(self, step: int) -> float:
+        """Muon's momentum, 0.85 to 0.95 over the first 200 steps."""
+        return 0.85 + 0.10 * min(1.0, step / 200)
+
+    def length(self, step: int) -> int:
+        """Window length at this step: short first, long last."""
+        edge = 0.0
+        for phase in self.phases:
+            edge += phase.share * self.steps
+            if step < edge - 1e-9:
+                return phase.length
+        return self.phases[-1].length

@@ -1,0 +1,121 @@
+"""`python -m bench.nano.train`: from the standard library's sources to the folder configs/nano.
+
+Knows the order of the work and nothing else: text, tokenizer, training, saving, held-out figures, card.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+
+from bench.nano import card, checkpoint, corpus, heldout, speed, stream, tokenizer
+from bench.nano.corpus import Document
+from bench.nano.shape import Recipe, Shape
+from bench.nano.trainer import Trainer
+
+HOME = Path(__file__).parents[2] / "configs" / "nano"
+SAMPLE_BYTES = 120_000
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    speed.keep_memory()
+    if options.compile:
+        speed.compile_functions()
+    started = time.monotonic()
+    recipe = replace(Recipe(), steps=options.steps or Recipe().steps)
+    options.out.mkdir(parents=True, exist_ok=True)
+    docs = corpus.documents()
+    pieces, bpe, facts = _prepare(docs, options.out)
+    trainer = Trainer(Shape(), recipe, pieces)
+    if options.state and options.state.exists():
+        trainer.resume(options.state)
+        print(f"resumed at step {trainer.step}", flush=True)
+    _train(trainer, options.state)
+    checkpoint.save(trainer.model, options.out)
+    curve = {"points": [asdict(p) for p in trainer.curve], "tokens_per_step": recipe.tokens}
+    (options.out / "curve.json").write_text(_compact(curve, every=10))
+    facts |= {"recipe": asdict(recipe), "minutes": round((time.monotonic() - started) / 60, 1)}
+    _finish(docs, bpe, facts, options.out)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train the bundled model from this interpreter's standard library."
+    )
+    parser.add_argument("--out", type=Path, default=HOME, help="folder for the checkpoint")
+    parser.add_argument("--steps", type=int, help="fewer steps for a trial run")
+    parser.add_argument("--state", type=Path, help="file to save progress in, and to resume from")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--no-compile", dest="compile", action="store_false", help="do without a C++ compiler"
+    )
+    return parser.parse_args()
+
+
+def _prepare(docs: list[Document], out: Path) -> tuple[list, Tokenizer, dict]:
+    """Token ids of every training piece, the tokenizer (saved), and the facts for the card."""
+    seen = [doc for doc in docs if not doc.held_out]
+    bpe = tokenizer.build((doc.text for doc in seen), Shape().vocab)
+    tokenizer.save(bpe, out, Shape().positions)
+    dialogue = [turn for doc in seen for turn in corpus.turns(doc)]
+    pieces = stream.encode_documents(bpe, seen)
+    text_tokens = sum(map(len, pieces))
+    pieces += stream.encode_turns(bpe, dialogue)
+    facts = {
+        "files": len(seen),
+        "held_out_files": len(docs) - len(seen),
+        "bytes": sum(len(doc.text.encode()) for doc in seen),
+        "text_tokens": text_tokens,
+        "dialogues": len(dialogue),
+        "dialogue_tokens": sum(map(len, pieces)) - text_tokens,
+        "fingerprint": corpus.fingerprint(docs),
+    }
+    print(json.dumps(facts), flush=True)
+    return pieces, bpe, facts
+
+
+def _train(trainer: Trainer, state: Path | None) -> None:
+    columns = (
+        TextColumn("step {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=trainer.recipe.steps, completed=trainer.step)
+        for point in trainer.run():
+            line = f"loss {point.loss:.3f}  mtp {point.mtp_loss:.3f}"
+            progress.update(task, completed=point.step, description=line)
+            if not progress.console.is_terminal and point.step % 10 == 0:
+                print(f"{time.strftime('%H:%M:%S')} step {point.step} {line}", flush=True)
+            if state and point.step % 100 == 0:
+                trainer.save(state)
+
+
+def _finish(docs: list[Document], bpe: Tokenizer, facts: dict, out: Path) -> None:
+    """Held-out figures in float32 on the values as saved, the sample, the plot and the card."""
+    model = checkpoint.load(out)
+    texts = {doc.path: doc.text for doc in docs if doc.held_out}
+    chosen = heldout.sample(texts, SAMPLE_BYTES)
+    (out / "heldout.json").write_text(json.dumps(chosen, indent=0) + "\n")
+    facts["sample"] = asdict(heldout.evaluate(model, bpe, list(chosen.values())))
+    print("sample", json.dumps(facts["sample"]), flush=True)
+    facts["held_out"] = asdict(heldout.evaluate(model, bpe, list(texts.values())))
+    print("held out", json.dumps(facts["held_out"]), flush=True)
+    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    card.write(out)
+
+
+def _compact(curve: dict, every: int) -> str:
+    points = [p for p in curve["points"] if p["step"] % every == 0 or p["step"] == 1]
+    return json.dumps({**curve, "points": points}) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""One training run as an object: parameters, optimizers, windows, the loss curve; resumable.
+
+Knows no command line and no folder layout beyond one state file.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bench.nano.model import Nano
+from bench.nano.optimizer import Adam, Master, Muon
+from bench.nano.shape import Recipe, Shape
+from bench.nano.stream import Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of the loss curve, in nats per token."""
+
+    step: int
+    loss: float
+    mtp_loss: float
+
+
+class Trainer:
+    """Owns the model while it learns."""
+
+    def __init__(self, shape: Shape, recipe: Recipe, pieces: list[np.ndarray]) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.pieces, self.step = recipe, pieces, 0
+        self.curve: list[Point] = []
+        self.model = Nano(shape)
+        self.masters = {name: Master(p) for name, p in self.model.named_parameters()}
+        small = {name: self._small_rate(name, m) for name, m in self.masters.items()}
+        self.muon = Muon(m for name, m in self.masters.items() if small[name] == 0.0)
+        self.adam = Adam((m, small[name]) for name, m in self.masters.items() if small[name] > 0.0)
+        for name, parameter in self.model.named_parameters():
+            if parameter.ndim >= 2 and not name.endswith("mlp.gate"):
+                parameter.data = parameter.data.bfloat16()
+
+    def _small_rate(self, name: str, master: Master) -> float:
+        """Adam's rate for this parameter; zero for what Muon steps."""
+        special = {"embed": self.recipe.embed_lr, "head": self.recipe.head_lr}
+        if name in special:
+            return special[name]
+        return self.recipe.small_lr if master.value.ndim < 2 or name.endswith("mlp.gate") else 0.0
+
+    def run(self) -> Iterator[Point]:
+        """Train to the last step, yielding a point per step."""
+        while self.step < self.recipe.steps:
+            length = self.recipe.length(self.step)
+            begin = next(s for s in range(self.step + 1) if self.recipe.length(s) == length)
+            feed = iter(Windows(self.pieces, length, self.recipe.tokens // length, self.recipe.seed))
+            for _ in range(self.step - begin):
+                next(feed)
+            while self.step < self.recipe.steps and self.recipe.length(self.step) == length:
+                yield self._advance(next(feed))
+
+    def _advance(self, window: Tensor) -> Point:
+        main, mtp = self.model.losses(window)
+        (main + self.recipe.mtp_weight * mtp).backward()
+        factor = self.recipe.rate(self.step)
+        self.muon.step(self.recipe.muon_lr * factor, self.recipe.momentum(self.step))
+        self.adam.step(factor, self.step + 1)
+        self._steer(self.recipe.bias_step * factor)
+        self.step += 1
+        self.curve.append(Point(self.step, round(main.item(), 4), round(mtp.item(), 4)))
+        return self.curve[-1]
+
+    def _steer(self, size: float) -> None:
+        """Nudge the routers' biases, only for experts outside the band: skew stays, starvation does not."""
+        low, high = self.recipe.band
+        for moe in self.model.moes():
+            share = moe.load / moe.load.mean()
+            moe.bias += size * ((share < low).float() - (share > high).float())
+            moe.load.zero_()
+
+    def save(self, path: Path) -> None:
+        """Everything a resumed run needs, in one safetensors file."""
+        tensors = {f"{n}/{k}": v for n, m in self.masters.items() for k, v in m.state().items()}
+        biases = {f"bias/{i}": moe.bias for i, moe in enumerate(self.model.moes())}
+        curve = json.dumps([asdict(point) for point in self.curve])
+        save_file({**tensors, **biases}, str(path), metadata={"step": str(self.step), "curve": curve})
+
+    def resume(self, path: Path) -> None:
+        """Continue from a state file written by `save`."""
+        with safe_open(str(path), "pt") as file:
+            for name, master in self.masters.items():
+                for key, tensor in master.state().items():
+                    tensor.copy_(file.get_tensor(f"{name}/{key}"))
+                master.publish()
+            for i, moe in enumerate(self.model.moes()):
+                moe.bias.copy_(file.get_tensor(f"bias/{i}"))
+            self.step = int(file.metadata()["step"])
+            self.curve = [Point(**point) for point in json.loads(file.metadata()["curve"])]

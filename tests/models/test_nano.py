@@ -1,0 +1,115 @@
+"""The bundled checkpoint: what its card states is what it is, with transformers as the oracle."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+from bench.nano import checkpoint, heldout
+from bench.nano.corpus import Document
+
+NANO = Path(__file__).parents[2] / "configs" / "nano"
+FACTS = json.loads((NANO / "training.json").read_text())
+SAMPLE = list(json.loads((NANO / "heldout.json").read_text()).values())
+MTP = f"model.layers.{json.loads((NANO / 'config.json').read_text())['num_hidden_layers']}."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(NANO / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def oracle() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
+
+
+def test_folder_is_at_most_16_mb() -> None:
+    assert sum(file.stat().st_size for file in NANO.iterdir()) <= 16_000_000
+
+
+def test_transformers_finds_every_tensor_and_leaves_only_the_mtp_module() -> None:
+    _, info = AutoModelForCausalLM.from_pretrained(NANO, output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"]
+    assert info["unexpected_keys"] and all(key.startswith(MTP) for key in info["unexpected_keys"])
+
+
+def test_mtp_module_has_its_usual_names_and_shares_embedding_and_head() -> None:
+    with safe_open(str(NANO / "model.safetensors"), "pt") as file:
+        names = {name.removeprefix(MTP) for name in file.keys() if name.startswith(MTP)}  # noqa: SIM118
+        same = {
+            "embed_tokens.weight": "model.embed_tokens.weight",
+            "shared_head.head.weight": "lm_head.weight",
+        }
+        for copy, original in same.items():
+            assert torch.equal(file.get_tensor(MTP + copy), file.get_tensor(original))
+    assert {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"} <= names
+    assert {"mlp.gate.e_score_correction_bias", "mlp.experts.31.down_proj.weight"} <= names
+
+
+def test_logits_are_those_of_the_model_that_was_trained(oracle: PreTrainedModel) -> None:
+    model = checkpoint.load(NANO)
+    ids = torch.arange(600).view(2, 300) * 7 % model.s.vocab
+    with torch.no_grad():
+        hidden_TH, _ = model.hidden(ids)
+        torch.testing.assert_close(
+            F.linear(hidden_TH, model.head).view(2, 300, -1), oracle(ids).logits, atol=1e-4, rtol=0
+        )
+
+
+def _count(count: torch.Tensor, _router: object, _inputs: object, output: tuple[torch.Tensor, ...]) -> None:
+    count += torch.bincount(output[2].view(-1), minlength=len(count))
+
+
+def test_held_out_bits_per_byte_and_routing_are_as_stated(
+    oracle: PreTrainedModel, tokenizer: Tokenizer
+) -> None:
+    """One pass over the held-out sample gives both figures."""
+    load = [torch.zeros(oracle.config.n_routed_experts) for _ in range(4)]
+    routers = [m for m in oracle.modules() if isinstance(m, DeepseekV3TopkRouter)]
+    for count, router in zip(load, routers, strict=True):
+        router.register_forward_hook(partial(_count, count))
+    nats = 0.0
+    with torch.no_grad():
+        for ids, mask in heldout.batches(SAMPLE, tokenizer, rows=8):
+            loss = F.cross_entropy(oracle(ids[:, :-1]).logits.mT, ids[:, 1:], reduction="none")
+            nats += float(loss[mask].double().sum())
+    bits = nats / math.log(2) / sum(len(text.encode()) for text in SAMPLE)
+    assert bits <= FACTS["sample"]["bits_per_byte"] + 0.005
+    for count in load:
+        share = count / count.mean()
+        assert share.max() > 1.3, "routing is really skewed"
+        assert share.min() > 0.05, "and every expert is really used"
+
+
+def test_held_out_text_is_held_out() -> None:
+    assert FACTS["held_out"]["bits_per_byte"] <= 1.8
+    paths = json.loads((NANO / "heldout.json").read_text())
+    assert all(Document(path, text).held_out for path, text in paths.items())
+
+
+@given(text=st.text())
+def test_tokenizer_returns_any_text(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_chat_template_is_made_of_special_tokens() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    turns = [{"role": "user", "content": "What does heapq do?"}, {"role": "assistant", "content": "A heap."}]
+    text = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|begin|><|user|>What does heapq do?<|end|><|assistant|>A heap.<|end|>"
+        "<|user|>What does heapq do?<|end|><|assistant|>"
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids[:2] == [1, 4] and ids[-1] == 5 and tokenizer.eos_token_id == 2
