@@ -59,7 +59,7 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 
 def mla_scale(rope: RopeSpec, head_dim: int) -> float:
     """Softmax scale of MLA: 1 / sqrt(d), times mscale^2 where yarn asks for it (DeepSeek-V2's modelling code)."""
-    scale = head_dim**-0.5
+    scale: float = head_dim**-0.5
     if rope.kind != "default" and rope.mscale_all_dim:
         scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
     return scale

@@ -1,0 +1,91 @@
+"""A whole cluster in one thread: attention and expert nodes over the in-process transport, stepped in turn.
+
+For tests, and for looking at the engine without processes; the nodes are the ones that real processes run. Every
+step gives each node one turn, so a run is repeatable.
+"""
+
+from collections.abc import Iterator
+
+from afserve.comm import connect
+from afserve.comm.bank import LocalBankLink, LocalTicket
+from afserve.comm.m2n import ExpertLink, Ticket
+from afserve.comm.port import ExpertPort
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.attention_node import AttentionNode
+from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.expert_node import ExpertNode
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.kernels.ops import open_ops
+from afserve.placement.plan import Placement
+
+
+class LocalCluster:
+    """M attention and N expert nodes. Requests go to attention nodes in turn."""
+
+    def __init__(self, attention: list[AttentionNode[Ticket]], experts: list[ExpertNode]) -> None:
+        self.attention = attention
+        self.experts = experts
+        self._submitted = 0
+
+    @classmethod
+    def build(
+        cls,
+        source: ModelSource,
+        config: EngineConfig,
+        *,
+        attention: int = 1,
+        experts: int = 1,
+        placement: Placement | None = None,
+    ) -> "LocalCluster":
+        spec = spec_of(source)
+        ops = open_ops(config.device, config.threads)
+        plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
+        slots = plan.slots_per_node()
+        layout = layout_for(source, spec, config, slots)
+        nodes, addresses = [], []
+        for index in range(experts):
+            end, address = connect.listen("local", expert=index, attention_nodes=attention, layout=layout)
+            bank = build_expert_bank(source, plan.held(index), slots, ops=ops)
+            port = ExpertPort(end)
+            nodes.append(ExpertNode(port, bank, epoch=plan.epoch))
+            addresses.append(address)
+        fronts = []
+        for index in range(attention):
+            end = connect.connect(addresses, attention=index, layout=layout, timeout=1.0)
+            link = ExpertLink(end, attention=index, layout=layout, placement=plan)
+            fronts.append(build_attention_node(source, config, link, ops=ops))
+        return cls(fronts, nodes)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.attention[self._submitted % len(self.attention)].submit(request)
+        self._submitted += 1
+
+    def step(self) -> list[TokenEvent]:
+        """One turn for every node, attention first."""
+        events = [event for node in self.attention for event in node.step()]
+        for expert in self.experts:
+            expert.poll()
+        return events
+
+    def run(self, requests: list[GenerationRequest], *, most_steps: int = 100_000) -> Iterator[TokenEvent]:
+        """Submit all, then step until nobody is busy."""
+        for request in requests:
+            self.submit(request)
+        for _ in range(most_steps):
+            yield from self.step()
+            if not any(node.busy for node in self.attention):
+                return
+        raise AssertionError(f"still busy after {most_steps} steps")
+
+    def close(self) -> None:
+        for expert in self.experts:
+            expert.close()
+
+
+def colocated(source: ModelSource, config: EngineConfig) -> AttentionNode[LocalTicket]:
+    """One attention node with all experts in the same process and no mailboxes between."""
+    spec = spec_of(source)
+    ops = open_ops(config.device, config.threads)
+    held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
+    bank = build_expert_bank(source, held, spec.experts, ops=ops)
+    return build_attention_node(source, config, LocalBankLink(bank), ops=ops)
