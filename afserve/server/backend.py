@@ -1,6 +1,6 @@
 """The seam between HTTP and the engine. `control/frontend.py` implements it over processes; tests may not."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,7 +42,7 @@ class ClusterView:
 class Backend(Protocol):
     model: ServedModel
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Events of one request until one has a finish_reason.
 
         Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are

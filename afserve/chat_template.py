@@ -1,0 +1,130 @@
+"""Messages to prompt text with a checkpoint's own Jinja template, in a sandbox.
+
+Gives templates the globals Hugging Face's `apply_chat_template` gives them. Knows no HTTP and no tokens.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from afserve.errors import CheckpointError, RequestError
+from afserve.tokenizer import read_json, special_tokens
+
+Message = Mapping[str, object]
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may name. `tool_source` is used when tools are given."""
+
+    def __init__(self, source: str, special: Mapping[str, str], tool_source: str | None = None) -> None:
+        self._environment = _environment()
+        self._special = dict(special)
+        self._plain = self._compile(source)
+        self._with_tools = self._plain if tool_source is None else self._compile(tool_source)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "ChatTemplate | None":
+        """chat_template.jinja, else the chat_template field of tokenizer_config.json, else None."""
+        file = Path(folder) / "chat_template.jinja"
+        if file.is_file():
+            return cls(file.read_text(encoding="utf-8"), special_tokens(folder))
+        field = read_json(folder, "tokenizer_config.json").get("chat_template")
+        if isinstance(field, str):
+            return cls(field, special_tokens(folder))
+        if isinstance(field, list):
+            named = {entry["name"]: entry["template"] for entry in field}
+            if "default" in named:
+                return cls(named["default"], special_tokens(folder), named.get("tool_use"))
+        return None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt text. A template that refuses the messages is a RequestError with its own words."""
+        template = self._with_tools if tools else self._plain
+        values = {
+            **self._special,
+            **(extra or {}),
+            "messages": list(messages),
+            "tools": tools,
+            "documents": None,
+        }
+        values["add_generation_prompt"] = add_generation_prompt
+        try:
+            text = template.render(values)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RequestError(
+                f"messages: the model's chat template does not accept them: {error}", param="messages"
+            ) from error
+        return _cut_after(text, messages[-1]) if continue_final_message else text
+
+    def _compile(self, source: str) -> Template:
+        try:
+            return self._environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from error
+
+
+def _cut_after(text: str, message: Message) -> str:
+    """The prompt up to the end of the last message's own words, so that the model goes on writing it."""
+    words = str(message.get("content") or "").strip()
+    at = text.rfind(words)
+    if not words or at < 0:
+        raise RequestError(
+            "continue_final_message: the template does not show the last message", param="messages"
+        )
+    return text[: at + len(words)]
+
+
+def _environment() -> Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the model wrote; here only its body counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 reads a plain class attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes < > & for HTML, which is wrong in a prompt.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -1,0 +1,131 @@
+"""Counters and histograms as plain values, and the Prometheus text format. No global registry, no threads.
+
+A family is drawn under every name it is known by, so that dashboards made for other engines keep working.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Labels = tuple[tuple[str, str], ...]
+Kind = Literal["counter", "gauge", "histogram"]
+
+# Seconds. Inter-token times start at 2 ms: a fast engine's tokens would all fall into a coarser first bucket.
+INTER_TOKEN_BUCKETS = (
+    *(0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.040, 0.050, 0.060, 0.075, 0.100),
+    *(0.150, 0.200, 0.300, 0.500, 0.750, 1.0, 2.5, 5.0, 10.0),
+)
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.010, 0.020, 0.040, 0.060, 0.080, 0.100, 0.150, 0.250, 0.500, 0.750),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+REQUEST_BUCKETS = (
+    *(0.010, 0.025, 0.050, 0.100, 0.200, 0.300, 0.500, 0.800, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0),
+    *(20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of the exposition: `suffix` is appended to the family's name."""
+
+    value: float
+    labels: Labels = ()
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples under one or more names."""
+
+    names: tuple[str, ...]
+    kind: Kind
+    help: str
+    samples: tuple[Sample, ...]
+
+
+class Counter:
+    """Totals by label values; never goes down."""
+
+    def __init__(self, *label_names: str) -> None:
+        self._label_names = label_names
+        self._totals: dict[tuple[str, ...], float] = {} if label_names else {(): 0.0}
+
+    def add(self, amount: float, *label_values: str) -> None:
+        assert amount >= 0 and len(label_values) == len(self._label_names)
+        self._totals[label_values] = self._totals.get(label_values, 0.0) + amount
+
+    def total(self, *label_values: str) -> float:
+        return self._totals.get(label_values, 0.0)
+
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(
+            Sample(total, tuple(zip(self._label_names, values, strict=True)), "_total")
+            for values, total in self._totals.items()
+        )
+
+
+class Histogram:
+    """Observations counted by bucket; a bucket holds values up to and including its bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        assert list(bounds) == sorted(set(bounds))
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def samples(self) -> tuple[Sample, ...]:
+        return (*self._buckets(), Sample(self._sum, (), "_sum"), Sample(self.count, (), "_count"))
+
+    def _buckets(self) -> Iterator[Sample]:
+        below = 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            below += count
+            yield Sample(below, (("le", _number(bound)),), "_bucket")
+
+
+def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    return Family(names, "gauge", help, tuple(Sample(value, labels) for labels, value in samples))
+
+
+def render(families: Iterable[Family], common: Labels = ()) -> str:
+    """The Prometheus text format 0.0.4; `common` labels come first on every sample."""
+    lines: list[str] = []
+    for family in families:
+        for name in family.names:
+            lines.extend(_family_lines(name, family, common))
+    return "\n".join(lines) + "\n"
+
+
+def _family_lines(name: str, family: Family, common: Labels) -> Iterator[str]:
+    head = f"{name}_total" if family.kind == "counter" else name
+    yield f"# HELP {head} {_escape(family.help, quote=False)}"
+    yield f"# TYPE {head} {family.kind}"
+    for sample in family.samples:
+        yield f"{name}{sample.suffix}{_braces((*common, *sample.labels))} {_number(sample.value)}"
+
+
+def _braces(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"
+
+
+def _escape(text: str, *, quote: bool = True) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quote else text
+
+
+def _number(value: float) -> str:
+    if value == float("inf"):
+        return "+Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1 << 53 else repr(float(value))

@@ -1,0 +1,136 @@
+"""An answer as an ASGI response: collected and sent whole, or streamed as server-sent events.
+
+The engine's refusal before the first token is still an HTTP status; after it, an error event in the stream.
+When the client leaves, generation is cancelled.
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from afserve.errors import AfserveError
+from afserve.server.body import ClientGone, until_gone
+from afserve.server.generation import Generator, Task
+from afserve.server.inflight import DrainingError, Inflight
+from afserve.server.openai import StreamOptions
+from afserve.server.refusal import error_body, internal_error, json_response
+from afserve.server.replies import DONE, Choice, Reply, Usage, encode, event
+
+log = logging.getLogger("afserve.server")
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Answer(Response):
+    """Runs `task` while the client is there. `write_deadline` bounds how long a client may refuse to read."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        inflight: Inflight,
+        task: Task,
+        reply: Reply,
+        stream: StreamOptions | None,
+        write_deadline: float,
+    ) -> None:
+        super().__init__()
+        self._generator = generator
+        self._inflight = inflight
+        self._task = task
+        self._reply = reply
+        self._stream = stream
+        self._write_deadline = write_deadline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._inflight.enter():
+            try:
+                if self._stream is None:
+                    whole = await until_gone(receive, self._collect())
+                    await whole(scope, receive, send)
+                else:
+                    await self._send_stream(receive, _Stream(send, self._write_deadline), self._stream)
+            except ClientGone:
+                log.info("%s: the client left, generation cancelled", self._task.request_id)
+            except asyncio.CancelledError:
+                if not self._inflight.aborted:
+                    raise
+                raise DrainingError from None
+
+    async def _collect(self) -> Response:
+        usage = Usage(self._task.prompt_tokens)
+        choices = [Choice() for _ in self._task.requests()]
+        async with aclosing(self._generator.run(self._task)) as pieces:
+            async for index, piece in pieces:
+                choices[index].add(piece)
+                usage.add(piece)
+        return json_response(self._reply.body(choices, usage))
+
+    async def _send_stream(self, receive: Receive, stream: "_Stream", options: StreamOptions) -> None:
+        try:
+            await until_gone(receive, self._write_all(stream, options))
+        except AfserveError as error:
+            await stream.fail(error_body(error), error)
+        except ClientGone:
+            raise
+        except asyncio.CancelledError as error:
+            if not self._inflight.aborted:
+                raise
+            await stream.fail(error_body(DrainingError()), error)
+        except Exception as error:
+            await stream.fail(internal_error(), error)
+            raise
+
+    async def _write_all(self, stream: "_Stream", options: StreamOptions) -> None:
+        usage = Usage(self._task.prompt_tokens)
+        tail = ',"usage":null' if options.include_usage else ""
+        async with aclosing(self._generator.run(self._task)) as pieces:
+            async for index, piece in pieces:
+                usage.add(piece)
+                if options.continuous:
+                    tail = f',"usage":{encode(usage.body())}'
+                if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
+                    await stream.write(self._reply.chunks(index, piece, tail))
+        if options.include_usage:
+            await stream.write(self._reply.usage_chunk(usage))
+        await stream.end(DONE)
+
+
+class _Stream:
+    """The response side of one stream. Headers go out with the first write."""
+
+    def __init__(self, send: Send, deadline: float) -> None:
+        self._send_message = send
+        self._deadline = deadline
+        self._begun = False
+        self._ended = False
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def end(self, data: bytes) -> None:
+        self._ended = True
+        await self.write(data, more=False)
+
+    async def fail(self, body: dict[str, object], error: BaseException) -> None:
+        """An error event where the stream has begun; before that the caller's exception is the answer."""
+        if not self._begun:
+            raise error
+        if not self._ended:
+            await self.end(event(body) + DONE)
+
+    async def _send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._send_message(message)
+        except TimeoutError as error:
+            raise ClientGone from error

@@ -1,0 +1,75 @@
+"""One sequence's token events as pieces of text: where detokenizing, stop strings and min_tokens meet.
+
+Values in, values out: no HTTP, no clock, no tasks.
+"""
+
+from dataclasses import dataclass
+
+from afserve.detokenizer import StopStrings, detokenizer
+from afserve.engine.request import SamplingParams, TokenEvent, TokenLogprob
+from afserve.errors import CapacityError, PeerError
+from afserve.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one choice. `tokens` counts generated tokens, also those that show no text."""
+
+    text: str
+    tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+
+
+class ChoiceDecoder:
+    """Feed it every event of a sequence; stop, and close the engine's iterator, once a piece has a reason."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, *, skip_special_tokens: bool = True
+    ) -> None:
+        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._keep_stop_token = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._tokens = 0
+
+    def feed(self, event: TokenEvent) -> Piece:
+        _raise_failure(event)
+        text = ""
+        for i, token_id in enumerate(event.token_ids):
+            self._tokens += 1
+            if not self._is_stop_token(event, i):
+                text += self._pass(self._detokenizer.push(token_id))
+            if self._stops.matched is not None:
+                return self._piece(event, text, i + 1, "stop")
+        reason: str | None = event.finish_reason
+        if reason is not None:
+            text += self._pass(self._detokenizer.finish()) + self._stops.finish()
+            reason = "stop" if self._stops.matched is not None else reason
+        return self._piece(event, text, len(event.token_ids), reason)
+
+    def _is_stop_token(self, event: TokenEvent, i: int) -> bool:
+        last = i == len(event.token_ids) - 1
+        return last and event.token_ids[i] == event.stop_token_id and not self._keep_stop_token
+
+    def _pass(self, text: str) -> str:
+        return text if self._tokens < self._min_tokens else self._stops.push(text)
+
+    def _piece(self, event: TokenEvent, text: str, tokens: int, reason: str | None) -> Piece:
+        return Piece(
+            text,
+            tokens,
+            event.logprobs[:tokens],
+            event.prompt_logprobs,
+            event.cached_tokens,
+            finish_reason=reason,
+        )
+
+
+def _raise_failure(event: TokenEvent) -> None:
+    if event.finish_reason == "error":
+        raise PeerError(event.error or "the engine gave up on this request without a reason; try again")
+    if event.finish_reason == "cancelled":
+        raise CapacityError("the engine cancelled this request; try again")

@@ -1,0 +1,148 @@
+"""A JSON body read field by field: the right type and range, or a RequestError that names the field.
+
+Fields nobody asks for are ignored; null is the same as absent. Knows no endpoint.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeVar
+
+from afserve.errors import RequestError
+
+T = TypeVar("T")
+_NAMES = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def parse_object(body: bytes) -> dict[str, object]:
+    """The request body as a JSON object. NaN, Infinity and anything that is not UTF-8 JSON are refused."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RequestError(f"the body is {kind_of(value)}, it must be a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def kind_of(value: object) -> str:
+    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
+
+
+def refuse(name: str, value: object, wanted: str) -> NoReturn:
+    raise RequestError(f"{name}: is {kind_of(value)}, it must be {wanted}", param=name)
+
+
+class Fields:
+    """One JSON object. `path` prefixes the names in errors, such as `messages[2]`."""
+
+    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def name(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
+
+    def get(self, key: str) -> object:
+        return self._values.get(key)
+
+    def refuse(self, key: str, wanted: str) -> NoReturn:
+        refuse(self.name(key), self.get(key), wanted)
+
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            self.refuse(key, "a string")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(key, "true or false")
+        return value
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(key, "an integer")
+        self._in_range(key, value, low, high)
+        return value
+
+    def number(self, key: str, low: float, high: float) -> float | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(key, "a number")
+        self._in_range(key, value, low, high)
+        return float(value)
+
+    def section(self, key: str) -> "Fields | None":
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(key, "an object")
+        return Fields(value, self.name(key))
+
+    def array(self, key: str) -> Sequence[object] | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, list):
+            self.refuse(key, "an array")
+        return value
+
+    def sections(self, key: str) -> tuple["Fields", ...]:
+        return tuple(
+            Fields(item, f"{self.name(key)}[{i}]")
+            if isinstance(item, dict)
+            else refuse(f"{self.name(key)}[{i}]", item, "an object")
+            for i, item in enumerate(self.array(key) or ())
+        )
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        return token_ids(self.array(key) or (), self.name(key))
+
+    def texts(self, key: str, most: int) -> tuple[str, ...]:
+        """A string or an array of at most `most` strings."""
+        value = self.get(key)
+        items = [value] if isinstance(value, str) else list(self.array(key) or ())
+        if len(items) > most:
+            raise RequestError(
+                f"{self.name(key)}: has {len(items)} strings, at most {most} are allowed", param=key
+            )
+        return tuple(
+            item if isinstance(item, str) else refuse(f"{self.name(key)}[{i}]", item, "a string")
+            for i, item in enumerate(items)
+        )
+
+    def raw(self) -> Mapping[str, object]:
+        return self._values
+
+    def _in_range(self, key: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:
+            raise RequestError(f"{self.name(key)}: {value} is outside [{low}, {high}]", param=self.name(key))
+
+
+def token_ids(items: Sequence[object], name: str) -> tuple[int, ...]:
+    for i, item in enumerate(items):
+        if isinstance(item, bool) or not isinstance(item, int):
+            refuse(f"{name}[{i}]", item, "an integer")
+    return tuple(item for item in items if isinstance(item, int))
+
+
+def or_else(value: T | None, default: T) -> T:
+    return default if value is None else value

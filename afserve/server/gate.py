@@ -1,0 +1,60 @@
+"""What every HTTP request passes first: the API key, a request id, the count of its answer."""
+
+import hmac
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from afserve.errors import AuthError
+from afserve.server.body import ClientGone
+from afserve.server.observe import ServerMetrics
+from afserve.server.refusal import refusal
+from afserve.server.settings import ServerSettings
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
+ADMIN_PREFIXES = ("/admin", "/status")
+
+
+class Gate:
+    """ASGI middleware. With no keys configured everything is open, as on a loopback address."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
+        self._app = app
+        self._api_keys = tuple(key.encode() for key in (*settings.api_keys, *settings.admin_keys))
+        self._admin_keys = tuple(key.encode() for key in settings.admin_keys or settings.api_keys)
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                route = getattr(scope.get("route"), "path", "none")
+                self._metrics.responses.add(1, route, str(message["status"]))
+            await send(message)
+
+        try:
+            await self._check_key(scope)
+        except AuthError as error:
+            await refusal(error)(scope, receive, stamped)
+            return
+        try:
+            await self._app(scope, receive, stamped)
+        except ClientGone:
+            return
+
+    async def _check_key(self, scope: Scope) -> None:
+        path = scope["path"]
+        keys = self._admin_keys if path.startswith(ADMIN_PREFIXES) else self._api_keys
+        if not keys or path in OPEN_PATHS:
+            return
+        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not given:
+            raise AuthError("an API key is needed: send it as the header Authorization: Bearer KEY")
+        if not any(hmac.compare_digest(given.strip().encode(), key) for key in keys):
+            raise AuthError("the API key is not one of this server's")

@@ -1,0 +1,63 @@
+"""Chat messages as a template wants them: text content as one string, tool arguments as objects."""
+
+import json
+from collections.abc import Mapping
+
+from afserve.errors import RequestError
+from afserve.server.fields import Fields
+
+
+def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
+    messages = fields.sections("messages")
+    if not messages:
+        raise RequestError("messages: at least one message is needed", param="messages")
+    return tuple(_message(message) for message in messages)
+
+
+def _message(message: Fields) -> Mapping[str, object]:
+    role = message.text("role")
+    if not role:
+        message.refuse("role", "a string such as user, assistant or system")
+    plain: dict[str, object] = {**message.raw(), "role": role, "content": _content(message)}
+    if message.get("tool_calls") is not None:
+        plain["tool_calls"] = [_tool_call(call) for call in message.sections("tool_calls")]
+    return plain
+
+
+def _content(message: Fields) -> str | None:
+    """The text of a message; array-form content is the texts of its parts, one after the other."""
+    value = message.get("content")
+    if isinstance(value, list):
+        return "".join(_part(part) for part in message.sections("content"))
+    if value is None and message.get("role") == "user":
+        message.refuse("content", "a string or an array of text parts")
+    return message.text("content")
+
+
+def _part(part: Fields) -> str:
+    kind = part.text("type")
+    if kind not in ("text", "input_text", "refusal"):
+        name = part.name("type")
+        raise RequestError(f"{name}: {kind!r} is not served, this model reads text only", param=name)
+    text = part.text("refusal" if kind == "refusal" else "text")
+    if text is None:
+        part.refuse("text", "a string")
+    return text
+
+
+def _tool_call(call: Fields) -> Mapping[str, object]:
+    """Templates want the arguments as an object, clients send them back as the JSON text they received."""
+    function = call.section("function")
+    if function is None:
+        call.refuse("function", "an object")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _json(arguments, function.name("arguments"))
+    return {**call.raw(), "function": {**function.raw(), "arguments": arguments}}
+
+
+def _json(text: str, name: str) -> object:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name}: not valid JSON: {error}", param=name) from error

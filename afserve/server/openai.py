@@ -1,0 +1,168 @@
+"""The requests of the OpenAI API as values: what was asked, checked, before any text is tokenized.
+
+Follows the OpenAI reference, then vLLM for the sampling fields that OpenAI lacks. Knows no HTTP.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afserve.engine.request import MAX_LOGPROBS
+from afserve.errors import RequestError
+from afserve.server.fields import Fields, or_else, refuse, token_ids
+from afserve.server.messages import messages_of
+from afserve.server.sampling import MAX_TOKENS
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """`continuous` puts the running usage in every chunk."""
+
+    include_usage: bool = False
+    continuous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """POST /v1/completions. `wanted_tokens` None is 16; 0 is allowed together with echo."""
+
+    model: str | None
+    prompts: tuple[Prompt, ...]
+    wanted_tokens: int | None
+    sampling: Fields
+    logprobs: int | None
+    echo: bool
+    add_special_tokens: bool
+    stream: bool
+    options: StreamOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """POST /v1/chat/completions. `wanted_tokens` None is whatever the context has left."""
+
+    model: str | None
+    messages: tuple[Mapping[str, object], ...]
+    tools: tuple[Mapping[str, object], ...]
+    template_values: Mapping[str, object]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    wanted_tokens: int | None
+    sampling: Fields
+    logprobs: int | None
+    stream: bool
+    options: StreamOptions
+
+
+def completion_request(body: Mapping[str, object]) -> CompletionRequest:
+    fields = Fields(body)
+    echo = fields.flag("echo")
+    if fields.text("suffix"):
+        raise RequestError(
+            "suffix: this model continues text, it cannot fill a gap; leave it out", param="suffix"
+        )
+    _refuse_best_of(fields)
+    refuse_structured(fields)
+    return CompletionRequest(
+        model=fields.text("model"),
+        prompts=prompts_of(fields),
+        wanted_tokens=fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS),
+        sampling=fields,
+        logprobs=fields.integer("logprobs", 0, MAX_LOGPROBS),
+        echo=echo,
+        add_special_tokens=fields.flag("add_special_tokens", True),
+        stream=fields.flag("stream"),
+        options=_stream_options(fields),
+    )
+
+
+def chat_request(body: Mapping[str, object]) -> ChatRequest:
+    fields = Fields(body)
+    refuse_structured(fields)
+    if fields.get("chat_template") is not None:
+        raise RequestError(
+            "chat_template: the model's own template is used, leave it out", param="chat_template"
+        )
+    extra = fields.section("chat_template_kwargs")
+    wanted = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
+    older = fields.integer("max_tokens", 1, MAX_TOKENS)
+    continues = fields.flag("continue_final_message")
+    return ChatRequest(
+        model=fields.text("model"),
+        messages=messages_of(fields),
+        tools=_tools(fields),
+        template_values={} if extra is None else extra.raw(),
+        add_generation_prompt=fields.flag("add_generation_prompt", not continues),
+        continue_final_message=continues,
+        wanted_tokens=older if wanted is None else wanted,
+        sampling=fields,
+        logprobs=_chat_logprobs(fields),
+        stream=fields.flag("stream"),
+        options=_stream_options(fields),
+    )
+
+
+def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
+    """A string, strings, token ids, or lists of token ids."""
+    value = fields.get("prompt")
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        fields.refuse("prompt", "a string, an array of strings, token ids, or an array of token-id arrays")
+    if all(isinstance(item, int) for item in value):
+        return (token_ids(value, "prompt"),)
+    return tuple(_prompt(item, f"prompt[{i}]") for i, item in enumerate(value))
+
+
+def _prompt(item: object, name: str) -> Prompt:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list):
+        return token_ids(item, name)
+    return refuse(name, item, "a string or an array of token ids")
+
+
+def _tools(fields: Fields) -> tuple[Mapping[str, object], ...]:
+    choice = fields.get("tool_choice")
+    if choice is not None and choice not in ("auto", "none"):
+        raise RequestError(
+            "tool_choice: tools are shown to the model, a call cannot be forced; use auto or none",
+            param="tool_choice",
+        )
+    tools = tuple(tool.raw() for tool in fields.sections("tools"))
+    return () if choice == "none" else tools
+
+
+def refuse_structured(fields: Fields) -> None:
+    form = fields.section("response_format")
+    kind = None if form is None else form.text("type")
+    if kind not in (None, "text"):
+        raise RequestError(
+            f"response_format: {kind!r} is not supported, only text; ask for the format in the prompt",
+            param="response_format",
+        )
+
+
+def _refuse_best_of(fields: Fields) -> None:
+    best_of = fields.integer("best_of", 1, 128)
+    if best_of not in (None, or_else(fields.integer("n", 1, 128), 1)):
+        raise RequestError(
+            "best_of: only best_of equal to n is supported; ask for n and choose", param="best_of"
+        )
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if fields.flag("logprobs"):
+        return or_else(top, 0)
+    if top:
+        raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    return None
+
+
+def _stream_options(fields: Fields) -> StreamOptions:
+    options = fields.section("stream_options")
+    if options is None:
+        return StreamOptions()
+    return StreamOptions(options.flag("include_usage"), options.flag("continuous_usage_stats"))

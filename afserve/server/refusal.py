@@ -1,0 +1,84 @@
+"""Errors as HTTP: the status, the OpenAI error body, Retry-After. One place decides what a client reads.
+
+Nothing of an unexpected exception reaches the client: it goes to the log.
+"""
+
+import json
+import math
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, RequestError
+
+_HTTP_MESSAGES = {
+    404: "there is no {method} {path}; see GET /v1/models, POST /v1/completions, POST /v1/chat/completions",
+    405: "{path} does not take {method}",
+}
+
+
+def error_body(error: AfserveError) -> dict[str, object]:
+    return _body(
+        error.message if hasattr(error, "message") else str(error), error.kind, error.param, code_of(error)
+    )
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def code_of(error: AfserveError) -> str | None:
+    """The codes that OpenAI clients look at."""
+    if isinstance(error, ContextLengthError):
+        return "context_length_exceeded"
+    if isinstance(error, NotFoundError) and error.param == "model":
+        return "model_not_found"
+    if isinstance(error, AuthError):
+        return "invalid_api_key"
+    if isinstance(error, OverloadedError):
+        return "rate_limit_exceeded"
+    return None
+
+
+class ContextLengthError(RequestError):
+    """A prompt, or a prompt and the tokens asked for, is longer than the model's context."""
+
+
+def refusal(error: AfserveError) -> Response:
+    headers = {}
+    if error.status in (429, 503):
+        seconds = error.retry_after if isinstance(error, OverloadedError) else 1.0
+        headers["retry-after"] = str(max(1, math.ceil(seconds)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status == 413:
+        headers["connection"] = "close"
+    return json_response(error_body(error), error.status, headers)
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    # ASCII escapes, because an error may quote text that UTF-8 cannot carry (a lone surrogate).
+    return Response(json.dumps(body), status, headers, "application/json")
+
+
+async def on_afserve_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AfserveError)
+    return refusal(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, in the same shape."""
+    assert isinstance(error, HTTPException)
+    form = _HTTP_MESSAGES.get(error.status_code, error.detail)
+    message = form.format(method=request.method, path=request.url.path)
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    return json_response(_body(message, kind, None, None), error.status_code, dict(error.headers or {}))
+
+
+def internal_error() -> dict[str, object]:
+    return _body("afserve failed on this request; its log has the reason", AfserveError.kind, None, None)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    return json_response(internal_error(), 500)

@@ -1,0 +1,47 @@
+"""The sampling fields that completions and chat share, as the engine's SamplingParams. Knows no endpoint."""
+
+from afserve.engine.request import SamplingParams
+from afserve.errors import RequestError
+from afserve.server.fields import Fields, or_else
+
+MAX_STOPS = 16
+MAX_TOKENS = 1 << 24
+
+
+def sampling_params(
+    fields: Fields, *, max_tokens: int, logprobs: int | None, echo: bool = False
+) -> SamplingParams:
+    """The sampling fields of either endpoint. Ranges are SamplingParams' own."""
+    plain = SamplingParams()
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=or_else(fields.number("temperature", 0, 2), plain.temperature),
+        top_p=or_else(fields.number("top_p", 0, 1), plain.top_p),
+        top_k=or_else(fields.integer("top_k", -1, 1 << 24), plain.top_k),
+        min_p=or_else(fields.number("min_p", 0, 1), plain.min_p),
+        repetition_penalty=or_else(fields.number("repetition_penalty", 0, 100), plain.repetition_penalty),
+        presence_penalty=or_else(fields.number("presence_penalty", -2, 2), plain.presence_penalty),
+        frequency_penalty=or_else(fields.number("frequency_penalty", -2, 2), plain.frequency_penalty),
+        seed=fields.integer("seed", -(1 << 63), (1 << 63) - 1),
+        stop=fields.texts("stop", MAX_STOPS),
+        stop_token_ids=fields.integers("stop_token_ids"),
+        include_stop_str_in_output=fields.flag("include_stop_str_in_output"),
+        min_tokens=or_else(fields.integer("min_tokens", 0, MAX_TOKENS), 0),
+        ignore_eos=fields.flag("ignore_eos"),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo else None,
+        n=or_else(fields.integer("n", 1, 128), 1),
+        logit_bias=_logit_bias(fields),
+    )
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    bias = fields.section("logit_bias")
+    if bias is None:
+        return ()
+    pairs = []
+    for key in bias.raw():
+        if not key.isascii() or not key.isdigit():
+            raise RequestError(f"logit_bias: {key!r} is not a token id", param="logit_bias")
+        pairs.append((int(key), or_else(bias.number(key, -100, 100), 0.0)))
+    return tuple(pairs)

@@ -1,0 +1,83 @@
+"""The application on a listening socket, from the first connection to the last answer of a draining server."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from afserve.errors import ConfigError
+from afserve.server.protocol import LimitedHTTP
+from afserve.server.service import Service
+
+log = logging.getLogger("afserve.server")
+# After the drain: time for the last bytes to leave before connections are dropped.
+CLOSING_SECONDS = 3
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before anything slow starts. Port 0 lets the system choose."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"port: cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port",
+            param="port",
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> None:
+    """Answers until `stop` is set, then drains: refuses new requests, finishes those begun, ends the rest.
+
+    Signals are the caller's. Closes `sock`.
+    """
+    service: Service = app.state.service
+    server = _Server(_config(app, service))
+    service.worker.start()
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        ended = await service.inflight.drain(service.settings.drain_deadline)
+        if ended:
+            log.warning(
+                "%d requests were ended after %g s of draining", ended, service.settings.drain_deadline
+            )
+    finally:
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+        sock.close()
+        service.worker.stop()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(app: Starlette, service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=LimitedHTTP,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(max(1, service.settings.keep_alive)),
+        timeout_graceful_shutdown=CLOSING_SECONDS,
+        h11_max_incomplete_event_size=service.settings.max_header_bytes,
+    )

@@ -1,0 +1,153 @@
+"""Text to token ids and back for one checkpoint folder, and which ids end a text. No torch, no transformers.
+
+Wraps `tokenizer.json` through the `tokenizers` library. Incremental decoding is in `detokenizer`, chat
+templates in `chat_template`; this file knows neither requests nor stop strings.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Vocabulary
+from tokenizers import decoders
+
+from afserve.errors import CheckpointError, RequestError
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer. Threads may share it: only a cache changes after construction."""
+
+    def __init__(self, vocabulary: Vocabulary, special: dict[str, str] | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, bytes] = {}
+        self.special = special or {}
+        self.byte_level = isinstance(vocabulary.decoder, decoders.ByteLevel)
+        added = vocabulary.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = int(vocabulary.get_vocab_size(with_added_tokens=True))
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "Tokenizer":
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path.name}: not found in the checkpoint folder; a model is served with its fast tokenizer "
+                "file, save it with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        text = path.read_text(encoding="utf-8")
+        try:
+            vocabulary = Vocabulary.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{path.name}: not a tokenizer file: {error}") from error
+        vocabulary.no_truncation()
+        vocabulary.no_padding()
+        return cls(vocabulary, special_tokens(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            ids: list[int] = self._vocabulary.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                "the text holds a lone surrogate, which is not valid Unicode", param="prompt"
+            ) from error
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary's own spelling of one id; empty for an id without an entry (padding rows of a head)."""
+        token: str | None = self._vocabulary.id_to_token(token_id)
+        return token or ""
+
+    def token_id(self, token: str) -> int | None:
+        found: int | None = self._vocabulary.token_to_id(token)
+        return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, special tokens spelled out."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._spell(token_id)
+        return known
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self.token(token_id)
+        if token_id in self.special_ids:
+            return token.encode()
+        if self.byte_level:
+            return bytes_of_byte_level(token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        text = self.decode([token_id], skip_special_tokens=False)
+        # A leading word mark is stripped only at the start of a text; inside one it is a space.
+        return (" " + text if token.startswith("▁") and not text.startswith(" ") else text).encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable spelling of bytes (`bytes_to_unicode` of the original encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(b): b for b in printable}
+    rest = (b for b in range(256) if b not in set(printable))
+    alphabet.update({chr(256 + i): b for i, b in enumerate(rest)})
+    return alphabet
+
+
+BYTE_OF = _byte_level_alphabet()
+
+
+def bytes_of_byte_level(token: str) -> bytes:
+    """A token spelled in the byte-level alphabet; one with any other character stands for itself."""
+    try:
+        return bytes(BYTE_OF[c] for c in token)
+    except KeyError:
+        return token.encode()
+
+
+def read_json(folder: str | Path, name: str) -> dict[str, object]:
+    """A JSON object beside the checkpoint, or an empty one when the file is absent."""
+    path = Path(folder) / name
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name}: holds a {type(value).__name__}, not an object")
+    return value
+
+
+def special_tokens(folder: str | Path) -> dict[str, str]:
+    """bos_token, eos_token, ... as strings, from tokenizer_config.json, then special_tokens_map.json."""
+    merged = {**read_json(folder, "special_tokens_map.json"), **read_json(folder, "tokenizer_config.json")}
+    found: dict[str, str] = {}
+    for name in SPECIAL_NAMES:
+        value = merged.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def eos_ids(folder: str | Path) -> tuple[int, ...]:
+    """Ids that end a text: generation_config.json's, else config.json's, else the tokenizer's eos_token."""
+    config = read_json(folder, "config.json")
+    text_config = config.get("text_config")
+    sources = [read_json(folder, "generation_config.json"), config]
+    if isinstance(text_config, dict):
+        sources.append(text_config)
+    for source in sources:
+        value = source.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if ids and all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            return tuple(ids)
+    token = special_tokens(folder).get("eos_token")
+    if token is None or not (Path(folder) / "tokenizer.json").is_file():
+        return ()
+    found = Tokenizer.from_folder(folder).token_id(token)
+    return () if found is None else (found,)

@@ -1,0 +1,220 @@
+"""A tiny real tokenizer, a scripted engine, and the HTTP server on a real socket in a thread."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from tokenizers import Tokenizer as Vocabulary
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.errors import AfserveError
+from afserve.server.app import build_app
+from afserve.server.backend import ClusterView, NodeView, ServedModel
+from afserve.server.serve import bind, serve
+from afserve.server.settings import ServerSettings
+from afserve.tokenizer import Tokenizer
+
+TEXT = [
+    "def add(x, y):\n    return x + y\n",
+    "the quick brown fox jumps over the lazy dog",
+    "日本語のテキスト 😀 naïve café",
+    "<|user|>hello<|end|><|assistant|>",
+]
+TEMPLATE = (
+    "{% if not messages %}{{ raise_exception('no messages') }}{% endif %}"
+    "{% for tool in tools or [] %}<tool>{{ tool | tojson }}</tool>{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'alien' %}{{ raise_exception('unknown role alien') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<s>", "<|end|>", "<|user|>", "<|assistant|>"]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a byte-level BPE tokenizer, a chat template and the ids that end a text."""
+    folder = tmp_path_factory.mktemp("tiny")
+    vocabulary = Vocabulary(models.BPE())
+    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    vocabulary.train_from_iterator(TEXT * 4, trainer)
+    vocabulary.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "<|end|>"}, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_folder(checkpoint)
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers with `reply`'s tokens, `per_event` at a time; stops where a test wants it to."""
+
+    model: ServedModel
+    tokenizer: Tokenizer
+    reply: str = " the quick brown fox"
+    per_event: int = 1
+    eos: bool = True
+    fail_at: int | None = None
+    error: AfserveError | None = None
+    hold_at: int | None = None
+    is_ready: bool = True
+    nodes: tuple[NodeView, ...] = ()
+    requests: list[GenerationRequest] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    holding: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def view(self) -> ClusterView:
+        return ClusterView(epoch=3, nodes=self.nodes, picked={"attention": "1"})
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        self.requests.append(request)
+        try:
+            async for event in self._events(request):
+                yield event
+        finally:
+            self.closed.append(request.request_id)
+            self.ended.set()
+
+    async def _events(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        ids = self.tokenizer.encode(self.reply)
+        if self.eos and not request.params.ignore_eos:
+            ids = [*ids, 1]
+        else:
+            ids = (ids * (request.params.max_tokens // len(ids) + 1))[: request.params.max_tokens]
+        limit = min(len(ids), request.params.max_tokens)
+        for start in range(0, limit, self.per_event):
+            await self._maybe_hold(start)
+            if self.error is not None and start == (self.fail_at or 0):
+                raise self.error
+            new = tuple(ids[start : min(start + self.per_event, limit)])
+            yield self._event(request, new, first=start == 0, last=start + len(new) >= limit)
+            await asyncio.sleep(0)
+
+    async def _maybe_hold(self, at: int) -> None:
+        if self.hold_at == at:
+            self.holding.set()
+            while not self.release.is_set():
+                await asyncio.sleep(0.002)
+
+    def _event(
+        self, request: GenerationRequest, new: tuple[int, ...], *, first: bool, last: bool
+    ) -> TokenEvent:
+        params = request.params
+        stopped = last and new[-1] == 1
+        scores = tuple(_score(t, params.logprobs) for t in new) if params.logprobs is not None else ()
+        prompt: tuple[TokenLogprob | None, ...] = ()
+        if first and params.prompt_logprobs is not None:
+            prompt = (None, *(_score(t, params.prompt_logprobs) for t in request.prompt_ids[1:]))
+        return TokenEvent(
+            request.request_id,
+            new,
+            finish_reason=("stop" if stopped else "length") if last else None,
+            stop_token_id=1 if stopped else None,
+            logprobs=scores,
+            prompt_logprobs=prompt,
+            cached_tokens=2 if first else 0,
+        )
+
+
+def _score(token_id: int, top: int) -> TokenLogprob:
+    others = tuple((token_id if i == 0 else 10 + i, -0.5 - i) for i in range(top))
+    return TokenLogprob(token_id, -0.5, 1, others)
+
+
+@pytest.fixture
+def make_backend(checkpoint: Path, tokenizer: Tokenizer) -> Callable[..., ScriptedBackend]:
+    def make(**settings: object) -> ScriptedBackend:
+        model = ServedModel("tiny", str(checkpoint), max_model_len=256, vocab_size=400, created=1_700_000_000)
+        return ScriptedBackend(model, tokenizer, **settings)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def nodes() -> tuple[NodeView, ...]:
+    attention = AttentionStats(2, 1, 100, 25, prefix_queries=10, prefix_hits=4, expert_rows=((6, 2), (1, 1)))
+    return (
+        NodeView("attention-0", "attention", "ready", 11, 0.1, 1 << 20, attention),
+        NodeView("expert-0", "expert", "ready", 12, 0.2, 2 << 20, ExpertStats(5, 40, 4, 0.5, 0.1)),
+    )
+
+
+class Server:
+    """The application on a loopback port, in a thread with its own event loop."""
+
+    def __init__(self, backend: ScriptedBackend, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+        self.backend = backend
+        self.app = build_app(backend, tokenizer, settings)
+        self._socket = bind("127.0.0.1", 0)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(serve(self.app, self._socket, self._stop))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            self.ask_to_stop()
+        self._thread.join()
+
+
+@pytest.fixture
+def run_server(tokenizer: Tokenizer) -> Callable[..., object]:
+    @contextmanager
+    def run(backend: ScriptedBackend, **settings: object) -> Iterator[Server]:
+        server = Server(backend, tokenizer, ServerSettings(**settings))  # type: ignore[arg-type]
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+    return run
+
+
+@pytest.fixture
+def server(
+    make_backend: Callable[..., ScriptedBackend], run_server: Callable[..., object]
+) -> Iterator[Server]:
+    with run_server(make_backend()) as running:  # type: ignore[attr-defined]
+        yield running
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
