@@ -91,6 +91,12 @@ class Lanes:
             raise ProtocolError(f"{name(box)}: flag is {lane.taken}, expected {lane.sent}")
         return lane.incoming.read(lane.taken)
 
+    def refuse(self, box: Box, reason: str) -> None:
+        lane = self._lanes[box]
+        lane.out.refuse(lane.taken, reason)
+        lane.sent = lane.staged = lane.taken
+        self._board.post(lane.index, lane.sent)
+
     def _fresh(self, found: Sequence[int]) -> list[Box]:
         boxes = []
         for index in found:

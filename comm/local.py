@@ -55,6 +55,9 @@ class LocalTransport:
     def take(self, box: Box) -> Parcel:
         return self._lanes.take(box)
 
+    def refuse(self, box: Box, reason: str) -> None:
+        self._lanes.refuse(box, reason)
+
     def close(self) -> None:
         for segment in self._segments:
             segment.leave(self._attention)

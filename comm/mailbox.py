@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from afserve.comm.transport import Box, Header, Kind, Parcel
-from afserve.comm.wire import HEADER_BYTES, Frame, check_slots, decode, encode
+from afserve.comm.wire import HEADER_BYTES, Frame, check_slots, decode, encode, encode_refusal, name, refusal
+from afserve.errors import ProtocolError
 
 _CACHED_SHAPES = 1024
 
@@ -19,7 +20,7 @@ class Mailbox:
         self.box = box
         self.frame = frame
         self.memory_B = memory_B
-        self._bytes = memory_B[:HEADER_BYTES].numpy().data
+        self._bytes = memory_B.numpy().data
         self._parts: dict[int, tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]] = {}
 
     def stage(self, header: Header) -> Parcel:
@@ -33,6 +34,9 @@ class Mailbox:
 
     def read(self, sequence: int) -> Parcel:
         """The message that lies here. Raises ProtocolError unless all of it fits the layout."""
+        reason = refusal(self._bytes, self.box, self.frame, sequence)
+        if reason is not None:
+            raise ProtocolError(f"{name(self.box)}: refused by the expert node: {reason}")
         header = decode(self._bytes, self.box, self.frame, sequence)
         x_RH, slot_RK, weight_RK, scale_RS, _ = self._views(header.rows)
         if slot_RK is None or weight_RK is None:
@@ -40,6 +44,9 @@ class Mailbox:
         own_RK = slot_RK.clone()
         check_slots(self.box, own_RK, self.frame.layout.slots)
         return Parcel(header, x_RH, own_RK, weight_RK.clone(), scale_RS)
+
+    def refuse(self, sequence: int, reason: str) -> None:
+        encode_refusal(self._bytes, self.box, self.frame, sequence, reason)
 
     def _views(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
         parts = self._parts.get(rows)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from afserve.comm.fp8 import dequantise
 from afserve.comm.transport import Box, Header, Kind, Transport
+from afserve.errors import ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,17 @@ class ExpertPort:
         self._transport = transport
         self._boxes = list(transport.boxes() if boxes is None else boxes)
         self._wire = transport.layout.combine_wire
+        self.refused = 0
 
     def poll(self) -> list[Arrival]:
-        """What has arrived and was not yet taken. Raises ProtocolError on bytes that no correct peer sends."""
-        return [self._take(box) for box in self._transport.ready(self._boxes)]
+        """What has arrived and was not yet taken. What no correct peer sends is refused and counted, not returned."""
+        arrivals = []
+        for box in self._transport.ready(self._boxes):
+            try:
+                arrivals.append(self._take(box))
+            except ProtocolError as error:
+                self.refuse(box, str(error))
+        return arrivals
 
     def wait(self, timeout: float) -> bool:
         """Park until something arrives. Raises PeerLost once for each attention node that is gone."""
@@ -46,6 +54,11 @@ class ExpertPort:
 
     def send(self, arrival: Arrival) -> None:
         self._transport.post(arrival.box)
+
+    def refuse(self, box: Box, reason: str) -> None:
+        """Answer what came last on `box` with the reason why it is not computed."""
+        self.refused += 1
+        self._transport.refuse(box, reason)
 
     def close(self) -> None:
         self._transport.close()

@@ -51,7 +51,8 @@ class SegmentMap:
         return self._flags + aligned(2 * self._lanes * LINE, PAGE)
 
     def _stride(self) -> tuple[int, int]:
-        return tuple(aligned(Frame(kind, self.layout).capacity, PAGE) for kind in Kind)  # type: ignore[return-value]
+        dispatch, combine = Frame(Kind.DISPATCH, self.layout), Frame(Kind.COMBINE, self.layout)
+        return aligned(dispatch.capacity, PAGE), aligned(combine.capacity, PAGE)
 
     @property
     def size(self) -> int:

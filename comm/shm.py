@@ -76,6 +76,9 @@ class ShmTransport:
     def take(self, box: Box) -> Parcel:
         return self._lanes.take(box)
 
+    def refuse(self, box: Box, reason: str) -> None:
+        self._lanes.refuse(box, reason)
+
     def close(self) -> None:
         """Tell the peers. The memory itself goes when the last tensor over it does."""
         for segment in self._segments.values():

@@ -22,8 +22,11 @@ SCALE_BLOCK = 128
 
 
 class Kind(IntEnum):
+    """A REFUSAL takes a combine's place: the dispatch was not what a correct peer sends, and here is why."""
+
     DISPATCH = 1
     COMBINE = 2
+    REFUSAL = 3
 
 
 class WireType(IntEnum):
@@ -134,7 +137,14 @@ class Transport(Protocol):
         ...
 
     def take(self, box: Box) -> Parcel:
-        """The incoming message, checked against the layout. Raises ProtocolError on anything else."""
+        """The incoming message, checked against the layout. Raises ProtocolError on anything else.
+
+        On an attention node also when the expert node refused the dispatch; the message says why.
+        """
+        ...
+
+    def refuse(self, box: Box, reason: str) -> None:
+        """On an expert node: answer what was taken last from `box` with a refusal. Never raises PeerLost."""
         ...
 
     def close(self) -> None: ...

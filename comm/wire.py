@@ -22,6 +22,7 @@ SEQUENCES = 1 << 32  # sequence numbers wrap here
 
 _HEADER = struct.Struct("<IHBBIIIHHHHIQ")
 _LINE = 64
+LONGEST_REASON = 512
 
 
 def following(sequence: int) -> int:
@@ -111,6 +112,30 @@ def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
     _below(box, "rows", rows, layout.max_rows + 1)
     _same(box, "payload bytes", payload, frame.span(rows).end - HEADER_BYTES)
     return Header(frame.kind, epoch, number, layer, rows, frame.wire)
+
+
+def encode_refusal(memory: memoryview, box: Box, frame: Frame, sequence: int, reason: str) -> None:
+    """Write a whole refusal, header and text; the text is cut to what fits."""
+    text = reason.encode("ascii", "replace")[: _longest_reason(frame)]
+    header = Header(Kind.REFUSAL, 0, sequence, 0, 0, frame.wire)
+    encode(memory, box, header, len(text))
+    memory[HEADER_BYTES : HEADER_BYTES + len(text)] = text
+
+
+def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | None:
+    """The reason if a refusal of that number lies in `memory`; its text is only ever shown."""
+    _, _, kind, *_, payload = _HEADER.unpack_from(memory)
+    number = _HEADER.unpack_from(memory)[5]
+    if frame.kind is not Kind.COMBINE or kind != Kind.REFUSAL or number != sequence:
+        return None
+    if payload > _longest_reason(frame):
+        raise ProtocolError(f"{name(box)}: a refusal of {payload} bytes, at most {_longest_reason(frame)}")
+    text = bytes(memory[HEADER_BYTES : HEADER_BYTES + payload]).decode("ascii", "replace")
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _longest_reason(frame: Frame) -> int:
+    return min(LONGEST_REASON, frame.capacity - HEADER_BYTES)
 
 
 def peek_rows(memory: memoryview) -> int:

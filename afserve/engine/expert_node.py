@@ -16,7 +16,6 @@ from afserve.comm.bank import Bank
 from afserve.comm.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
 from afserve.engine.stats import ExpertStats
-from afserve.errors import ProtocolError
 
 
 class ExpertNode:
@@ -62,10 +61,12 @@ class ExpertNode:
     def _admit(self, arrival: Arrival) -> None:
         if arrival.header.epoch not in self._epochs:
             known = ", ".join(str(epoch) for epoch in sorted(self._epochs))
-            raise ProtocolError(
-                f"expert-{arrival.box.expert}: attention-{arrival.box.attention} routed under epoch "
-                f"{arrival.header.epoch}, this node holds {known}"
+            reason = (
+                f"attention-{arrival.box.attention} routed under epoch {arrival.header.epoch}, "
+                f"expert-{arrival.box.expert} holds epoch {known}"
             )
+            self._port.refuse(arrival.box, reason)
+            return
         self._held[arrival.box] = arrival
 
     def _due(self) -> list[list[Arrival]]:
