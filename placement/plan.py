@@ -1,12 +1,16 @@
 """A placement: where every logical expert's replicas live and what share of its rows each one takes.
 
 A value. Frozen, versioned by `epoch`, printable, diffable, and read from and written to plain JSON. It
-knows nothing of how it was computed, nor of tensors.
+knows nothing of how it was computed, nor of tensors. `afserve place --json` prints the same file.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from afserve.errors import ConfigError
 
@@ -16,10 +20,15 @@ _SHARE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """One MoE layer. `slots[n][s]` is the expert in slot s of node n (FREE = empty); `share` is parallel to it."""
+    """One MoE layer. `slots[n][s]` is the expert in slot s of node n (FREE = empty); `share` is parallel to it.
+
+    `max_load` and `lower_bound` are what the optimizer expected and proved (rows on the fullest node, 0 = not known).
+    """
 
     slots: tuple[tuple[int, ...], ...]
     share: tuple[tuple[float, ...], ...]
+    max_load: float = field(default=0.0, compare=False)
+    lower_bound: float = field(default=0.0, compare=False)
 
     def replicas(self, expert: int) -> tuple[tuple[int, int, float], ...]:
         """(node, slot, share) of each replica of `expert`, in node order."""
@@ -29,6 +38,37 @@ class LayerPlacement:
             for slot, held in enumerate(row)
             if held == expert
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """One slot that must get other weights. `local`: its node already holds that expert in another slot."""
+
+    layer: int
+    node: int
+    slot: int
+    expert: int
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What leads from one placement to another: slots to fill first, slots that are free afterwards."""
+
+    fills: tuple[Fill, ...]
+    frees: tuple[tuple[int, int, int], ...]
+
+    @property
+    def moves(self) -> int:
+        """Experts that travel: fills from outside the node."""
+        return sum(not fill.local for fill in self.fills)
+
+    def busiest(self) -> int:
+        """The most moves into one node: fills of different nodes travel side by side."""
+        into: dict[int, int] = {}
+        for fill in self.fills:
+            into[fill.node] = into.get(fill.node, 0) + (not fill.local)
+        return max(into.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +117,59 @@ class Placement:
                 if expert != FREE:
                     yield number, slot, expert
 
+    def check_shape(self, *, layers: int, experts: int, nodes: int | None = None) -> None:
+        """Raises ConfigError where this placement is of another model or another number of nodes."""
+        if (len(self.layers), self.experts) != (layers, experts):
+            raise ConfigError(
+                f"the placement is of another model: {len(self.layers)} MoE layers of {self.experts} experts, "
+                f"here are {layers} of {experts}"
+            )
+        if nodes is not None and self.nodes != nodes:
+            raise ConfigError(f"the placement is for {self.nodes} expert nodes, here are {nodes}")
+
+    def diff(self, new: "Placement") -> Diff:
+        """What must be filled, and what may be freed, to go from here to `new`."""
+        new.check_shape(layers=len(self.layers), experts=self.experts, nodes=self.nodes)
+        fills, frees = [], []
+        for number, (old_layer, new_layer) in enumerate(zip(self.layers, new.layers, strict=True)):
+            for node, (old, row) in enumerate(zip(old_layer.slots, new_layer.slots, strict=True)):
+                if old == row:
+                    continue
+                held = frozenset(old)
+                for slot, expert in enumerate(row):
+                    if expert != FREE and (slot >= len(old) or old[slot] != expert):
+                        fills.append(Fill(number, node, slot, expert, expert in held))
+                left = frozenset(row)
+                frees += [(number, node, s) for s, e in enumerate(old) if e != FREE and e not in left]
+        return Diff(tuple(fills), tuple(frees))
+
+    def slot_array(self) -> NDArray[np.int64]:
+        """slot_LNS, padded with FREE to the widest node."""
+        return _padded(
+            [layer.slots for layer in self.layers], self.nodes, self.slots_per_node(), FREE
+        ).astype(np.int64)
+
+    def share_array(self) -> NDArray[np.float64]:
+        """share_LNS, parallel to `slot_array`."""
+        return _padded([layer.share for layer in self.layers], self.nodes, self.slots_per_node(), 0.0)
+
+    def __str__(self) -> str:
+        width = self.slots_per_node()
+        head = f"placement epoch {self.epoch}: {len(self.layers)} layers of {self.experts} experts on {self.nodes} nodes"
+        rows = [f"{head}, up to {width} slots a node"]
+        for number, layer in enumerate(self.layers):
+            held = sum(e != FREE for row in layer.slots for e in row)
+            known = f", max {layer.max_load:.6g}, bound {layer.lower_bound:.6g}" if layer.max_load else ""
+            rows.append(f"  layer {number}: {held} replicas{known}")
+        return "\n".join(rows)
+
     def to_json(self) -> str:
+        layers = [
+            {"slots": y.slots, "share": y.share, "max_load": y.max_load, "lower_bound": y.lower_bound}
+            for y in self.layers
+        ]
         return json.dumps(
-            {
-                "epoch": self.epoch,
-                "nodes": self.nodes,
-                "experts": self.experts,
-                "layers": [{"slots": layer.slots, "share": layer.share} for layer in self.layers],
-            }
+            {"nodes": self.nodes, "experts": self.experts, "epoch": self.epoch, "layers": layers}
         )
 
     @classmethod
@@ -92,24 +177,51 @@ class Placement:
         """Raises ConfigError, naming the field, on anything that is not a valid placement."""
         try:
             raw = json.loads(text)
-            layers = tuple(
-                LayerPlacement(
-                    tuple(tuple(int(e) for e in row) for row in layer["slots"]),
-                    tuple(tuple(float(s) for s in row) for row in layer["share"]),
-                )
-                for layer in raw["layers"]
+            layers = tuple(_read_layer(layer) for layer in raw["layers"])
+            nodes = _whole(raw["nodes"])
+            experts = _whole(
+                raw.get("experts", 1 + max((e for y in layers for r in y.slots for e in r), default=-1))
             )
-            nodes = int(raw["nodes"])
-            experts = int(raw.get("experts", 1 + max((e for y in layers for r in y.slots for e in r), default=-1)))
-            epoch = int(raw.get("epoch", 0))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a placement file: {type(error).__name__}: {error}") from error
+            epoch = _whole(raw.get("epoch", 0))
+        except KeyError as error:
+            raise ConfigError(f"not a placement file: it has no {error}") from error
+        except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"not a placement file: {error}") from error
         return cls(epoch, nodes, experts, layers)
+
+
+def _read_layer(raw: Any) -> LayerPlacement:
+    return LayerPlacement(
+        tuple(tuple(_whole(e) for e in row) for row in raw["slots"]),
+        tuple(tuple(float(s) for s in row) for row in raw["share"]),
+        float(raw.get("max_load", 0.0)),
+        float(raw.get("lower_bound", 0.0)),
+    )
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value:
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(value)
+
+
+def _padded(
+    tables: Sequence[Sequence[Sequence[float]]], nodes: int, width: int, fill: float
+) -> NDArray[np.float64]:
+    array = np.full((len(tables), nodes, width), fill, dtype=np.float64)
+    for number, rows in enumerate(tables):
+        for node, row in enumerate(rows):
+            array[number, node, : len(row)] = row
+    return array
 
 
 def _check_layer(number: int, layer: LayerPlacement, nodes: int, experts: int) -> None:
     if len(layer.slots) != nodes or len(layer.share) != nodes:
         raise ConfigError(f"placement layer {number}: has {len(layer.slots)} nodes, the placement {nodes}")
+    if experts > sum(map(len, layer.slots)):
+        raise ConfigError(
+            f"placement layer {number}: {experts} experts in {sum(map(len, layer.slots))} slots"
+        )
     total = [0.0] * experts
     for node, (row, shares) in enumerate(zip(layer.slots, layer.share, strict=True)):
         _check_node(number, node, row, shares, experts)
@@ -118,7 +230,9 @@ def _check_layer(number: int, layer: LayerPlacement, nodes: int, experts: int) -
                 total[expert] += share
     for expert, share in enumerate(total):
         if abs(share - 1.0) > _SHARE_TOLERANCE:
-            raise ConfigError(f"placement layer {number}: shares of expert {expert} sum to {share:.6g}, not 1")
+            raise ConfigError(
+                f"placement layer {number}: shares of expert {expert} sum to {share:.6g}, not 1"
+            )
 
 
 def _check_node(number: int, node: int, row: Sequence[int], shares: Sequence[float], experts: int) -> None:
