@@ -36,6 +36,8 @@ _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a ne
 class Node(Protocol):
     """What this loop needs of `engine.attention_node.AttentionNode`."""
 
+    stalled: bool
+
     @property
     def busy(self) -> bool: ...
     def submit(self, request: GenerationRequest) -> None: ...
@@ -43,7 +45,6 @@ class Node(Protocol):
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
     def stats(self) -> AttentionStats: ...
-    def drain(self) -> None: ...
 
 
 def serve_attention(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> None:
@@ -100,7 +101,7 @@ class AttentionLoop:
         events = self._node.step()
         if events:
             self._stream.send(Tokens(tuple(events)))
-        else:
+        if self._node.stalled:
             self._node.wait(_PARKED)
 
     def _obey(self, command: ToNode) -> None:
@@ -111,7 +112,6 @@ class AttentionLoop:
                 self._node.cancel(str(number))
             case Drain():
                 self._draining = True
-                self._node.drain()
             case Shutdown():
                 self._running = False
             case _:

@@ -3,7 +3,7 @@
 Closing the iterator of `generate` early cancels the request on its node. It knows no HTTP and no text.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
 from afserve.clock import Clock
@@ -37,7 +37,7 @@ class Frontend:
         self._nodes = run.attention_nodes
         self._affinity = Affinity(run.attention_nodes, run.engine.block_size)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         lane = self._submit(request)
         try:
             while True:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from afserve.control import channel
+from afserve.control.values import node_name
 from afserve.launch.zygote import Order
 
 _STOP_SECONDS = 6.0
@@ -39,6 +40,7 @@ class NodeProcesses:
         self.exited: dict[str, int] = {}
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._spawned = False
         self._stopping = False
 
     def __enter__(self) -> "NodeProcesses":
@@ -66,8 +68,10 @@ class NodeProcesses:
                 env=_environment(),
             )
 
-    def spawn(self, name: str, role: str, index: int, join: str) -> None:
+    def spawn(self, role: str, index: int, join: str) -> None:
         assert self._socket is not None, "start() first"
+        name = node_name(role, index)
+        self._spawned = True
         order = Order(name, role, index, join, str(self.token_file), str(self._log(name)))
         try:
             self._socket.sendall(order.to_line())
@@ -89,8 +93,10 @@ class NodeProcesses:
             on_exit(HELPER, self._reason(HELPER, self._helper_code()))
 
     def stop(self) -> None:
-        """End everything that is left; asks first, then makes sure."""
+        """End everything that is left; asks first, then makes sure. May be called again."""
         self._stopping = True
+        if not self._spawned:
+            self.kill()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,104 @@
+"""Puts a node together from its assignment: engine, link and transport. The one file here that imports torch.
+
+A node that reads another config.json than the controller's is refused before any weight is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from afserve.comm import connect, rendezvous
+from afserve.comm.m2n import ExpertLink, ExpertPort, LocalBankLink
+from afserve.comm.transport import Layout
+from afserve.control.values import Assigned, Run, node_name
+from afserve.engine.attention_node import AttentionNode
+from afserve.engine.build import (
+    build_attention_node,
+    build_expert_bank,
+    dtype_of,
+    layout_for,
+    spec_of,
+)
+from afserve.engine.expert_node import ExpertNode
+from afserve.errors import RendezvousError
+from afserve.kernels.ops import open_ops
+from afserve.placement.plan import Placement
+from afserve.spec import ModelSpec
+
+CONNECT_SECONDS = 30.0
+Progress = Callable[[float], None]
+Close = Callable[[], None]
+Agreed = dict[str, str]
+AnyNode = AttentionNode[Any]  # over whichever link's tickets
+
+
+def build_attention(
+    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], tuple[str, ...]]
+) -> tuple[AnyNode, Close]:
+    """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses."""
+    run = assigned.run
+    spec = _checked_spec(assigned)
+    placement = Placement.from_json(run.placement)
+    layout = _layout(run, spec, placement)
+    addresses = meet(_agreed(layout))
+    if not run.expert_nodes:
+        return _colocated(run, spec, placement, progress)
+    transport = connect.connect(addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS)
+    link = ExpertLink(transport, attention=assigned.index, layout=layout, placement=placement)
+    return build_attention_node(run.source, run.engine, link, progress), link.close
+
+
+def _colocated(run: Run, spec: ModelSpec, placement: Placement, progress: Progress) -> tuple[AnyNode, Close]:
+    ops = open_ops(run.engine.device, run.engine.threads)
+    bank = build_expert_bank(
+        run.source, placement.held(0), spec.experts, progress=lambda done: progress(done / 2), ops=ops
+    )
+    link = LocalBankLink(bank)
+    later: Progress = lambda done: progress(0.5 + done / 2)  # noqa: E731
+    return build_attention_node(run.source, run.engine, link, later, ops=ops), link.close
+
+
+def build_expert(
+    assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None]
+) -> tuple[ExpertNode, Close]:
+    """Listens before it reads weights, so that attention nodes connect meanwhile."""
+    run = assigned.run
+    spec = _checked_spec(assigned)
+    placement = Placement.from_json(run.placement)
+    layout = _layout(run, spec, placement)
+    transport, address = connect.listen(
+        run.transport, expert=assigned.index, attention_nodes=run.attention_nodes, layout=layout
+    )
+    announce(address, _agreed(layout))
+    bank = build_expert_bank(
+        run.source,
+        placement.held(assigned.index),
+        layout.slots,
+        threads=run.engine.threads,
+        device=run.engine.device,
+        progress=progress,
+    )
+    return ExpertNode(ExpertPort(transport), bank, epoch=placement.epoch), transport.close
+
+
+def _checked_spec(assigned: Assigned) -> ModelSpec:
+    source = assigned.run.source
+    spec = spec_of(source)
+    if spec.fingerprint() != assigned.run.fingerprint:
+        raise RendezvousError(
+            f"{node_name(assigned.role, assigned.index)}: model: {source.path}/config.json describes another model "
+            f"here ({spec.fingerprint()}) than on the controller's host ({assigned.run.fingerprint})"
+        )
+    return spec
+
+
+def _layout(run: Run, spec: ModelSpec, placement: Placement) -> Layout:
+    layout = layout_for(run.source, spec, run.engine, placement.slots_per_node())
+    served = rendezvous.fingerprint(
+        spec.fingerprint(), dtype_of(run.source, spec), run.source.load_format, run.source.seed
+    )
+    return replace(layout, model=served)
+
+
+def _agreed(layout: Layout) -> Agreed:
+    return {name: str(value) for name, value in asdict(layout).items()}

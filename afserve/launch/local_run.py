@@ -1,0 +1,79 @@
+"""A run whose nodes are all on this machine: controller and frontend here, nodes as processes. `up` and `LLM` use it.
+
+It owns the order of starting and ending and knows neither HTTP nor a terminal.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from afserve.clock import MonotonicClock
+from afserve.control.channel import read_token
+from afserve.control.controller import Controller
+from afserve.control.frontend import Frontend
+from afserve.control.lanes import Lanes
+from afserve.control.members import Member
+from afserve.launch.models import FoundModel
+from afserve.launch.processes import NodeProcesses
+from afserve.launch.topology import Topology
+from afserve.server.backend import ServedModel
+
+DRAIN_SECONDS = 5.0
+
+
+class LocalRun:
+    """`start()` starts the nodes, `wait_ready()` returns when they serve, `async with` ends all of it.
+
+    `processes` was started by the caller, as early as possible, and is stopped by the caller.
+    """
+
+    def __init__(self, topology: Topology, model: FoundModel, name: str, processes: NodeProcesses) -> None:
+        clock = MonotonicClock()
+        lanes = Lanes()
+        self.topology = topology
+        self.processes = processes
+        self.controller = Controller(topology.run, read_token(processes.token_file), lanes, clock)
+        served = ServedModel(
+            name=name,
+            path=str(model.tokenizer),
+            max_model_len=topology.run.engine.max_model_len,
+            vocab_size=topology.spec.vocab_size,
+            created=int(time.time()),
+        )
+        self.frontend = Frontend(self.controller, lanes, served, topology.picked, clock)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "LocalRun":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self, on_progress: Callable[[Member], None] | None = None) -> None:
+        if on_progress is not None:
+            self.controller.on_progress = on_progress
+        address = await self.controller.start()
+        self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
+        for role in ("attention", "expert"):
+            for index in range(self.topology.run.count(role)):
+                self.processes.spawn(role, index, address)
+
+    async def wait_ready(self) -> None:
+        """Raises what kept a node from becoming ready."""
+        await self.controller.wait_ready()
+
+    async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Take nothing new and let running requests finish, for at most `seconds`."""
+        self.frontend.close()
+        await self.controller.drain(seconds)
+
+    async def stop(self) -> None:
+        self.frontend.close()
+        await self.controller.stop()
+        await asyncio.to_thread(self.processes.stop)
+        if self._watch is not None:
+            await self._watch

@@ -1,0 +1,242 @@
+"""Decides how a model runs on this machine: node counts, micro-batches, threads, KV size. Values in, values out.
+
+What the user fixed is kept; the rest is chosen and every choice says why. Raises DoesNotFitError with what is
+needed by role, what there is, and the ways on. Bytes throughout.
+"""
+
+from dataclasses import dataclass, field
+
+from afserve.config import MAX_MICRO_BATCHES, EngineConfig, ModelSource, in_range
+from afserve.control.values import Run
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.machine import Machine
+from afserve.placement.plan import Placement
+from afserve.spec import BYTES, ModelSpec
+
+GIB = 1 << 30
+NODE_OVERHEAD = 350 << 20  # interpreter, torch, buffers: measured, without weights and KV
+_BLOCK = 16
+_SPARE = 0.10  # of the free memory, left to everything else on the machine
+_KV_SHARE = 0.5  # of what weights leave, unless the user says
+_KV_DEFAULT_MAX = 4 * GIB
+_SEQUENCES = 256
+_BATCH_TOKENS = 512
+_MOST_NODES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user fixed; None is for us to choose. `micro_batches` may also be "auto"."""
+
+    attention: int | None = None
+    experts: int | None = None
+    micro_batches: str = "auto"
+    colocated: bool = False
+    kv_tokens: int | None = None
+    max_model_len: int | None = None
+    threads: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    attention: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        return self.attention + self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Bytes of one node of each role."""
+
+    attention: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of one node of a role."""
+
+    weights: int
+    kv: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + NODE_OVERHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What will run, with the memory of one node by role and the reasons for what was chosen."""
+
+    run: Run
+    spec: ModelSpec
+    attention: Need
+    expert: Need | None
+    picked: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.run.engine.kv_blocks * self.run.engine.block_size
+
+
+def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology:
+    """Everything that `afserve up` starts on one machine."""
+    picked: dict[str, str] = {}
+    nodes = _counts(spec, machine, wishes, picked)
+    micro_batches = _micro_batches(wishes, nodes, picked)
+    threads = _threads(machine, wishes, nodes, picked)
+    weights = _weights(spec, source, nodes)
+    kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
+    engine = EngineConfig(
+        max_model_len=longest,
+        kv_blocks=kv_tokens // _BLOCK,
+        block_size=_BLOCK,
+        max_sequences=_SEQUENCES,
+        max_batch_tokens=_BATCH_TOKENS,
+        micro_batches=micro_batches,
+        threads=threads,
+        device=wishes.device,
+    )
+    placement = Placement.contiguous(
+        layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts)
+    )
+    run = Run(source, engine, nodes.attention, nodes.experts, spec.fingerprint(), placement.to_json())
+    kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
+    expert = Need(weights.expert) if nodes.experts else None
+    return Topology(run, spec, Need(weights.attention, kv), expert, picked)
+
+
+def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> _Nodes:
+    if wishes.colocated and wishes.experts:
+        raise ConfigError(
+            "--colocated: the experts are in the attention nodes then; drop --experts", param="experts"
+        )
+    for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
+        if value is not None:
+            in_range(f"--{key}", value, 1, _MOST_NODES)
+    attention = wishes.attention or max(1, min(machine.cores // 8, 4))
+    if wishes.attention is None:
+        picked["attention"] = f"{attention}, one per 8 of {_cores(machine)}"
+    if wishes.colocated:
+        return _Nodes(attention, 0)
+    experts = wishes.experts or max(1, min(machine.cores // 4, spec.experts, 8))
+    if wishes.experts is None:
+        picked["experts"] = f"{experts}, one per 4 of {_cores(machine)}"
+    if experts > spec.experts:
+        raise ConfigError(
+            f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
+        )
+    return _Nodes(attention, experts)
+
+
+def _micro_batches(wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:
+    text = wishes.micro_batches
+    if text != "auto":
+        if not text.isdigit():
+            raise ConfigError(
+                f"--micro-batches: {text!r} is neither a number nor auto", param="micro_batches"
+            )
+        in_range("--micro-batches", int(text), 1, MAX_MICRO_BATCHES)
+        return int(text)
+    chosen = 2 if nodes.experts else 1
+    why = (
+        "one attends while the other is with the experts"
+        if nodes.experts
+        else "nothing to overlap in one process"
+    )
+    picked["micro-batches"] = f"{chosen}, {why}"
+    return chosen
+
+
+def _threads(machine: Machine, wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:
+    if wishes.threads is not None:
+        in_range("--threads", wishes.threads, 1, 1024)
+        return wishes.threads
+    threads = max(1, machine.cores // nodes.total)
+    picked["threads"] = (
+        f"{threads} per node, {_cores(machine)} for {nodes.total} node{'s' * (nodes.total > 1)}"
+    )
+    return threads
+
+
+def _element(source: ModelSource, spec: ModelSpec) -> int:
+    """Bytes of one number once loaded; FP8 is computed in 16 bits."""
+    return max(2, BYTES[spec.dtype if source.dtype == "auto" else source.dtype])
+
+
+def _weights(spec: ModelSpec, source: ModelSource, nodes: _Nodes) -> _Weights:
+    """Of one attention node and of the fullest expert node."""
+    size = _element(source, spec)
+    own, routed = spec.attention_parameters() * size, spec.routed_parameters() * size
+    if not nodes.experts:
+        return _Weights(own + routed, 0)
+    return _Weights(own, -(-spec.experts // nodes.experts) * routed // spec.experts)
+
+
+def _kv(
+    spec: ModelSpec,
+    source: ModelSource,
+    machine: Machine,
+    wishes: Wishes,
+    nodes: _Nodes,
+    weights: _Weights,
+    picked: dict[str, str],
+) -> tuple[int, int]:
+    """(KV tokens of one attention node, in whole blocks; longest sequence)."""
+    per_token = spec.kv_bytes_per_token(_element(source, spec))
+    free = usable(machine) - nodes.attention * weights.attention - nodes.experts * weights.expert
+    free -= nodes.total * NODE_OVERHEAD
+    longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
+    in_range("--max-model-len", longest, 2, spec.max_position)
+    tokens = wishes.kv_tokens
+    if tokens is None:
+        most = min(int(free * _KV_SHARE) // nodes.attention, _KV_DEFAULT_MAX) // per_token
+        tokens = min(most, _SEQUENCES * longest)
+        picked["kv-tokens"] = (
+            f"{tokens} per attention node, {gib(tokens * per_token)} of {gib(machine.memory)} free"
+        )
+    tokens = tokens // _BLOCK * _BLOCK
+    if tokens < _BLOCK or tokens * per_token * nodes.attention > free:
+        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needs(spec, source, machine)}")
+    if wishes.max_model_len is None and longest > tokens:
+        longest = tokens
+        picked["max-model-len"] = (
+            f"{longest}, all of one node's KV cache; the model allows {spec.max_position}"
+        )
+    if longest > tokens:
+        raise ConfigError(f"--kv-tokens: {tokens} is less than one sequence of --max-model-len {longest}")
+    return tokens, longest
+
+
+def needs(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:
+    """What a model needs by role, what there is, and the three ways on."""
+    size = _element(source, spec)
+    own, routed = spec.attention_parameters() * size, spec.routed_parameters() * size
+    kv = spec.kv_bytes_per_token(size) * 1000
+    room = max(1, usable(machine) - NODE_OVERHEAD)
+    limited = f" ({machine.limited_by})" if machine.limited_by else ""
+    return f"""\
+  weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({spec.moe_layers} MoE layers)
+  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
+  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}; of such machines it would take
+            {-(-own // room)} for each attention node and {-(-routed // room)} for the experts
+Three ways on:
+  afserve up     the bundled nano, the same architecture at a size that fits anywhere
+  afserve up --model {source.name} --load-format dummy --layers N     its first N layers with random weights
+  afserve plan --model {source.name}     what to buy, how to split it, what it costs"""
+
+
+def usable(machine: Machine) -> int:
+    return int(machine.memory * (1 - _SPARE))
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.3g} GiB"
+
+
+def _cores(machine: Machine) -> str:
+    return f"{machine.cores} core{'s' * (machine.cores > 1)}"

@@ -1,0 +1,224 @@
+"""The offline door: `LLM` starts its own nodes on this machine, generates, and stops them again.
+
+The same processes and the same engine as `afserve up`, without HTTP. Its event loop runs in a thread of its own,
+so it can be used from any program, notebooks included.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from afserve.config import ModelSource
+from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenLogprob
+from afserve.errors import AfserveError, ConfigError
+from afserve.launch.local_run import LocalRun
+from afserve.launch.machine import this_machine
+from afserve.launch.models import FoundModel, find_model
+from afserve.launch.processes import NodeProcesses
+from afserve.launch.topology import Topology, Wishes, choose
+from afserve.server.choice import ChoiceDecoder
+from afserve.spec import ModelSpec
+from afserve.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One generated continuation; `index` counts the n of one prompt."""
+
+    prompt_ids: tuple[int, ...]
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+
+
+class LLM:
+    """`with LLM("nano", attention=2, experts=3, micro_batches=2) as llm: llm.generate([...], params)`.
+
+    What is not given is picked for the machine, as in `afserve up`. `colocated` keeps the experts in the attention
+    nodes. Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start, PeerLost when a node dies.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "nano",
+        *,
+        attention: int | None = None,
+        experts: int | None = None,
+        micro_batches: int | str = "auto",
+        colocated: bool = False,
+        kv_tokens: int | None = None,
+        max_model_len: int | None = None,
+        threads: int | None = None,
+        dtype: str = "auto",
+        load_format: str = "safetensors",
+        layers: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self._model = str(model)
+        self._source = ModelSource("", self._model, dtype, load_format, layers)
+        self._wishes = Wishes(
+            attention, experts, str(micro_batches), colocated, kv_tokens, max_model_len, threads, device
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
+        self._processes = NodeProcesses()
+        self._run: LocalRun | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._requests = 0
+
+    def __enter__(self) -> "LLM":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> "LLM":
+        """Returns when every node serves."""
+        self._thread.start()
+        try:
+            self._wait(self._start())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Stops every node. May be called again."""
+        if self._thread.is_alive():
+            self._wait(self._stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    @property
+    def topology(self) -> Topology:
+        return self._running().topology
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        self._running()
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    @property
+    def run(self) -> LocalRun:
+        """The run below, for measurements: its nodes' processes and statistics."""
+        return self._running()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Continuations of texts or of lists of token ids, prompt by prompt, `params.n` for each."""
+        self._running()
+        requests = self._requests_of(_listed(prompts), params or SamplingParams())
+        return self._wait(self._generate(requests))
+
+    # ---- in the loop's thread
+
+    async def _start(self) -> None:
+        self._processes.start()
+        found = find_model(self._model, self._processes.folder)
+        source = replace(self._source, path=str(found.folder), name=found.name)
+        topology = choose(_spec(source, found), source, this_machine(), self._wishes)
+        self._run = LocalRun(topology, found, found.name, self._processes)
+        await self._run.start()
+        self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
+        await self._run.wait_ready()
+
+    async def _stop(self) -> None:
+        if self._run is not None:
+            await self._run.stop()
+        self._processes.stop()
+
+    async def _generate(self, requests: Sequence[tuple[int, GenerationRequest]]) -> list[Completion]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._one(index, request)) for index, request in requests]
+        return [task.result() for task in tasks]
+
+    async def _one(self, index: int, request: GenerationRequest) -> Completion:
+        decoder = ChoiceDecoder(self.tokenizer, request.params)
+        text, tokens, logprobs, first = [], [], [], None
+        async with aclosing(self._running().frontend.generate(request)) as events:
+            async for event in events:
+                first = first or event
+                piece = decoder.feed(event)
+                text.append(piece.text)
+                tokens.extend(event.token_ids[: piece.tokens])
+                logprobs.extend(piece.logprobs)
+                if piece.finish_reason is not None:
+                    break
+        assert first is not None
+        return Completion(
+            request.prompt_ids,
+            index,
+            "".join(text),
+            tuple(tokens),
+            piece.finish_reason,  # type: ignore[arg-type]
+            first.cached_tokens,
+            tuple(logprobs),
+            first.prompt_logprobs,
+        )
+
+    # ---- in the caller's thread
+
+    def _serve_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run in the loop's thread. One failed request is raised as itself, not as a group."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseExceptionGroup as group:
+            raise next((e for e in group.exceptions if isinstance(e, AfserveError)), group) from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _running(self) -> LocalRun:
+        if self._run is None or not self._thread.is_alive():
+            raise ConfigError("this LLM is not started; use `with LLM(...) as llm:` or call start()")
+        return self._run
+
+    def _requests_of(
+        self, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> list[tuple[int, GenerationRequest]]:
+        one, requests = replace(params, n=1), []
+        for prompt in prompts:
+            ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+            for index in range(params.n):
+                self._requests += 1
+                seeded = one if params.seed is None else replace(one, seed=params.seed + index)
+                requests.append((index, GenerationRequest(f"llm-{self._requests}", ids, seeded)))
+        return requests
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several: a text, or a list of token ids, is one."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:
+    spec = ModelSpec.load(found.folder)
+    if source.load_format != "dummy" and not found.weights:
+        raise ConfigError(f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder")
+    return spec if source.layers is None else spec.cut(source.layers)
