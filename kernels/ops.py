@@ -9,6 +9,7 @@ B block size, P positions.
 import torch
 from torch import Tensor
 
+from afserve.errors import ConfigError
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -27,19 +28,45 @@ class Ops:
     def backend_name(self) -> str:
         return self._backend.name
 
-    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
+    def explain(self) -> str:
+        """One line for the start of a run: which path the ops take here."""
+        return self._backend.explain()
+
+    def pack_linear(
+        self, weight_OI: Tensor, bias_O: Tensor | None = None, int8: bool = False
+    ) -> PackedLinear:
         """Called once at load. The weight may be dropped by the caller afterwards."""
         _rank("weight_OI", weight_OI, 2)
         if bias_O is not None:
             _shape("bias_O", bias_O, (weight_OI.shape[0],))
-        return self._backend.pack_linear(weight_OI, bias_O)
+        return self._backend.pack_linear(weight_OI, bias_O, int8)
 
-    def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor) -> PackedExperts:
+    def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor, int8: bool = False) -> PackedExperts:
         """gate_up_EJH stacks gate over up (J = 2 I). Called once at load."""
         _rank("down_EHI", down_EHI, 3)
         experts, hidden, inner = down_EHI.shape
         _shape("gate_up_EJH", gate_up_EJH, (experts, 2 * inner, hidden))
-        return self._backend.pack_experts(gate_up_EJH, down_EHI)
+        packed = self.empty_experts(experts, hidden, inner, down_EHI.dtype, int8)
+        for slot in range(experts):
+            self.set_expert(packed, slot, gate_up_EJH[slot], down_EHI[slot])
+        return packed
+
+    def empty_experts(
+        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+    ) -> PackedExperts:
+        """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
+
+        int8: weights are kept as int8 with a scale per output; rows stay in `dtype`.
+        """
+        return self._backend.empty_experts(slots, hidden, inner, dtype, int8)
+
+    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+        """Replace one slot's weights. No `expert_ffn` may name the slot meanwhile."""
+        _shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
+        _shape("down_HI", down_HI, (experts.hidden, experts.inner))
+        if not 0 <= slot < experts.experts:
+            raise ValueError(f"slot: {slot}, there are {experts.experts} slots")
+        self._backend.set_expert(experts, slot, gate_up_JH, down_HI)
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """weight * x / sqrt(mean(x^2) + eps), the mean in float32, over the last dimension."""
@@ -50,11 +77,18 @@ class Ops:
         _last("x_TI", x_TI, packed.inputs)
         return self._backend.linear(x_TI, packed)
 
+    def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
+        """`linear` with a float32 result; the native library never rounds it to the rows' dtype."""
+        _last("x_TH", x_TH, packed.inputs)
+        return self._backend.logits(x_TH, packed)
+
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         """down(silu(gate(x)) * up(x)); gate stacked over up."""
         _last("x_TH", x_TH, gate_up.inputs)
         if gate_up.outputs != 2 * down.inputs:
-            raise ValueError(f"mlp: gate_up has {gate_up.outputs} outputs, down {down.inputs} inputs; need 2:1")
+            raise ValueError(
+                f"mlp: gate_up has {gate_up.outputs} outputs, down {down.inputs} inputs; need 2:1"
+            )
         return self._backend.mlp(x_TH, gate_up, down)
 
     def rope(
@@ -97,7 +131,9 @@ class Ops:
         """
         _rank("q_TAD", q_TAD, 3)
         if q_TAD.shape[1] % k_NGBD.shape[1]:
-            raise ValueError(f"q_TAD: {q_TAD.shape[1]} heads do not divide by {k_NGBD.shape[1]} key/value heads")
+            raise ValueError(
+                f"q_TAD: {q_TAD.shape[1]} heads do not divide by {k_NGBD.shape[1]} key/value heads"
+            )
         _batch("q_TAD", q_TAD, batch)
         return self._backend.attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
 
@@ -121,20 +157,42 @@ class Ops:
         return self._backend.route(x_TH, gate_EH, bias_E, rule)
 
     def expert_ffn(
-        self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, out_RH: Tensor
+        self,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        experts: PackedExperts,
+        out_RH: Tensor,
+        add: bool = False,
     ) -> None:
-        """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped."""
+        """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped.
+
+        add: the sum starts from out_RH instead of zero.
+        """
         rows, hidden = x_RH.shape
         if hidden != experts.hidden:
             raise ValueError(f"x_RH: hidden size {hidden}, the experts have {experts.hidden}")
         _shape("out_RH", out_RH, (rows, hidden))
         _shape("weight_RK", weight_RK, tuple(slot_RK.shape))
-        self._backend.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH)
+        self._backend.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
 
 
-def open_ops(device: str = "cpu", threads: int = 1) -> Ops:
-    """The fastest backend for `device` that works on this machine."""
-    return Ops(Reference(), torch.device(device), threads)
+def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = "") -> Ops:
+    """The fastest backend for `device` that works on this machine, or the one called `backend` ("torch", "native").
+
+    isa: an instruction set of the native library instead of the best one, for tests and comparisons.
+    """
+    if backend == "torch" or device != "cpu":
+        return Ops(Reference(), torch.device(device), threads)
+    try:
+        from afserve.kernels.native import Native
+    except ImportError as error:
+        if backend == "native":
+            raise ConfigError(
+                f"backend: the native library was not built ({error}); reinstall with a compiler"
+            ) from error
+        return Ops(Reference(), torch.device(device), threads)
+    return Ops(Native(threads, isa), torch.device(device), threads)
 
 
 def _rank(name: str, x: Tensor, rank: int) -> None:

@@ -1,10 +1,12 @@
 """Weights in whatever order a backend likes best; made once at load, opaque to everyone else.
 
 The torch tensors are what the reference reads; `handle` is what a fast backend keeps instead.
+`dtype` is that of the rows the weights multiply, which for int8 weights is not their own.
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -17,6 +19,7 @@ class PackedLinear:
     weight_OI: Tensor | None
     bias_O: Tensor | None
     handle: object | None = None
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(slots=True)
@@ -29,3 +32,13 @@ class PackedExperts:
     gate_up_EJH: Tensor | None
     down_EHI: Tensor | None
     handle: object | None = None
+    dtype: torch.dtype = torch.float32
+    int8: bool = False
+
+
+def int8_rounded(weight_OI: Tensor) -> Tensor:
+    """The weight as int8 with one scale per output holds it: round(w / s) * s, s = max |w| / 127 over the inputs."""
+    w = weight_OI.float()
+    scale = w.abs().amax(-1, keepdim=True) / 127.0
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (w / scale).round() * scale

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.packed import PackedExperts, PackedLinear, int8_rounded
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
 
@@ -19,12 +19,25 @@ class Reference:
 
     name = "torch"
 
-    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear:
-        return PackedLinear(weight_OI.shape[0], weight_OI.shape[1], weight_OI, bias_O)
+    def explain(self) -> str:
+        return f"PyTorch {torch.__version__}"
 
-    def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor) -> PackedExperts:
-        experts, hidden, inner = down_EHI.shape
-        return PackedExperts(experts, hidden, inner, gate_up_EJH, down_EHI)
+    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
+        outputs, inputs = weight_OI.shape
+        kept = int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
+        return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
+
+    def empty_experts(
+        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+    ) -> PackedExperts:
+        gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype)
+        down = torch.zeros((slots, hidden, inner), dtype=dtype)
+        return PackedExperts(slots, hidden, inner, gate_up, down, dtype=dtype, int8=int8)
+
+    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+        assert experts.gate_up_EJH is not None and experts.down_EHI is not None
+        experts.gate_up_EJH[slot] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
+        experts.down_EHI[slot] = int8_rounded(down_HI) if experts.int8 else down_HI
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x = x_TH.float()
@@ -32,13 +45,19 @@ class Reference:
         return weight_H * x.to(x_TH.dtype)
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
+        assert packed.weight_OI is not None
         return F.linear(x_TI, packed.weight_OI, packed.bias_O)
+
+    def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
+        return self.linear(x_TH, packed).float()
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         gate, up = self.linear(x_TH, gate_up).chunk(2, dim=-1)
         return self.linear(F.silu(gate) * up, down)
 
-    def rope(self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
+    def rope(
+        self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
+    ) -> Tensor:
         cos = cos_PD[position_T].unsqueeze(1)
         sin = sin_PD[position_T].unsqueeze(1)
         x = x_TAD.float()
@@ -49,7 +68,9 @@ class Reference:
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return turned.to(x_TAD.dtype)
 
-    def write_kv(self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor) -> None:
+    def write_kv(
+        self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
+    ) -> None:
         size = k_NGBD.shape[2]
         block, offset = kv_slot_T // size, kv_slot_T % size
         k_NGBD[block, :, offset] = k_TGD
@@ -86,7 +107,9 @@ class Reference:
             out[start:stop] = (weights @ v_GCD.repeat_interleave(repeat, 0)).transpose(0, 1).to(out.dtype)
         return out
 
-    def attend_mla(self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float) -> Tensor:
+    def attend_mla(
+        self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
+    ) -> Tensor:
         out = torch.empty((*q_TAC.shape[:2], rank), dtype=q_TAC.dtype, device=q_TAC.device)
         for start, stop, context, blocks in sequences(batch, cache_NBC.shape[1]):
             latent = cache_NBC[blocks].flatten(0, 1)[:context].float()
@@ -95,14 +118,23 @@ class Reference:
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)
         return out
 
-    def route(self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[Tensor, Tensor]:
+    def route(
+        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+    ) -> tuple[Tensor, Tensor]:
         logits_TE = F.linear(x_TH.float(), gate_EH.float())
         return choose(logits_TE, bias_E, rule)
 
     def expert_ffn(
-        self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, out_RH: Tensor
+        self,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        experts: PackedExperts,
+        out_RH: Tensor,
+        add: bool,
     ) -> None:
-        total = torch.zeros(x_RH.shape, dtype=torch.float32, device=x_RH.device)
+        assert experts.gate_up_EJH is not None and experts.down_EHI is not None
+        total = out_RH.float() if add else torch.zeros(x_RH.shape, dtype=torch.float32, device=x_RH.device)
         for slot in torch.unique(slot_RK).tolist():
             if slot < 0:
                 continue

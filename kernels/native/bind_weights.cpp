@@ -1,0 +1,56 @@
+// Bindings of packed weights: dense maps and experts.
+#include "bind.h"
+#include "experts.h"
+#include "linear.h"
+
+namespace {
+
+Source source(Address data, int dtype, size_t stride) { return {at<const void>(data), dtype_of(dtype), stride}; }
+
+void run_linear(const Linear& linear, Engine& engine, Address x, size_t stride, int rows, int dtype, Address out,
+                int out_dtype) {
+  py::gil_scoped_release released;
+  size_t wide = size_t(linear.outputs());
+  if (dtype_of(dtype) == Dtype::f32)
+    linear.run(engine, at<float>(x), stride, rows, at<float>(out), wide);
+  else if (dtype_of(out_dtype) == Dtype::f32)
+    linear.run(engine, at<bf16>(x), stride, rows, at<float>(out), wide);
+  else
+    linear.run(engine, at<bf16>(x), stride, rows, at<bf16>(out), wide);
+}
+
+void run_experts(Experts& experts, Engine& engine, Address x, size_t stride, int dtype, Address slot, Address weight,
+                 int rows, int choices, Address out, size_t out_stride, int out_dtype, bool add) {
+  py::gil_scoped_release released;
+  const int32_t* slots = at<const int32_t>(slot);
+  const float* weights = at<const float>(weight);
+  if (dtype_of(dtype) == Dtype::f32)
+    experts.run(engine, at<float>(x), stride, slots, weights, rows, choices, at<float>(out), out_stride, add);
+  else if (dtype_of(out_dtype) == Dtype::f32)
+    experts.run(engine, at<bf16>(x), stride, slots, weights, rows, choices, at<float>(out), out_stride, add);
+  else
+    experts.run(engine, at<bf16>(x), stride, slots, weights, rows, choices, at<bf16>(out), out_stride, add);
+}
+
+}  // namespace
+
+void bind_weights(py::module_& m) {
+  py::class_<Linear>(m, "Linear")
+      .def(py::init([](int outputs, int inputs, int dtype) { return new Linear(outputs, inputs, dtype_of(dtype)); }))
+      .def("pack", [](Linear& l, Address w, int dtype, size_t stride) { l.pack(source(w, dtype, stride)); })
+      .def("set_bias", [](Linear& l, Address bias, int dtype) { l.set_bias(source(bias, dtype, 0)); })
+      .def_property_readonly("bytes", &Linear::bytes)
+      .def("run", run_linear);
+  py::class_<Experts>(m, "Experts")
+      .def(py::init([](int slots, int hidden, int inner, int dtype) {
+        return new Experts(slots, hidden, inner, dtype_of(dtype));
+      }))
+      .def("pack",
+           [](Experts& e, int slot, Address gate_up, size_t gate_up_stride, Address down, size_t down_stride,
+              int dtype) {
+             py::gil_scoped_release released;
+             e.pack(slot, source(gate_up, dtype, gate_up_stride), source(down, dtype, down_stride));
+           })
+      .def_property_readonly("bytes", &Experts::bytes)
+      .def("run", run_experts);
+}

@@ -1,0 +1,45 @@
+// What every op of one backend shares: the inner loops of the chosen instruction set, the threads, and scratch
+// memory that is kept between calls. One op at a time: the caller is one thread of Python.
+#pragma once
+#include <string>
+
+#include "isa.h"
+#include "memory.h"
+#include "pool.h"
+
+struct Engine {
+  Engine(int threads, const std::string& isa_name);
+
+  // Called before the tasks start, so that no thread of the pool ever allocates.
+  void reserve(size_t bytes);
+
+  template <class T>
+  T* scratch(int thread) const {
+    return reinterpret_cast<T*>(worker[thread].data());
+  }
+
+  const Isa* isa;
+  Pool pool;
+  std::vector<Memory> worker;  // one per thread
+  Memory shared[4];            // one op's, written by disjoint tasks
+};
+
+// Rows as a product may read them: whole blocks of inputs, zero past the last input.
+template <class E>
+struct Rows {
+  const E* data;
+  size_t stride;
+};
+
+// `x` itself if its rows are whole blocks, else a padded copy in `scratch`.
+template <class E>
+Rows<E> whole_blocks(const E* x, size_t stride, int rows, int inputs, Memory& scratch) {
+  if (inputs % BLOCK == 0) return {x, stride};
+  size_t padded = size_t(inputs + BLOCK - 1) / BLOCK * BLOCK;
+  E* copy = scratch.at_least<E>(rows * padded);
+  for (int r = 0; r < rows; r++) {
+    memcpy(copy + r * padded, x + r * stride, inputs * sizeof(E));
+    memset(copy + r * padded + inputs, 0, (padded - inputs) * sizeof(E));
+  }
+  return {copy, padded};
+}

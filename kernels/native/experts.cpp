@@ -1,0 +1,116 @@
+#include "experts.h"
+
+#include <stdexcept>
+
+namespace {
+
+constexpr int ROW_BLOCK = 128;
+
+int clamp(int n, int most) { return n < most ? n : most; }
+
+}  // namespace
+
+void Grouping::build(const int32_t* slot, const float* by_choice, int rows, int choices, int slots) {
+  start.assign(slots + 1, 0);
+  int total = rows * choices;
+  for (int i = 0; i < total; i++) {
+    if (slot[i] >= slots)
+      throw std::out_of_range("slot_RK: slot " + std::to_string(slot[i]) + " in row " + std::to_string(i / choices) +
+                              ", there are " + std::to_string(slots) + " slots");
+    if (slot[i] >= 0) start[slot[i] + 1]++;
+  }
+  groups.clear();
+  for (int s = 0; s < slots; s++) {
+    if (start[s + 1]) groups.push_back({s, start[s], start[s + 1]});
+    start[s + 1] += start[s];
+  }
+  row.resize(start[slots]);
+  weight.resize(start[slots]);
+  for (int i = 0; i < total; i++) {
+    if (slot[i] < 0) continue;
+    int entry = start[slot[i]]++;
+    row[entry] = i / choices;
+    weight[entry] = by_choice[i];
+  }
+}
+
+Experts::Experts(int slots, int hidden, int inner, Dtype dtype)
+    : slots_(slots),
+      hidden_(hidden),
+      inner_(inner),
+      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype),
+      down_(slots, hidden, inner, dtype) {}
+
+// Panel columns are gate, up, gate, up tiles of 16, so that SwiGLU needs only what one product made.
+void Experts::pack(int slot, const Source& gate_up, const Source& down) {
+  if (slot < 0 || slot >= slots_) throw std::out_of_range("slot " + std::to_string(slot) + " does not exist");
+  gate_up_.pack(slot, gate_up, [this](int column) {
+    int inner = column / PANEL * 32 + column % PANEL / 32 * 16 + column % 16;
+    if (inner >= inner_) return -1;
+    return column / 16 % 2 ? inner_ + inner : inner;
+  });
+  down_.pack(slot, down, [this](int column) { return column < hidden_ ? column : -1; });
+}
+
+template <class E, class O>
+void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows,
+                  int choices, O* out, size_t out_stride, bool add) {
+  const Isa& isa = *engine.isa;
+  grouping_.build(slot, weight, rows, choices, slots_);
+  engine.reserve(size_t(ROW_BLOCK + rows) * PANEL * sizeof(float));
+  const auto& groups = grouping_.groups;
+  int entries = int(grouping_.row.size());
+  size_t wide = size_t(gate_up_.blocks()) * BLOCK, inner = size_t(gate_up_.panels()) * 32;
+
+  // Each entry's activations, in group order and whole blocks.
+  E* gathered = engine.shared[0].at_least<E>(entries * wide + 1);
+  engine.pool.run(ceil_div(entries, 64), [&](int index, int) {
+    for (int e = index * 64; e < clamp(entries, index * 64 + 64); e++) {
+      memcpy(gathered + e * wide, x + grouping_.row[e] * stride, hidden_ * sizeof(E));
+      memset(gathered + e * wide + hidden_, 0, (wide - hidden_) * sizeof(E));
+    }
+  });
+
+  struct Piece {
+    int slot, first, count;
+  };
+  std::vector<Piece> pieces;
+  for (const auto& g : groups)
+    for (int r = 0; r < g.count; r += ROW_BLOCK)
+      pieces.push_back({g.slot, g.first + r, clamp(g.count - r, ROW_BLOCK)});
+  E* middle = engine.shared[1].at_least<E>(entries * inner + 1);
+  int panels = gate_up_.panels();
+  engine.pool.run(int(pieces.size()) * panels, [&](int index, int worker) {
+    const Piece& piece = pieces[index / panels];
+    int panel = index % panels;
+    float* sum = engine.scratch<float>(worker);
+    gate_up_.multiply(isa, piece.slot, panel, gathered + piece.first * wide, wide, piece.count, sum);
+    isa.of<E>().swiglu(sum, piece.count, middle + piece.first * inner + panel * 32, inner);
+    isa.finish();
+  });
+
+  // One task owns 64 output columns of every row, so the sums of a row are made in slot order.
+  engine.pool.run(down_.panels(), [&](int panel, int worker) {
+    float* sum = engine.scratch<float>(worker);
+    float* total = sum + ROW_BLOCK * PANEL;
+    int columns = clamp(hidden_ - panel * PANEL, PANEL);
+    O* to = out + panel * PANEL;
+    memset(total, 0, size_t(rows) * PANEL * sizeof(float));
+    if (add)
+      for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) total[r * PANEL + c] = to_float(to[r * out_stride + c]);
+    for (const Piece& piece : pieces) {
+      down_.multiply(isa, piece.slot, panel, middle + piece.first * inner, inner, piece.count, sum);
+      for (int i = 0; i < piece.count; i++) {
+        int e = piece.first + i;
+        isa.add_scaled(total + size_t(grouping_.row[e]) * PANEL, sum + i * PANEL, grouping_.weight[e], PANEL);
+      }
+    }
+    isa.of<O>().store(total, rows, nullptr, to, out_stride, columns);
+    isa.finish();
+  });
+}
+
+template void Experts::run(Engine&, const bf16*, size_t, const int32_t*, const float*, int, int, bf16*, size_t, bool);
+template void Experts::run(Engine&, const bf16*, size_t, const int32_t*, const float*, int, int, float*, size_t, bool);
+template void Experts::run(Engine&, const float*, size_t, const int32_t*, const float*, int, int, float*, size_t, bool);

@@ -1,0 +1,36 @@
+// The routed experts' SwiGLU FFN: rows grouped by slot, two products per group, weighted sums in float.
+#pragma once
+#include "engine.h"
+#include "weights.h"
+
+// Which rows go to which slot, in ascending (slot, row) order. A slot below 0 is skipped.
+struct Grouping {
+  struct Group {
+    int slot, first, count;  // entries first .. first + count - 1
+  };
+  std::vector<Group> groups;
+  std::vector<int> row;       // by entry
+  std::vector<float> weight;  // by entry
+  std::vector<int> start;     // by slot; kept to save allocations
+
+  void build(const int32_t* slot, const float* weight, int rows, int choices, int slots);
+};
+
+class Experts {
+ public:
+  Experts(int slots, int hidden, int inner, Dtype dtype);
+  void pack(int slot, const Source& gate_up, const Source& down);
+
+  int slots() const { return slots_; }
+  size_t bytes() const { return gate_up_.bytes() + down_.bytes(); }
+
+  // out[rows][hidden] = (out +) sum of weight * FFN_slot(x). Slots must be below `slots`; throws if not.
+  template <class E, class O>
+  void run(Engine& engine, const E* x, size_t stride, const int32_t* slot, const float* weight, int rows, int choices,
+           O* out, size_t out_stride, bool add);
+
+ private:
+  int slots_, hidden_, inner_;
+  Panels gate_up_, down_;
+  Grouping grouping_;
+};

@@ -1,0 +1,75 @@
+// Which instruction sets this processor and this operating system allow, best first.
+#include "isa.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+const Isa* generic_isa();
+const Isa* avx2_isa();
+const Isa* avx512_isa();
+const Isa* avx512bf16_isa();
+const Isa* amx_isa();
+
+namespace {
+
+#if defined(__x86_64__)
+
+// Linux grants the 8 KiB of tile state per process, on request.
+bool tiles_granted() {
+#if defined(__linux__)
+  constexpr int request_permission = 0x1023, tile_data = 18;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+
+// Leaf 7, sub-leaf 0, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE. Compilers differ in the names they give these.
+bool has_tiles() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && tiles_granted();
+}
+
+// Leaf 7, sub-leaf 1, EAX: bit 5 AVX512-BF16.
+bool has_bf16() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+struct Choice {
+  const Isa* (*table)();
+  bool (*works)();
+};
+
+const Choice choices[] = {
+#if defined(__x86_64__)
+    {amx_isa, [] { return has_avx512() && has_bf16() && has_tiles(); }},
+    {avx512bf16_isa, [] { return has_avx512() && has_bf16(); }},
+    {avx512_isa, has_avx512},
+    {avx2_isa, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+#endif
+    {generic_isa, [] { return true; }},
+};
+
+}  // namespace
+
+const Isa* find_isa(const char* name) {
+  for (const Choice& choice : choices) {
+    if (!choice.works()) continue;
+    const Isa* isa = choice.table();
+    if (!*name || !strcmp(isa->name, name)) return isa;
+  }
+  return nullptr;
+}

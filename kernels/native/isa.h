@@ -1,0 +1,64 @@
+// The table of inner loops that one instruction set provides, and the choice between the sets at run time.
+// Everything above this table is instruction-set neutral.
+//
+// A panel is 64 output columns of packed weights: blocks of 32 inputs, each of 4 tiles of 16 columns, each
+// tile 512 elements. In a bf16 or int8 tile element (k, column) sits at (k / 2) * 32 + column * 2 + k % 2,
+// in a float tile at k * 16 + column. Sums are float rows of 64 columns.
+#pragma once
+#include "element.h"
+
+constexpr int PANEL = 64;        // columns of a panel
+constexpr int BLOCK = 32;        // inputs of a block
+constexpr int TILE = 512;        // elements of a tile
+constexpr int PANEL_BLOCK = 4 * TILE;  // elements of one block of a panel
+
+template <class E>
+struct Loops {
+  // sum[rows][64] (+)= a[rows][32 * blocks] * panel. Reads exactly rows * 32 * blocks of a.
+  void (*gemm)(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add);
+  // The same with int8 weights, unscaled.
+  void (*gemm_i8)(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add);
+  // out[rows][columns] = sum (+ bias64 when given)
+  void (*store)(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns);
+  // Panel of gate tile, up tile, gate tile, up tile -> out[rows][32] = silu(gate) * up.
+  void (*swiglu)(const float* sum, int rows, E* out, size_t stride);
+  void (*rms_norm)(const E* x, const E* weight, float eps, int size, E* out);
+  void (*add)(E* x, const E* y, int size);  // x += y, rounded to E
+  // Pairs (i, i + half), or (2 i, 2 i + 1) if interleaved; out always split in halves.
+  void (*rope)(const E* x, const float* cos, const float* sin, int half, bool interleaved, E* out);
+  // Keys (row pointers of `size` elements, null is zero) as the panel of a product with 64 outputs.
+  void (*pack_keys)(const E* const* rows, int size, int blocks, E* panel);
+  // Columns first .. first + 63 of 64 value rows (null is zero) as a panel with 64 inputs.
+  void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
+  // One row of 64 scores: the softmax so far (top, total), and this chunk's weights. [low, high) may be seen.
+  // Returns what the earlier sums must be scaled by.
+  float (*softmax)(const float* score, float scale, int low, int high, float* top, float* total, E* weight);
+  float (*dot)(const E* x, const E* y, int size);
+};
+
+struct Isa {
+  const char* name;
+  Loops<bf16> b;
+  Loops<float> f;
+  void (*scale_columns)(float* sum, int rows, const float* scale);
+  void (*add_scaled)(float* out, const float* row, float weight, int size);  // out += weight * row
+  void (*scale_row)(float* row, float factor, int size);
+  float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
+  void (*sigmoid_all)(float* x, int size);
+  void (*finish)();  // gives back wide register state after an op
+
+  template <class E>
+  const Loops<E>& of() const;
+};
+
+template <>
+inline const Loops<bf16>& Isa::of<bf16>() const {
+  return b;
+}
+template <>
+inline const Loops<float>& Isa::of<float>() const {
+  return f;
+}
+
+// The set called `name`, or the best one if empty. Null if this machine cannot run it.
+const Isa* find_isa(const char* name);

@@ -1,0 +1,20 @@
+// The loops for processors with AVX2 and FMA.
+#if defined(__x86_64__)
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#define VECTOR_ROWS 3
+#define VECTOR_TILES 1
+#include "table.h"
+
+const Isa* avx2_isa() {
+  static const Isa isa =
+      isa_of("avx2", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>(), nothing);
+  return &isa;
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif

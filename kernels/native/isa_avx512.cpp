@@ -1,0 +1,20 @@
+// The loops for processors with AVX-512 F, BW, DQ and VL.
+#if defined(__x86_64__)
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+#define VECTOR_ROWS 6
+#define VECTOR_TILES 4
+#include "table.h"
+
+const Isa* avx512_isa() {
+  static const Isa isa =
+      isa_of("avx512", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>(), nothing);
+  return &isa;
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,21 @@
+// The loops for processors with AVX-512 BF16.
+#if defined(__x86_64__)
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512")
+#endif
+#define VECTOR_ROWS 6
+#define VECTOR_TILES 4
+#include "gemm_avx512bf16.h"
+#include "table.h"
+
+const Isa* avx512bf16_isa() {
+  static const Isa isa =
+      isa_of("avx512bf16", loops_of<bf16, gemm_dp>(), loops_of<float, gemm_vector<float>>(), nothing);
+  return &isa;
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,153 @@
+// Inner loops in vector extensions, the same text for every instruction set. The including file chooses the
+// set with a target pragma and says how many accumulators fit: ROWS_F32 x TILES_F32 (and ROWS_B16 x TILES_B16).
+#pragma once
+#include "gemm_vector.h"
+#include "isa.h"
+#include "vec.h"
+
+namespace {
+
+template <class E>
+void gemm_i8(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add,
+             void (*gemm)(const E*, size_t, int, const E*, int, float*, bool)) {
+  constexpr int chunk = 4;
+  alignas(64) E wide[chunk * PANEL_BLOCK];
+  for (int b = 0; b < blocks; b += chunk) {
+    int n = blocks - b < chunk ? blocks - b : chunk;
+    const int8_t* source = panel + (size_t)b * PANEL_BLOCK;
+    for (int i = 0; i < n * PANEL_BLOCK; i += TILE) widen_tile(source + i, wide + i);
+    gemm(a + b * BLOCK, stride, rows, wide, n, sum, add || b);
+  }
+}
+
+template <class E>
+void store_sums(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns) {
+  for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
+    for (int c = 0; c < columns; c += LANES) {
+      f32v v = load(sum + c);
+      if (bias) v += load(bias + c);
+      if (columns - c >= LANES)
+        store(out + c, v);
+      else
+        store_part(out + c, v, columns - c);
+    }
+  }
+}
+
+template <class E>
+void swiglu(const float* sum, int rows, E* out, size_t stride) {
+  for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
+    for (int half = 0; half < 2; half++) {
+      f32v gate = load(sum + half * 32);
+      f32v up = load(sum + half * 32 + LANES);
+      store(out + half * LANES, gate / (exp_lanes(-gate) + 1.0f) * up);
+    }
+  }
+}
+
+template <class E>
+void rms_norm(const E* x, const E* weight, float eps, int size, E* out) {
+  f32v squares = {};
+  int full = size / LANES * LANES;
+  for (int i = 0; i < full; i += LANES) {
+    f32v v = load(x + i);
+    squares += v * v;
+  }
+  if (full < size) {
+    f32v v = load_part(x + full, size - full);
+    squares += v * v;
+  }
+  float factor = 1.0f / __builtin_sqrtf(sum_lanes(squares) / size + eps);
+  for (int i = 0; i < full; i += LANES) store(out + i, rounded(out, load(x + i) * factor) * load(weight + i));
+  if (full < size) {
+    int n = size - full;
+    store_part(out + full, rounded(out, load_part(x + full, n) * factor) * load_part(weight + full, n), n);
+  }
+}
+
+template <class E>
+void add_rows(E* x, const E* y, int size) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(x + i, load(x + i) + load(y + i));
+  if (i < size) store_part(x + i, load_part(x + i, size - i) + load_part(y + i, size - i), size - i);
+}
+
+template <class E>
+void rope_split(const E* x, const float* cos, const float* sin, int half, E* out) {
+  for (int i = 0; i < half; i += LANES) {
+    int n = half - i < LANES ? half - i : LANES;
+    f32v a = load_part(x + i, n), b = load_part(x + half + i, n);
+    f32v c = load_part(cos + i, n), s = load_part(sin + i, n);
+    store_part(out + i, a * c - b * s, n);
+    store_part(out + half + i, b * c + a * s, n);
+  }
+}
+
+// x and out must not overlap.
+template <class E>
+void rope(const E* x, const float* cos, const float* sin, int half, bool interleaved, E* out) {
+  if (!interleaved) return rope_split(x, cos, sin, half, out);
+  E split[2 * LANES];
+  for (int i = 0; i < half; i += LANES) {
+    int n = half - i < LANES ? half - i : LANES;
+    for (int j = 0; j < n; j++) split[j] = x[2 * (i + j)], split[LANES + j] = x[2 * (i + j) + 1];
+    f32v a = load_part(split, n), b = load_part(split + LANES, n);
+    f32v c = load_part(cos + i, n), s = load_part(sin + i, n);
+    store_part(out + i, a * c - b * s, n);
+    store_part(out + half + i, b * c + a * s, n);
+  }
+}
+
+template <class E>
+float dot(const E* x, const E* y, int size) {
+  f32v total = {};
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) total += load(x + i) * load(y + i);
+  if (i < size) total += load_part(x + i, size - i) * load_part(y + i, size - i);
+  return sum_lanes(total);
+}
+
+void scale_columns(float* sum, int rows, const float* scale) {
+  for (int r = 0; r < rows; r++, sum += PANEL)
+    for (int c = 0; c < PANEL; c += LANES) store(sum + c, load(sum + c) * load(scale + c));
+}
+
+void add_scaled(float* out, const float* row, float weight, int size) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(out + i) + load(row + i) * weight);
+  for (; i < size; i++) out[i] += row[i] * weight;
+}
+
+void scale_row(float* row, float factor, int size) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(row + i, load(row + i) * factor);
+  for (; i < size; i++) row[i] *= factor;
+}
+
+float exp_all(float* x, float top, int size) {
+  f32v total = {};
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    f32v v = exp_lanes(load(x + i) - top);
+    store(x + i, v);
+    total += v;
+  }
+  float sum = sum_lanes(total);
+  for (; i < size; i++) {
+    float lanes[LANES] = {x[i] - top};
+    store(lanes, exp_lanes(load(lanes)));
+    sum += x[i] = lanes[0];
+  }
+  return sum;
+}
+
+void sigmoid_all(float* x, int size) {
+  for (int i = 0; i < size; i += LANES) {
+    int n = size - i < LANES ? size - i : LANES;
+    store_part(x + i, 1.0f / (exp_lanes(-load_part(x + i, n)) + 1.0f), n);
+  }
+}
+
+void nothing() {}
+
+}  // namespace

@@ -1,0 +1,15 @@
+// The Python module. Tensors arrive as addresses and sizes that afserve.kernels.native has checked; the GIL is
+// free while an op runs.
+#include <pybind11/pybind11.h>
+
+#include "bind.h"
+#include "engine.h"
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Native CPU kernels. Use them through afserve.kernels.ops.";
+  py::class_<Engine>(m, "Engine")
+      .def(py::init<int, const std::string&>(), py::arg("threads"), py::arg("isa") = "")
+      .def_property_readonly("isa", [](const Engine& e) { return e.isa->name; })
+      .def_property_readonly("threads", [](const Engine& e) { return e.pool.threads(); });
+  bind_weights(m);
+}

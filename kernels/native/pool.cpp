@@ -1,0 +1,94 @@
+#include "pool.h"
+
+#include <chrono>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr auto SPIN = std::chrono::microseconds(100);  // longer than the gap between two ops of one step
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {}
+
+Pool::~Pool() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::start() {
+  for (int i = 1; i < threads_; i++) workers_.emplace_back([this, i] { work(i); });
+}
+
+void Pool::share(int n, Call call, const void* task) {
+  if (workers_.empty()) start();
+  uint64_t round = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  ticket_ = round << 32 | CLOSED;
+  count_ = n;
+  done_ = 0;
+  call_ = call;
+  task_ = task;
+  ticket_ = round << 32;
+  if (sleepers_) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+  drain(round, 0);
+  while (done_.load(std::memory_order_acquire) != n) relax();
+}
+
+void Pool::drain(uint64_t round, int worker) {
+  for (;;) {
+    uint64_t ticket = ticket_;
+    uint64_t index = ticket & 0xffffffff;
+    int n = count_;
+    Call call = call_;
+    const void* task = task_;
+    if (ticket >> 32 != round || index >= static_cast<uint64_t>(n)) return;
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
+    call(task, static_cast<int>(index), worker);
+    done_.fetch_add(1, std::memory_order_release);
+  }
+}
+
+bool Pool::wait_for_round(uint64_t seen) {
+  auto open = [&] {
+    uint64_t ticket = ticket_;
+    return stop_ || (ticket >> 32 != seen && (ticket & 0xffffffff) != CLOSED);
+  };
+  auto until = std::chrono::steady_clock::now() + SPIN;
+  do {
+    for (int i = 0; i < 32; i++) {
+      if (open()) return !stop_;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < until);
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleepers_++;
+  wake_.wait(lock, open);
+  sleepers_--;
+  return !stop_;
+}
+
+void Pool::work(int worker) {
+  uint64_t seen = 0;
+  while (wait_for_round(seen)) {
+    seen = ticket_ >> 32;
+    drain(seen, worker);
+  }
+}

@@ -1,0 +1,49 @@
+// A few threads that share the tasks of one op. They spin for a moment after an op, because the next one is
+// usually near, then sleep. A pool of one thread is a plain loop. Knows nothing of what the tasks do.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+class Pool {
+ public:
+  explicit Pool(int threads);
+  ~Pool();
+  int threads() const { return threads_; }
+
+  // task(index, worker) for every index below n, in any order; returns when all are done.
+  template <class Task>
+  void run(int n, const Task& task) {
+    if (n <= 1 || threads_ == 1) {
+      for (int i = 0; i < n; i++) task(i, 0);
+      return;
+    }
+    share(n, [](const void* t, int i, int worker) { (*static_cast<const Task*>(t))(i, worker); }, &task);
+  }
+
+ private:
+  using Call = void (*)(const void*, int, int);
+
+  void share(int n, Call call, const void* task);
+  void start();
+  void work(int worker);
+  void drain(uint64_t round, int worker);
+  bool wait_for_round(uint64_t seen);
+
+  // `ticket_` is round << 32 | next index. A round is closed (index CLOSED) while the fields change, so a
+  // late worker can never take a task of one round with the fields of another.
+  static constexpr uint64_t CLOSED = 0x7fffffff;
+  const int threads_;
+  std::atomic<uint64_t> ticket_{CLOSED};
+  std::atomic<int> count_{0}, done_{0};
+  std::atomic<Call> call_{nullptr};
+  std::atomic<const void*> task_{nullptr};
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+};

@@ -1,0 +1,66 @@
+#include "weights.h"
+
+#include <math.h>
+
+namespace {
+
+float widen(uint16_t bits) {
+  uint32_t u = uint32_t(bits) << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+// Where element (input, column) of a panel lies.
+size_t place(Dtype dtype, int input, int column) {
+  size_t tile = size_t(input / BLOCK) * PANEL_BLOCK + size_t(column / 16) * TILE;
+  int k = input % BLOCK, c = column % 16;
+  return tile + (dtype == Dtype::f32 ? k * 16 + c : k / 2 * 32 + c * 2 + k % 2);
+}
+
+}  // namespace
+
+float Source::at(size_t row, size_t column) const {
+  size_t i = row * stride + column;
+  if (dtype == Dtype::f32) return static_cast<const float*>(data)[i];
+  return widen(static_cast<const uint16_t*>(data)[i]);
+}
+
+Panels::Panels(int count, int columns, int inputs, Dtype dtype)
+    : panels_(ceil_div(columns, PANEL)),
+      blocks_(ceil_div(inputs, BLOCK)),
+      inputs_(inputs),
+      dtype_(dtype),
+      panel_bytes_(size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype)),
+      memory_(size_t(count) * panels_ * panel_bytes_) {
+  if (dtype == Dtype::i8) scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
+}
+
+void Panels::pack(int index, const Source& source, const std::function<int(int)>& row_of) {
+  for (int column = 0; column < panels_ * PANEL; column++) {
+    int row = row_of(column);
+    if (row < 0) continue;
+    size_t panel = size_t(index) * panels_ + column / PANEL;
+    float* scale = scales_.empty() ? nullptr : &scales_[panel * PANEL + column % PANEL];
+    pack_column(memory_.data() + panel * panel_bytes_, column % PANEL, source, row, scale);
+  }
+}
+
+void Panels::pack_column(char* panel, int column, const Source& source, int row, float* scale) {
+  if (dtype_ == Dtype::bf16) {
+    const uint16_t* from = static_cast<const uint16_t*>(source.data) + size_t(row) * source.stride;
+    uint16_t* to = reinterpret_cast<uint16_t*>(panel);
+    for (int k = 0; k < inputs_; k++) to[place(dtype_, k, column)] = from[k];
+    return;
+  }
+  if (dtype_ == Dtype::f32) {
+    float* to = reinterpret_cast<float*>(panel);
+    for (int k = 0; k < inputs_; k++) to[place(dtype_, k, column)] = source.at(row, k);
+    return;
+  }
+  float most = 0;
+  for (int k = 0; k < inputs_; k++) most = fmaxf(most, fabsf(source.at(row, k)));
+  *scale = most > 0 ? most / 127.0f : 1.0f;
+  for (int k = 0; k < inputs_; k++)
+    panel[place(dtype_, k, column)] = static_cast<char>(lrintf(source.at(row, k) / *scale));
+}

@@ -1,0 +1,52 @@
+// Weight matrices in panel order (isa.h): made once at load, read by every product.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "isa.h"
+#include "memory.h"
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// A read-only matrix as the caller has it; rows are `stride` elements apart.
+struct Source {
+  const void* data;
+  Dtype dtype;
+  size_t stride;
+  float at(size_t row, size_t column) const;
+};
+
+// `count` matrices of the same shape: column panels of `inputs` inputs. int8 weights have one scale per column.
+class Panels {
+ public:
+  // `row_of(column)` is the source row of a padded column, or -1 for padding.
+  Panels(int count, int columns, int inputs, Dtype dtype);
+  void pack(int index, const Source& source, const std::function<int(int)>& row_of);
+
+  int panels() const { return panels_; }
+  int blocks() const { return blocks_; }
+  int inputs() const { return inputs_; }
+  Dtype dtype() const { return dtype_; }
+  size_t bytes() const { return memory_.bytes(); }
+
+  // sum[rows][64] (+)= a * panel, scaled when the weights are int8.
+  template <class E>
+  void multiply(const Isa& isa, int index, int panel, const E* a, size_t stride, int rows, float* sum) const {
+    const char* at = memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_;
+    if (dtype_ != Dtype::i8) {
+      isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false);
+      return;
+    }
+    isa.of<E>().gemm_i8(a, stride, rows, reinterpret_cast<const int8_t*>(at), blocks_, sum, false);
+    isa.scale_columns(sum, rows, scales_.data() + (size_t(index) * panels_ + panel) * PANEL);
+  }
+
+ private:
+  void pack_column(char* panel, int column, const Source& source, int row, float* scale);
+
+  int panels_, blocks_, inputs_;
+  Dtype dtype_;
+  size_t panel_bytes_;
+  Memory memory_;
+  std::vector<float> scales_;
+};

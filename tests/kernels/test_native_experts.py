@@ -1,0 +1,164 @@
+"""Expert FFN and dense linear of the native library against float64, and their batch invariance."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from afserve.kernels.ops import Ops
+from afserve.kernels.packed import int8_rounded
+
+SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
+DTYPES = [torch.float32, torch.bfloat16]
+ROWS = [0, 1, 2, 5, 16, 17, 31, 33, 70]
+
+
+def weights(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(experts * hidden + inner)
+    up = torch.randn(experts, 2 * inner, hidden, generator=g) / hidden**0.5
+    down = torch.randn(experts, hidden, inner, generator=g) / inner**0.5
+    return up.to(dtype), down.to(dtype)
+
+
+def routing(rows: int, experts: int, kind: str) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(rows)
+    weight = torch.rand(rows, 2, generator=g)
+    if kind == "one expert":
+        return torch.full((rows, 2), experts - 1, dtype=torch.int32), weight
+    slot = torch.rand(rows, experts, generator=g).argsort(-1)[:, :2].int()
+    if kind == "skipped":
+        slot[::2, 1] = -1
+    return slot, weight
+
+
+def exact(x: Tensor, slot: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for r in range(x.shape[0]):
+        for s, w in zip(slot[r].tolist(), weight[r].tolist()):
+            if s >= 0:
+                gate, wide = (up[s].double() @ x[r].double()).chunk(2)
+                out[r] += w * (down[s].double() @ (torch.nn.functional.silu(gate) * wide))
+    return out
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return 2e-5 if dtype == torch.float32 else 2e-2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["spread", "one expert", "skipped"])
+def test_expert_ffn_is_close_to_float64(
+    ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, kind: str
+) -> None:
+    up, down = weights(*shape, dtype)
+    packed = ops.pack_experts(up, down)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
+        slot, weight = routing(rows, shape[0], kind)
+        out = torch.full((rows, shape[1]), float("nan"))
+        ops.expert_ffn(x, slot, weight, packed, out)
+        torch.testing.assert_close(
+            out.double(), exact(x, slot, weight, up, down), atol=tolerance(dtype), rtol=1e-2
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_experts_compute_with_the_rounded_weights(ops: Ops, dtype: torch.dtype) -> None:
+    up, down = weights(3, 100, 40, dtype)
+    packed = ops.pack_experts(up, down, int8=True)
+    for rows in (1, 7, 33):
+        x = torch.randn(rows, 100, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        slot, weight = routing(rows, 3, "spread")
+        out = torch.empty(rows, 100)
+        ops.expert_ffn(x, slot, weight, packed, out)
+        wanted = exact(x, slot, weight, int8_rounded(up), int8_rounded(down))
+        torch.testing.assert_close(out.double(), wanted, atol=tolerance(dtype), rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_does_not_depend_on_the_others_or_on_threads(
+    ops: Ops, threaded: Ops, dtype: torch.dtype, int8: bool
+) -> None:
+    if ops.explain().split(",")[1] != threaded.explain().split(",")[1]:
+        pytest.skip("compares one instruction set with itself")
+    up, down = weights(4, 96, 64, dtype)
+    alone, shared = ops.pack_experts(up, down, int8), threaded.pack_experts(up, down, int8)
+    x = torch.randn(150, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+    slot, weight = routing(150, 4, "spread")
+    whole = torch.empty(150, 96)
+    threaded.expert_ffn(x, slot, weight, shared, whole)
+    for rows in (1, 3, 17, 40):
+        part = torch.empty(rows, 96)
+        ops.expert_ffn(x[:rows], slot[:rows], weight[:rows], alone, part)
+        assert torch.equal(part, whole[:rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
+def test_add_starts_from_what_is_there(ops: Ops, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+    up, down = weights(4, 64, 32, dtype)
+    packed = ops.pack_experts(up, down)
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
+    slot, weight = routing(6, 4, "spread")
+    out = torch.ones(6, 64, dtype=out_dtype)
+    ops.expert_ffn(x, slot, weight, packed, out, add=True)
+    wanted = exact(x, slot, weight, up, down) + 1
+    torch.testing.assert_close(out.double(), wanted, atol=2e-2, rtol=1e-2)
+
+
+def test_strided_rows_and_other_index_types_are_accepted(ops: Ops) -> None:
+    up, down = weights(4, 64, 32, torch.bfloat16)
+    packed = ops.pack_experts(up, down)
+    x = torch.randn(6, 200).bfloat16()[:, 50:114]
+    slot, weight = routing(6, 4, "spread")
+    first, second = torch.empty(6, 64), torch.empty(6, 128)[:, ::2]
+    ops.expert_ffn(x, slot, weight, packed, first)
+    ops.expert_ffn(x, slot.long(), weight.double(), packed, second)
+    assert torch.equal(first, second)
+
+
+def test_a_slot_that_does_not_exist_is_named(ops: Ops) -> None:
+    up, down = weights(4, 64, 32, torch.float32)
+    packed = ops.pack_experts(up, down)
+    slot = torch.tensor([[0, 1], [4, 0]], dtype=torch.int32)
+    with pytest.raises(IndexError, match=r"slot_RK: slot 4 in row 1, there are 4 slots"):
+        ops.expert_ffn(torch.zeros(2, 64), slot, torch.ones(2, 2), packed, torch.empty(2, 64))
+
+
+def test_set_expert_replaces_one_slot_only(ops: Ops) -> None:
+    up, down = weights(3, 64, 32, torch.float32)
+    packed = ops.empty_experts(3, 64, 32, torch.float32)
+    x, one = torch.randn(1, 64), torch.ones(1, 1)
+    for slot in range(3):
+        ops.set_expert(packed, slot, up[slot], down[slot])
+    ops.set_expert(packed, 1, up[0], down[0])
+    outs = []
+    for slot in range(3):
+        out = torch.empty(1, 64)
+        ops.expert_ffn(x, torch.tensor([[slot]], dtype=torch.int32), one, packed, out)
+        outs.append(out)
+    assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 64), (100, 33), (7, 128), (200, 96)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("int8", [False, True])
+def test_linear_is_close_to_float64(
+    ops: Ops, shape: tuple[int, int], dtype: torch.dtype, with_bias: bool, int8: bool
+) -> None:
+    outputs, inputs = shape
+    weight = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) / inputs**0.5).to(dtype)
+    bias = torch.arange(outputs).to(dtype) / outputs if with_bias else None
+    packed = ops.pack_linear(weight, bias, int8)
+    used = int8_rounded(weight) if int8 else weight
+    for rows in (0, 1, 6, 40, 129):
+        x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        wanted = x.double() @ used.double().t() + (0 if bias is None else bias.double())
+        out = ops.linear(x, packed)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), wanted, atol=tolerance(dtype), rtol=1e-2)
+        torch.testing.assert_close(
+            ops.logits(x, packed).double(), wanted, atol=2e-5 if dtype == torch.float32 else 1e-3, rtol=1e-3
+        )
