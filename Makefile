@@ -1,0 +1,47 @@
+# Two commands for a newcomer: `make up` and `make test`. Everything lives in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+ARGS ?=
+
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup up test test-all check format proto nano clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/native/*.cpp kernels/native/*.h)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else f"afserve needs Python 3.11 to 3.13, {sys.executable} is {v[0]}.{v[1]}; set PYTHON=python3.11")'
+	@echo "making $(VENV) (a few minutes the first time: torch is large)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q torch
+	@$(BIN)/pip install -q -e '.[test]'
+	@touch $@
+
+up: setup
+	@$(BIN)/afserve up $(ARGS)
+
+test: setup
+	$(BIN)/pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format -q .
+	$(BIN)/ruff check --fix -q .
+
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -I afserve/control --python_out=afserve/control --grpc_python_out=afserve/control --pyi_out=afserve/control afserve/control/control.proto
+
+nano: setup
+	$(BIN)/python -m bench.nano.train $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name '*.so' -path './kernels/*' -delete

@@ -1,0 +1,94 @@
+"""config.json in, shape out; and one clear line for each way a config can be wrong."""
+
+import json
+
+import pytest
+
+from afserve.errors import CheckpointError, ConfigError
+from afserve.spec import FAMILIES, ModelSpec
+from tests.conftest import TINY
+
+
+@pytest.fixture
+def v3(tiny_checkpoint):
+    return json.loads((tiny_checkpoint("v3") / "config.json").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_parameters_match_the_checkpoint(name, tiny_checkpoint):
+    """The planner's count of parameters is the file's, norms and biases of single vectors aside."""
+    from safetensors.torch import load_file
+
+    spec = ModelSpec.load(tiny_checkpoint(name))
+    tensors = load_file(tiny_checkpoint(name) / "model.safetensors")
+    matrices = sum(t.numel() for t in tensors.values() if t.dim() > 1)
+    counted = spec.routed_parameters() + spec.attention_parameters()
+    assert matrices <= counted <= matrices * 1.02
+    assert spec.weight_bytes("colocated") == counted * 4
+
+
+def test_family_names_unsupported(v3):
+    v3["model_type"] = "llama"
+    with pytest.raises(CheckpointError, match="'llama' is not supported; supported: " + ", ".join(FAMILIES)):
+        ModelSpec.from_config(v3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("hidden_size", None, "hidden_size: missing"),
+        ("hidden_size", "48", "hidden_size: '48' is not a whole number"),
+        ("hidden_size", -1, "hidden_size: -1 is not a whole number of at least 1"),
+        ("num_attention_heads", 0, "num_attention_heads: 0 is not"),
+        ("hidden_act", "gelu", "hidden_act: 'gelu' is not supported"),
+        ("n_group", 5, "n_group: 5 does not divide the 12 experts"),
+        ("topk_group", 9, "topk_group: 9 is more than the 4 groups"),
+        ("num_experts_per_tok", 7, "topk_group: 2 leaves fewer than 7"),
+        ("first_k_dense_replace", 3, "no MoE layer at all"),
+        ("dtype", "int8", "dtype: 'int8' is not one of"),
+        ("rope_parameters", {"rope_type": "longrope"}, "rope_type 'longrope' is not supported"),
+        ("rope_parameters", 3, "rope_parameters: 3 is not an object"),
+        ("quantization_config", {"quant_method": "awq"}, "method 'awq' is not supported"),
+        ("quantization_config", {"quant_method": "fp8"}, "weight_block_size: None is not two sizes"),
+        ("norm_topk_prob", "yes", "norm_topk_prob: 'yes' is not true or false"),
+        ("eos_token_id", ["x"], "eos_token_id"),
+    ],
+)
+def test_bad_fields_are_named(v3, field, value, message):
+    v3[field] = value
+    with pytest.raises(CheckpointError) as caught:
+        ModelSpec.from_config(v3, where="here/config.json")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("here/config.json")
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(CheckpointError, match="no such file"):
+        ModelSpec.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        ModelSpec.load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="a JSON object was expected, found list"):
+        ModelSpec.load(tmp_path)
+
+
+def test_old_style_rope_fields(v3):
+    v3.pop("rope_parameters")
+    v3["rope_theta"] = 5e5
+    v3["rope_scaling"] = {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16,
+    }
+    rope = ModelSpec.from_config(v3).rope
+    assert (rope.kind, rope.theta, rope.factor, rope.beta_fast) == ("yarn", 5e5, 40.0, 16.0)
+
+
+def test_cut_keeps_a_moe_layer(v3):
+    spec = ModelSpec.from_config(v3)
+    assert spec.cut(2).moe_layer_ids == (1,)
+    assert spec.cut(2).fingerprint() != spec.fingerprint()
+    with pytest.raises(ConfigError, match="leaves no MoE layer"):
+        spec.cut(1)

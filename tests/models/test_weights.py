@@ -1,0 +1,150 @@
+"""Checkpoint folders as they come: shards, FP8 blocks, and everything that can be wrong with them."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from afserve.config import ModelSource
+from afserve.engine.local import colocated
+from afserve.errors import CheckpointError
+from afserve.models.weights import INDEX, Checkpoint, DummyCheckpoint
+
+BLOCK = (128, 128)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    save_file(
+        {"a.weight": torch.randn(5, 7), "b.weight": torch.randn(3).bfloat16()}, tmp_path / "model.safetensors"
+    )
+    return tmp_path
+
+
+def shard(folder, **files):
+    for file, tensors in files.items():
+        save_file(tensors, folder / f"{file}.safetensors")
+    names = {name: f"{file}.safetensors" for file, tensors in files.items() for name in tensors}
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+
+def test_single_file(folder):
+    checkpoint = Checkpoint(folder)
+    assert checkpoint.has("a.weight")
+    assert not checkpoint.has("c")
+    assert checkpoint.tensor("b.weight", (3,), torch.float32).dtype == torch.float32
+
+
+def test_shards_are_opened_only_when_asked(tmp_path):
+    shard(tmp_path, one={"x": torch.ones(2)}, two={"y": torch.zeros(2)})
+    (tmp_path / "two.safetensors").unlink()
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.tensor("x", (2,), torch.float32).tolist() == [1, 1]
+    with pytest.raises(CheckpointError, match=r"two\.safetensors: the index names this shard"):
+        checkpoint.tensor("y", (2,), torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(128, 256), (130, 257), (1, 128), (127, 1)])
+def test_fp8_blocks(tmp_path, shape):
+    torch.manual_seed(1)
+    rows, columns = shape
+    q = torch.randn(shape).clamp(-3, 3).to(torch.float8_e4m3fn)
+    scale = torch.rand(-(-rows // 128), -(-columns // 128)) + 0.5
+    save_file({"w.weight": q, "w.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    got = Checkpoint(tmp_path, BLOCK).tensor("w.weight", shape, torch.float32)
+    for i in range(rows):
+        for j in (0, columns // 2, columns - 1):
+            assert got[i, j] == q[i, j].float() * scale[i // 128, j // 128]
+
+
+def test_fp8_needs_its_scales(tmp_path):
+    q = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    save_file({"w.weight": q}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="weight_scale_inv is missing"):
+        Checkpoint(tmp_path, BLOCK).tensor("w.weight", (4, 4), torch.float32)
+    with pytest.raises(CheckpointError, match="weight_block_size"):
+        Checkpoint(tmp_path).tensor("w.weight", (4, 4), torch.float32)
+    save_file({"w.weight": q, "w.weight_scale_inv": torch.ones(2, 1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"scale_inv has shape \(2, 1\)"):
+        Checkpoint(tmp_path, BLOCK).tensor("w.weight", (4, 4), torch.float32)
+
+
+def test_wrong_shape_and_dtype(folder):
+    with pytest.raises(
+        CheckpointError, match=r"a\.weight has shape \(5, 7\), config\.json asks for \(5, 8\)"
+    ):
+        Checkpoint(folder).tensor("a.weight", (5, 8), torch.float32)
+    save_file({"i": torch.ones(2, dtype=torch.int32)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"dtype torch\.int32"):
+        Checkpoint(folder).tensor("i", (2,), torch.float32)
+
+
+def test_corrupt_and_missing_files(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+        Checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="safetensors only"):
+        Checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        Checkpoint(tmp_path)
+    shard(tmp_path, one={"x": torch.ones(64)})
+    (tmp_path / "one.safetensors").write_bytes((tmp_path / "one.safetensors").read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        Checkpoint(tmp_path).tensor("x", (64,), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"x": "../x.safetensors"}}']
+)
+def test_bad_index(tmp_path, text):
+    (tmp_path / INDEX).write_text(text)
+    with pytest.raises(CheckpointError, match=INDEX.replace(".", r"\.")):
+        Checkpoint(tmp_path)
+
+
+def test_dummy_weights_are_the_same_everywhere():
+    one, two = DummyCheckpoint(3), DummyCheckpoint(3)
+    shape = (4, 6)
+    assert torch.equal(one.tensor("q", shape, torch.bfloat16), two.tensor("q", shape, torch.bfloat16))
+    assert not torch.equal(one.tensor("q", shape, torch.float32), one.tensor("k", shape, torch.float32))
+    assert one.tensor("x.input_layernorm.weight", (2,), torch.float32).tolist() == [1, 1]
+
+
+def test_fp8_checkpoint_runs(tiny_checkpoint, tmp_path):
+    """A whole V3 checkpoint in DeepSeek's FP8 layout gives the logits of its de-quantised twin."""
+    from afserve.config import EngineConfig
+    from afserve.engine.request import GenerationRequest, SamplingParams
+
+    source = tiny_checkpoint("v3")
+    tensors = load_file(source / "model.safetensors")
+    quantised, plain = {}, {}
+    for name, tensor in tensors.items():
+        plain[name] = tensor
+        if "_proj" in name and tensor.dim() == 2:
+            scale = tensor.abs().max() / 448
+            q = (tensor / scale).to(torch.float8_e4m3fn)
+            shape = tuple(-(-n // 128) for n in tensor.shape)
+            quantised[name], quantised[name + "_scale_inv"] = q, scale.expand(shape).contiguous()
+            plain[name] = q.float() * scale
+        else:
+            quantised[name] = tensor
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(quantised, tmp_path / "model.safetensors")
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    tokens = []
+    for path in (tmp_path, tmp_path / "plain"):
+        node = colocated(
+            ModelSource(str(path), "fp8", dtype="float32"), EngineConfig(64, 8, block_size=8, micro_batches=1)
+        )
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        node.submit(GenerationRequest("0", (5, 6, 7, 8), params))
+        tokens.append([t for _ in range(30) for event in node.step() for t in event.token_ids])
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]) == 20
