@@ -85,3 +85,19 @@ GQA_PREFILL = AttentionTile(128, 64, 0, 8, 3)
 GQA_PREFILL_WIDE = AttentionTile(64, 32, 0, 8, 2)  # head sizes above 128
 MLA = AttentionTile(64, 32, 128, 8, 2)
 MLA_FEW_HEADS = AttentionTile(16, 32, 128, 4, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTile:
+    """One program's tokens x experts, `depth` of the hidden size a step, the hidden size in at most `parts`."""
+
+    rows: int
+    columns: int
+    depth: int
+    parts: int
+    warps: int = 4
+    stages: int = 3
+    source: str = NOT_MEASURED
+
+
+ROUTER = RouterTile(16, 32, 128, 4)

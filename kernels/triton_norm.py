@@ -1,0 +1,90 @@
+"""Triton RMSNorm, alone or after adding the residual, and SwiGLU's elementwise half for dense layers.
+
+Rounding follows the reference: the sum is rounded to its dtype before the norm reads it, the normalised value before
+the weight multiplies it. Shapes: T tokens (or tokens x heads), H hidden (or head size), J = 2 I.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from afserve.kernels.triton_config import FUSED
+
+
+@triton.jit
+def _rms_norm(
+    x_ptr, residual_ptr, weight_ptr, sum_ptr, out_ptr, rows, hidden, inner_rows, outer_stride, inner_stride, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row[:, None] < rows) & (column[None, :] < hidden)
+    start = row // inner_rows * outer_stride + row % inner_rows * inner_stride
+    flat = row[:, None] * hidden + column[None, :]
+    x = tl.load(x_ptr + start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + flat, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(sum_ptr.dtype.element_ty).to(tl.float32)
+        tl.store(sum_ptr + flat, x.to(sum_ptr.dtype.element_ty), mask=inside)
+    mean = tl.sum(x * x, axis=1) / hidden
+    x = (x * tl.rsqrt(mean + eps)[:, None]).to(x_ptr.dtype.element_ty).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
+    tl.store(out_ptr + flat, (x * weight[None, :]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(x_ptr, out_ptr, inner, x_stride, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < inner
+    gate = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * x_stride + inner + column, mask=inside, other=0.0).to(tl.float32)
+    h = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * inner + column, h.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) over the last dimension; x may be a view of (T, heads, size)."""
+    out = torch.empty(x_TH.shape, dtype=torch.promote_types(x_TH.dtype, weight_H.dtype), device=x_TH.device)
+    _launch(x_TH, None, weight_H, None, out, eps)
+    return out
+
+
+def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual): the next block's input and the next residual, in one pass."""
+    total_TH = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
+    out = torch.empty(x_TH.shape, dtype=torch.promote_types(x_TH.dtype, weight_H.dtype), device=x_TH.device)
+    _launch(x_TH, residual_TH.contiguous(), weight_H, total_TH, out, eps)
+    return out, total_TH
+
+
+def silu_mul(gate_up_TJ: Tensor) -> Tensor:
+    """silu(gate) * up of rows that hold gate, then up."""
+    tokens, both = gate_up_TJ.shape
+    assert gate_up_TJ.stride(1) == 1, "gate_up_TJ rows must be contiguous"
+    out_TI = torch.empty((tokens, both // 2), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
+    columns = min(1024, triton.next_power_of_2(both // 2))
+    if tokens:
+        grid = (tokens, triton.cdiv(both // 2, columns))
+        _silu_mul[grid](gate_up_TJ, out_TI, both // 2, gate_up_TJ.stride(0), COLUMNS=columns, **FUSED)
+    return out_TI
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight_H: Tensor, total: Tensor | None, out: Tensor, eps: float
+) -> None:
+    if x.stride(-1) != 1 or x.dim() not in (2, 3):
+        x = x.reshape(-1, x.shape[-1]).contiguous()
+    hidden = x.shape[-1]
+    rows = out.numel() // hidden
+    inner_rows, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+    columns = triton.next_power_of_2(hidden)
+    block = max(1, 2048 // columns)
+    if rows:
+        _rms_norm[(triton.cdiv(rows, block),)](
+            x, residual, weight_H, total, out, rows, hidden, inner_rows, x.stride(0), inner_stride, eps,
+            ROWS=block, COLUMNS=columns, num_warps=8 if columns > 4096 else 4, **FUSED,
+        )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Rotary embedding and cache writes against float64 rotation and plain indexing."""
+
+import pytest
+import torch
+
+from afserve.kernels.triton_kv import rope, rope_write_kv, rope_write_latent, write_kv, write_latent
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def angles(half, positions=50):
+    angle = torch.arange(positions).float()[:, None] * 10000.0 ** -(torch.arange(half) / half)
+    return angle.cos(), angle.sin()
+
+
+def turned(x, cos, sin, position, interleaved):
+    half = cos.shape[1]
+    part = x[..., : 2 * half].double()
+    first, second = (part[..., 0::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+    c, s = cos[position].double()[:, None], sin[position].double()[:, None]
+    return torch.cat((first * c - second * s, second * c + first * s, x[..., 2 * half :].double()), -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "size", "half"), [(0, 2, 8, 4), (1, 1, 2, 1), (5, 3, 12, 6), (4, 2, 20, 4)]
+)
+def test_rope(device, close, dtype, interleaved, tokens, heads, size, half):
+    torch.manual_seed(0)
+    x = torch.randn(tokens, heads, size).to(dtype)
+    cos, sin = angles(half)
+    position = torch.randint(50, (tokens,))
+    out = rope(x.to(device), cos.to(device), sin.to(device), position.to(device), interleaved)
+    close(out, turned(x, cos, sin, position, interleaved))
+
+
+def test_rope_of_a_view(device, close):
+    wide = torch.randn(4, 3 * 8).bfloat16().to(device)
+    view = wide[:, 8:].view(4, 2, 8)
+    cos, sin = angles(4)
+    position = torch.tensor([0, 9, 49, 3])
+    out = rope(view, cos.to(device), sin.to(device), position.to(device), False)
+    close(out, turned(view.cpu(), cos, sin, position, False))
+
+
+def cache(*shape, dtype, device):
+    return torch.full(shape, 7.0, dtype=dtype, device=device)
+
+
+def at_slots(cache_NGBD, slots):
+    size = cache_NGBD.shape[2]
+    return cache_NGBD[slots // size, :, slots % size]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 6])
+def test_write_kv(device, close, dtype, fused, tokens):
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(tokens, n, d).to(dtype) for n, d in ((5, 12), (3, 12), (3, 10)))
+    slots = torch.randperm(5 * 4)[:tokens]
+    slots[2:3] = -1  # padding
+    cos, sin = angles(6)
+    position = torch.randint(50, (tokens,))
+    k_cache, v_cache = (cache(5, 3, 4, d, dtype=dtype, device=device) for d in (12, 10))
+    q, k, v, cos_d, sin_d, position_d, slots_d = (t.to(device) for t in (q, k, v, cos, sin, position, slots))
+    if fused:
+        out = rope_write_kv(q, k, v, cos_d, sin_d, position_d, k_cache, v_cache, slots_d, False)
+        close(out, turned(q.cpu(), cos, sin, position, False))
+    else:
+        write_kv(k, v, k_cache, v_cache, slots_d)
+    kept = slots >= 0
+    keys = turned(k.cpu(), cos, sin, position, False) if fused else k.cpu().double()
+    close(at_slots(k_cache.cpu(), slots[kept]), keys[kept])
+    assert torch.equal(at_slots(v_cache.cpu(), slots[kept]), v.cpu()[kept])
+    untouched = torch.ones(5 * 4, dtype=torch.bool)
+    untouched[slots[kept]] = False
+    free = torch.where(untouched)[0]
+    assert bool((at_slots(k_cache.cpu(), free) == 7).all() and (at_slots(v_cache.cpu(), free) == 7).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_write_latent(device, close, dtype, interleaved, tokens):
+    torch.manual_seed(2)
+    rank, size = 10, 6
+    q, latent, key = (torch.randn(tokens, *s).to(dtype) for s in ((3, size), (rank,), (size,)))
+    slots = torch.randperm(12)[:tokens]
+    slots[1:2] = -1
+    cos, sin = angles(size // 2)
+    position = torch.randint(50, (tokens,))
+    store, plain = (cache(3, 4, rank + size, dtype=dtype, device=device) for _ in range(2))
+    moved = [t.to(device) for t in (q, latent, key, cos, sin, position)]
+    out = rope_write_latent(*moved, store, slots.to(device), interleaved)
+    close(out, turned(q, cos, sin, position, interleaved))
+    rows = torch.cat((latent.double(), turned(key[:, None], cos, sin, position, interleaved)[:, 0]), -1)
+    kept = slots >= 0
+    close(store.flatten(0, 1).cpu()[slots[kept]], rows[kept])
+    write_latent(rows.to(dtype).to(device), plain, slots.to(device))
+    assert torch.equal(plain.flatten(0, 1).cpu()[slots[kept]], rows.to(dtype)[kept])
+    assert (plain == 7).all(-1).sum() == 12 - kept.sum()
