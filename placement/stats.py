@@ -1,0 +1,92 @@
+"""Routing statistics: how many rows went to each (layer, expert), in decayed windows and by workload class.
+
+Routers hand over expert ids or ready counts; a count is one `bincount`. A window of half-life h forgets half of what it knew every h
+seconds, so several of them see the same traffic at several time scales. Time comes in as a number: there is no clock here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from afserve.placement.problem import Floats, Ints
+
+PREFILL, DECODE = 0, 1
+KINDS = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """How uneven each layer is. 1 / E of everything to every expert gives 1, 0, E and the smallest possible top share.
+
+    `peak`: hottest expert over the mean. `gini`: 0 even, towards 1 all on one. `effective`: exp(entropy), the number of equally
+    loaded experts that would be as uncertain. `top`: share of the rows that the hottest tenth of the experts takes.
+    """
+
+    peak: tuple[float, ...]
+    gini: tuple[float, ...]
+    effective: tuple[float, ...]
+    top: tuple[float, ...]
+
+
+def skew(load_LE: Floats) -> Skew:
+    """Skew figures per layer; a layer without rows counts as even."""
+    experts = load_LE.shape[1]
+    total = load_LE.sum(1, keepdims=True)
+    part = np.where(total > 0, load_LE / np.where(total > 0, total, 1.0), 1.0 / experts)
+    ordered = np.sort(part, axis=1)
+    rank = np.arange(1, experts + 1)
+    gini = (2 * (ordered * rank).sum(1) - (experts + 1)) / experts
+    entropy = -(part * np.log(np.where(part > 0, part, 1.0))).sum(1)
+    tenth = max(1, experts // 10)
+    figures = (part.max(1) * experts, gini.clip(0), np.exp(entropy), ordered[:, -tenth:].sum(1))
+    return Skew(*(tuple(f.tolist()) for f in figures))
+
+
+class RoutingStats:
+    """Owns the counts of one model. `count` and `merge` gather; `tick` folds what was gathered into the windows."""
+
+    def __init__(self, layers: int, experts: int, half_lives: Sequence[float] = (2.0, 30.0, 600.0)) -> None:
+        self.layers, self.experts, self.half_lives = layers, experts, tuple(half_lives)
+        self._fresh: NDArray[np.int64] = np.zeros((len(KINDS), layers, experts), dtype=np.int64)
+        self._windows = np.zeros((len(self.half_lives), len(KINDS), layers, experts))
+        self._total: Ints = np.zeros_like(self._fresh)
+        self._now: float | None = None
+
+    def count(self, layer: int, expert_TK: ArrayLike, kind: int = DECODE) -> None:
+        """Adds one router's choices: any array of expert ids."""
+        ids = np.asarray(expert_TK).ravel()
+        self._fresh[kind, layer] += np.bincount(ids, minlength=self.experts)
+
+    def merge(self, counts_LE: ArrayLike, kind: int = DECODE) -> None:
+        """Adds counts that another process gathered."""
+        self._fresh[kind] += np.asarray(counts_LE, dtype=np.int64)
+
+    def tick(self, now: float) -> Ints:
+        """Ages the windows to `now` seconds, folds in what was gathered since, and returns that: counts_KLE."""
+        elapsed = 0.0 if self._now is None else max(0.0, now - self._now)
+        self._now = now if self._now is None else max(now, self._now)
+        fade = 0.5 ** (elapsed / np.array(self.half_lives))
+        gathered = self._fresh.copy()
+        self._windows *= fade[:, None, None, None]
+        self._windows += gathered
+        self._total += gathered
+        self._fresh[:] = 0
+        return gathered
+
+    def load(self, window: int, kind: int | None = None) -> Floats:
+        """load_LE of one window (its index in `half_lives`), of one class or of both."""
+        counts = self._windows[window]
+        load: Floats = counts.sum(0) if kind is None else counts[kind].copy()
+        return load
+
+    def total(self, kind: int | None = None) -> Ints:
+        """Everything since the start, undecayed."""
+        counts: Ints = self._total.sum(0) if kind is None else self._total[kind].copy()
+        return counts
+
+    def scenarios(self) -> Floats:
+        """load_CLE: every window and class that saw rows, as a robust placement takes them."""
+        seen = [w[k] for w in self._windows for k in range(len(KINDS)) if w[k].sum() > 0]
+        return np.array(seen) if seen else np.zeros((1, self.layers, self.experts))
