@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from afserve.config import ModelSource
-from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenLogprob
+from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, ConfigError
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import this_machine
@@ -151,7 +151,10 @@ class LLM:
 
     async def _one(self, index: int, request: GenerationRequest) -> Completion:
         decoder = ChoiceDecoder(self.tokenizer, request.params)
-        text, tokens, logprobs, first = [], [], [], None
+        text: list[str] = []
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        first: TokenEvent | None = None
         async with aclosing(self._running().frontend.generate(request)) as events:
             async for event in events:
                 first = first or event
@@ -220,5 +223,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:
     spec = ModelSpec.load(found.folder)
     if source.load_format != "dummy" and not found.weights:
-        raise ConfigError(f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder")
+        raise ConfigError(
+            f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder"
+        )
     return spec if source.layers is None else spec.cut(source.layers)

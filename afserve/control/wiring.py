@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
+
 from afserve.comm import connect, rendezvous
 from afserve.comm.m2n import ExpertLink, ExpertPort, LocalBankLink
 from afserve.comm.transport import Layout
@@ -37,6 +39,7 @@ def build_attention(
 ) -> tuple[AnyNode, Close]:
     """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses."""
     run = assigned.run
+    torch.set_num_threads(run.engine.threads)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
@@ -63,6 +66,7 @@ def build_expert(
 ) -> tuple[ExpertNode, Close]:
     """Listens before it reads weights, so that attention nodes connect meanwhile."""
     run = assigned.run
+    torch.set_num_threads(run.engine.threads)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)

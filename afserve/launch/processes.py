@@ -116,6 +116,7 @@ class NodeProcesses:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._helper.pid, signal.SIGKILL)
             self._helper.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _note(self, report: dict[str, object], on_exit: OnExit) -> None:
         if "started" in report:

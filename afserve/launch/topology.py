@@ -20,6 +20,7 @@ _SPARE = 0.10  # of the free memory, left to everything else on the machine
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
 _KV_DEFAULT_MAX = 4 * GIB
 _SEQUENCES = 256
+_KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
 _MOST_NODES = 1024
 
@@ -195,7 +196,7 @@ def _kv(
     tokens = wishes.kv_tokens
     if tokens is None:
         most = min(int(free * _KV_SHARE) // nodes.attention, _KV_DEFAULT_MAX) // per_token
-        tokens = min(most, _SEQUENCES * longest)
+        tokens = min(most, _KV_SEQUENCES * longest)
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(tokens * per_token)} of {gib(machine.memory)} free"
         )

@@ -1,0 +1,87 @@
+"""`afserve`: the table of commands. Each is imported when it is called, so `--help` needs neither torch nor gRPC.
+
+An AfserveError becomes one line on stderr and its exit code; nothing else is caught.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+import click
+
+from afserve import __version__
+from afserve.errors import AfserveError
+
+# name -> (where it lives, what `afserve --help` says). A command whose module is not installed is not shown.
+COMMANDS = {
+    "up": ("afserve.cli.up:up", "Start everything on this machine and serve the OpenAI API."),
+    "chat": ("afserve.cli.chat:chat", "Talk to a running server."),
+    "complete": ("afserve.cli.complete:complete", "Continue a text on a running server."),
+    "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
+    "plan": ("afserve.cli.plan:plan", "Plan capacity: what to buy, how to split it, what it costs."),
+    "place": ("afserve.cli.place:place", "Place experts on nodes from routing counts."),
+    "simulate": ("afserve.cli.simulate:simulate", "Play a plan event by event."),
+    "bench": ("afserve.cli.bench:bench", "Measure this installation."),
+    "node": ("afserve.cli.node:node", "Start one node that joins a controller elsewhere."),
+    "doctor": ("afserve.cli.doctor:doctor", "What this machine has, what is used, what is missing."),
+    "version": ("afserve.cli.version:version", "Versions of afserve and what it stands on."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are rows of a table of the same form as COMMANDS."""
+
+    def __init__(self, table: dict[str, tuple[str, str]], name: str, help: str) -> None:
+        super().__init__(name, help=help)
+        self._table = {name: row for name, row in table.items() if _installed(row[0])}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._table:
+            return None
+        module, _, attribute = self._table[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in self._table.items()])
+
+
+def _installed(target: str) -> bool:
+    return importlib.util.find_spec(target.partition(":")[0]) is not None
+
+
+cli = LazyGroup(
+    COMMANDS,
+    "afserve",
+    "Serve Mixture-of-Experts models with attention and experts on separate hardware.\n\n"
+    "`afserve up` with no flags serves the bundled model on http://127.0.0.1:8000.",
+)
+cli = click.version_option(__version__, prog_name="afserve", message="%(prog)s %(version)s")(cli)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code: 0, 1 for a failure of ours or of a node, 2 for what the caller can fix, 130 for Ctrl-C."""
+    try:
+        code = cli.main(list(arguments), prog_name="afserve", standalone_mode=False)
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except AfserveError as error:
+        return _say(error.message, error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,27 @@
+"""`afserve node`: one node, for hosts that are started by other means than `afserve up`."""
+
+import click
+
+from afserve.control.values import ROLES
+
+
+@click.command()
+@click.option("--role", required=True, type=click.Choice(ROLES), help="What this node does.")
+@click.option("--join", required=True, metavar="HOST:PORT", help="The controller.")
+@click.option(
+    "--token-file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A copy of the run's token.",
+)
+@click.option(
+    "--index", type=click.IntRange(min=0), help="Which node of its role; any free one if not given."
+)
+def node(role: str, join: str, token_file: str, index: int | None) -> None:
+    """Start one node that joins a controller elsewhere.
+
+    Model, sizes and limits come from the controller; the checkpoint must be at the same path here.
+    """
+    from afserve.control.worker import NodeSettings, run_node
+
+    run_node(NodeSettings(role, join, token_file, index))

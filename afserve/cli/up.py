@@ -1,0 +1,77 @@
+"""`afserve up`: everything on this machine, from flags to a served API and back to nothing.
+
+Flags and their files are read here; the work is in launch, control and server.
+"""
+
+import click
+
+from afserve.cli.options import config_file, existing_file
+from afserve.config import DTYPES, LOAD_FORMATS
+
+
+@click.command()
+@click.option(
+    "--model", default="nano", show_default=True, help="Bundled name, checkpoint folder, or Hugging Face id."
+)
+@click.option("--attention", type=int, metavar="A", help="Attention nodes.")
+@click.option("--experts", type=int, metavar="F", help="Expert nodes.")
+@click.option(
+    "--micro-batches",
+    default="auto",
+    show_default=True,
+    metavar="M",
+    help="In flight per attention node, 1 to 4.",
+)
+@click.option("--colocated", is_flag=True, help="Experts inside the attention nodes: the baseline.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where the API listens.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one."
+)
+@click.option("--kv-tokens", type=int, help="KV cache of each attention node, in tokens.")
+@click.option("--max-model-len", type=int, help="Longest sequence, prompt and answer together.")
+@click.option(
+    "--dtype",
+    default="auto",
+    show_default=True,
+    type=click.Choice(DTYPES),
+    help="auto: the checkpoint's own.",
+)
+@click.option(
+    "--load-format",
+    default="safetensors",
+    show_default=True,
+    type=click.Choice(LOAD_FORMATS),
+    help="dummy: random weights.",
+)
+@click.option("--layers", type=int, metavar="N", help="With dummy weights: only the first N layers.")
+@click.option("--threads", type=int, help="Compute threads of each node.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, or a CUDA device such as cuda:0.")
+@click.option(
+    "--api-key-file", type=existing_file, help="Clients must send one of these keys (one per line)."
+)
+@click.option("--served-model-name", help="What clients call the model.")
+@click.option(
+    "--log-level",
+    default="warning",
+    show_default=True,
+    type=click.Choice(("debug", "info", "warning", "error")),
+)
+@click.option(
+    "--config",
+    type=existing_file,
+    expose_value=False,
+    is_eager=True,
+    callback=config_file,
+    help="TOML with the same names.",
+)
+def up(**flags: object) -> None:
+    """Start everything on this machine and serve the OpenAI API.
+
+    What is not given is picked for the machine; the banner says what and why.
+    """
+    from afserve.launch.processes import NodeProcesses
+
+    with NodeProcesses() as processes:  # imports torch beside what follows
+        from afserve.launch.gateway import UpFlags, serve_here
+
+        serve_here(UpFlags(**flags), processes)  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Draws what was started: who has which layers and experts, memory by role, where to reach it. Text only."""
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from afserve.launch.topology import NODE_OVERHEAD, Need, Topology
+from afserve.placement.plan import FREE, Placement
+
+_SHOWN = 4
+_MIB = 1 << 20
+
+
+def banner(topology: Topology, name: str, url: str, seconds: float) -> RenderableType:
+    spec, run = topology.spec, topology.run
+    head = Text.assemble(
+        (name, "bold"),
+        f"  {spec.family}, {spec.layers} layers, {spec.moe_layers} with {spec.experts} experts (top-{spec.top_k})",
+    )
+    picture = Table.grid(padding=(0, 1))
+    picture.add_row(_attention(topology), _between(topology), _experts(topology))
+    lines = [Text(f"{what}: {why}", style="dim") for what, why in topology.picked.items()]
+    ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
+    parts: list[RenderableType] = [
+        head,
+        picture,
+        *lines,
+        ready,
+        Text(example(url, name), style="cyan", overflow="fold", no_wrap=False),
+    ]
+    if not run.expert_nodes:
+        parts.insert(1, Text("colocated: every attention node holds all experts"))
+    return Group(*parts)
+
+
+def example(url: str, name: str) -> str:
+    body = {
+        "model": name,
+        "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+        "max_tokens": 64,
+    }
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def _attention(topology: Topology) -> RenderableType:
+    layers = f"layers 0-{topology.spec.layers - 1}: attention, routers, LM head"
+    body = f"{layers}\nKV cache {topology.kv_tokens:,} tokens\n{memory(topology.attention)}"
+    return _boxes([(f"attention-{i}", body) for i in range(topology.run.attention_nodes)])
+
+
+def _experts(topology: Topology) -> RenderableType:
+    if topology.expert is None:
+        return Text()
+    placement = Placement.from_json(topology.run.placement)
+    names = []
+    for node in range(topology.run.expert_nodes):
+        held = sorted({e for layer in placement.layers for e in layer.slots[node] if e != FREE})
+        ids = topology.spec.moe_layer_ids
+        body = f"layers {ids[0]}-{ids[-1]}: experts {ranges(held)}\n{memory(topology.expert)}"
+        names.append((f"expert-{node}", body))
+    return _boxes(names)
+
+
+def _between(topology: Topology) -> RenderableType:
+    if topology.expert is None:
+        return Text()
+    count = topology.run.engine.micro_batches
+    return Text(f"\n── dispatch ─▶\n◀─ combine ───\n{topology.run.transport}, m = {count}")
+
+
+def _boxes(nodes: Sequence[tuple[str, str]]) -> RenderableType:
+    shown: list[RenderableType] = [
+        Panel(body, title=name, title_align="left", expand=False) for name, body in nodes[:_SHOWN]
+    ]
+    if len(nodes) > _SHOWN:
+        shown.append(Text(f"and {len(nodes) - _SHOWN} more like these"))
+    return Group(*shown)
+
+
+def memory(need: Need) -> str:
+    kv = f" + {_size(need.kv)} KV" if need.kv else ""
+    return f"{_size(need.weights)} weights{kv} + {_size(NODE_OVERHEAD)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as 0-2, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][-1:] = [number] if len(runs[-1]) > 1 else [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _size(size: float) -> str:
+    return f"{size / _MIB:,.0f} MiB" if size < 4096 * _MIB else f"{size / (1 << 30):,.1f} GiB"

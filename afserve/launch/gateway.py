@@ -1,0 +1,162 @@
+"""The gateway process of `afserve up`: from what the user asked for to a served API, and back to nothing.
+
+It puts topology, nodes, controller and HTTP together, shows the way, and ends everything on Ctrl-C, SIGTERM or
+the loss of a node. Everything that can be refused is refused before anything is listened on or loaded.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from afserve.config import ModelSource
+from afserve.errors import DoesNotFitError
+from afserve.launch.banner import banner
+from afserve.launch.loading import LoadingBars
+from afserve.launch.local_run import LocalRun
+from afserve.launch.machine import Machine, this_machine
+from afserve.launch.models import FoundModel, find_model
+from afserve.launch.processes import NodeProcesses
+from afserve.launch.topology import Topology, Wishes, choose, needs
+from afserve.server.app import build_app
+from afserve.server.serve import bind, serve
+from afserve.server.settings import ServerSettings, read_keys
+from afserve.spec import ModelSpec
+from afserve.tokenizer import Tokenizer
+
+DRAIN_SECONDS = 10.0
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class UpFlags:
+    """What the user asked for; None is picked for the machine."""
+
+    model: str
+    attention: int | None
+    experts: int | None
+    micro_batches: str
+    colocated: bool
+    host: str
+    port: int
+    kv_tokens: int | None
+    max_model_len: int | None
+    dtype: str
+    load_format: str
+    layers: int | None
+    threads: int | None
+    device: str
+    api_key_file: Path | None
+    served_model_name: str | None
+    log_level: str
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(
+            self.attention,
+            self.experts,
+            self.micro_batches,
+            self.colocated,
+            self.kv_tokens,
+            self.max_model_len,
+            self.threads,
+            self.device,
+        )
+
+
+def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
+    """Returns when the user ended it; raises what else did."""
+    logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    keys = read_keys(flags.api_key_file) if flags.api_key_file else ()
+    settings = ServerSettings(api_keys=keys, admin_keys=keys, drain_deadline=DRAIN_SECONDS)
+    found = find_model(flags.model, processes.folder)
+    topology = plan_here(flags, found, this_machine())
+    name = flags.served_model_name or found.name
+    with bind(flags.host, flags.port) as sock:
+        asyncio.run(_Gateway(topology, found, name, settings, sock, processes).run())
+
+
+def plan_here(flags: UpFlags, found: FoundModel, machine: Machine) -> Topology:
+    source = ModelSource(str(found.folder), found.name, flags.dtype, flags.load_format, flags.layers)
+    spec = ModelSpec.load(found.folder)
+    spec = spec if flags.layers is None else spec.cut(flags.layers)
+    if flags.load_format == "safetensors" and not found.weights:
+        raise DoesNotFitError(
+            f"{found.name} is known by its shape only; there are no weights here.\n{needs(spec, source, machine)}"
+        )
+    return choose(spec, source, machine, flags.wishes)
+
+
+class _Gateway:
+    def __init__(
+        self,
+        topology: Topology,
+        found: FoundModel,
+        name: str,
+        settings: ServerSettings,
+        sock: socket.socket,
+        processes: NodeProcesses,
+    ) -> None:
+        self._started = time.monotonic()
+        self._topology = topology
+        self._name = name
+        self._sock = sock
+        self._processes = processes
+        self._console = Console(stderr=True)
+        self._stop = asyncio.Event()
+        self._run = LocalRun(topology, found, name, processes)
+        self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
+
+    async def run(self) -> None:
+        self._listen_for_signals()
+        async with self._run:
+            serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
+            try:
+                await self._until_over()
+            finally:
+                self._stop.set()
+                await serving
+
+    async def _until_over(self) -> None:
+        """Until the user or a failure ends it. Raises the failure."""
+        ending = asyncio.create_task(self._stop.wait())
+        failing = asyncio.create_task(self._run.controller.wait_failure())
+        starting = asyncio.create_task(self._show_start())
+        try:
+            await asyncio.wait({ending, failing, starting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ending, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                raise failing.result()
+        finally:
+            for task in (ending, failing, starting):
+                task.cancel()
+
+    async def _show_start(self) -> None:
+        with LoadingBars(self._console) as bars:
+            self._run.controller.on_progress = bars.update
+            await self._run.wait_ready()
+        seconds = time.monotonic() - self._started
+        self._console.print(banner(self._topology, self._name, self._url(), seconds))
+
+    def _url(self) -> str:
+        host, port = self._sock.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _listen_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first asks, the second insists."""
+        if self._stop.is_set():
+            self._processes.kill()
+            os._exit(_INTERRUPTED)
+        self._console.print("stopping; once more to stop at once", style="dim")
+        self._stop.set()

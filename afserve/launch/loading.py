@@ -1,0 +1,46 @@
+"""Shows how far the nodes have loaded: bars on a terminal, one line per node elsewhere."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from afserve.control.members import READY, Member
+
+
+class LoadingBars:
+    """`update` is the controller's progress callback. `with` shows and clears."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._tasks: dict[str, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.fields[name]:12}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %  {task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not self._live,
+        )
+
+    def __enter__(self) -> "LoadingBars":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def update(self, member: Member) -> None:
+        if not self._live:
+            if member.state == READY:
+                self._console.print(f"{member.name} ready", highlight=False)
+            return
+        if member.name not in self._tasks:
+            self._tasks[member.name] = self._bars.add_task("", total=1.0, name=member.name)
+        self._bars.update(
+            self._tasks[member.name], completed=member.progress.fraction, description=member.progress.what
+        )
