@@ -5,21 +5,20 @@ Knows the order of the work and nothing else: text, tokenizer, training, saving,
 
 import argparse
 import json
+import platform
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from tokenizers import Tokenizer
 
-from bench.nano import card, checkpoint, corpus, heldout, speed, stream, tokenizer
+from bench.nano import checkpoint, corpus, report, speed, stream, tokenizer
 from bench.nano.corpus import Document
 from bench.nano.shape import Recipe, Shape
 from bench.nano.trainer import Trainer
-
-HOME = Path(__file__).parents[2] / "configs" / "nano"
-SAMPLE_BYTES = 120_000
 
 
 def main() -> None:
@@ -28,11 +27,9 @@ def main() -> None:
     speed.keep_memory()
     if options.compile:
         speed.compile_functions()
-    started = time.monotonic()
     recipe = replace(Recipe(), steps=options.steps or Recipe().steps)
     options.out.mkdir(parents=True, exist_ok=True)
-    docs = corpus.documents()
-    pieces, bpe, facts = _prepare(docs, options.out)
+    pieces, facts = _prepare(corpus.documents(), options.out)
     trainer = Trainer(Shape(), recipe, pieces)
     if options.state and options.state.exists():
         trainer.resume(options.state)
@@ -41,15 +38,21 @@ def main() -> None:
     checkpoint.save(trainer.model, options.out)
     curve = {"points": [asdict(p) for p in trainer.curve], "tokens_per_step": recipe.tokens}
     (options.out / "curve.json").write_text(_compact(curve, every=10))
-    facts |= {"recipe": asdict(recipe), "minutes": round((time.monotonic() - started) / 60, 1)}
-    _finish(docs, bpe, facts, options.out)
+    facts |= {
+        "recipe": asdict(recipe),
+        "cpu_minutes": round(trainer.seconds / 60, 1),
+        "threads": options.threads,
+    }
+    facts |= {"python": platform.python_version(), "torch": torch.__version__}
+    (options.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    report.write(options.out)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train the bundled model from this interpreter's standard library."
     )
-    parser.add_argument("--out", type=Path, default=HOME, help="folder for the checkpoint")
+    parser.add_argument("--out", type=Path, default=report.HOME, help="folder for the checkpoint")
     parser.add_argument("--steps", type=int, help="fewer steps for a trial run")
     parser.add_argument("--state", type=Path, help="file to save progress in, and to resume from")
     parser.add_argument("--threads", type=int, default=1)
@@ -59,8 +62,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _prepare(docs: list[Document], out: Path) -> tuple[list, Tokenizer, dict]:
-    """Token ids of every training piece, the tokenizer (saved), and the facts for the card."""
+def _prepare(docs: list[Document], out: Path) -> tuple[list[np.ndarray], dict[str, object]]:
+    """Token ids of every training piece and the facts for the card; the tokenizer is saved."""
     seen = [doc for doc in docs if not doc.held_out]
     bpe = tokenizer.build((doc.text for doc in seen), Shape().vocab)
     tokenizer.save(bpe, out, Shape().positions)
@@ -78,7 +81,7 @@ def _prepare(docs: list[Document], out: Path) -> tuple[list, Tokenizer, dict]:
         "fingerprint": corpus.fingerprint(docs),
     }
     print(json.dumps(facts), flush=True)
-    return pieces, bpe, facts
+    return pieces, facts
 
 
 def _train(trainer: Trainer, state: Path | None) -> None:
@@ -98,21 +101,7 @@ def _train(trainer: Trainer, state: Path | None) -> None:
                 trainer.save(state)
 
 
-def _finish(docs: list[Document], bpe: Tokenizer, facts: dict, out: Path) -> None:
-    """Held-out figures in float32 on the values as saved, the sample, the plot and the card."""
-    model = checkpoint.load(out)
-    texts = {doc.path: doc.text for doc in docs if doc.held_out}
-    chosen = heldout.sample(texts, SAMPLE_BYTES)
-    (out / "heldout.json").write_text(json.dumps(chosen, indent=0) + "\n")
-    facts["sample"] = asdict(heldout.evaluate(model, bpe, list(chosen.values())))
-    print("sample", json.dumps(facts["sample"]), flush=True)
-    facts["held_out"] = asdict(heldout.evaluate(model, bpe, list(texts.values())))
-    print("held out", json.dumps(facts["held_out"]), flush=True)
-    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
-    card.write(out)
-
-
-def _compact(curve: dict, every: int) -> str:
+def _compact(curve: dict[str, Any], every: int) -> str:
     points = [p for p in curve["points"] if p["step"] % every == 0 or p["step"] == 1]
     return json.dumps({**curve, "points": points}) + "\n"
 

@@ -4,6 +4,7 @@ Knows no command line and no folder layout beyond one state file.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Trainer:
     def __init__(self, shape: Shape, recipe: Recipe, pieces: list[np.ndarray]) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.pieces, self.step = recipe, pieces, 0
+        self.seconds = 0.0
         self.curve: list[Point] = []
         self.model = Nano(shape)
         self.masters = {name: Master(p) for name, p in self.model.named_parameters()}
@@ -64,6 +66,7 @@ class Trainer:
                 yield self._advance(next(feed))
 
     def _advance(self, window: Tensor) -> Point:
+        begun = time.process_time()
         main, mtp = self.model.losses(window)
         (main + self.recipe.mtp_weight * mtp).backward()
         factor = self.recipe.rate(self.step)
@@ -71,6 +74,7 @@ class Trainer:
         self.adam.step(factor, self.step + 1)
         self._steer(self.recipe.bias_step * factor)
         self.step += 1
+        self.seconds += time.process_time() - begun
         self.curve.append(Point(self.step, round(main.item(), 4), round(mtp.item(), 4)))
         return self.curve[-1]
 
@@ -87,7 +91,8 @@ class Trainer:
         tensors = {f"{n}/{k}": v for n, m in self.masters.items() for k, v in m.state().items()}
         biases = {f"bias/{i}": moe.bias for i, moe in enumerate(self.model.moes())}
         curve = json.dumps([asdict(point) for point in self.curve])
-        save_file({**tensors, **biases}, str(path), metadata={"step": str(self.step), "curve": curve})
+        facts = {"step": str(self.step), "seconds": str(self.seconds), "curve": curve}
+        save_file({**tensors, **biases}, str(path), metadata=facts)
 
     def resume(self, path: Path) -> None:
         """Continue from a state file written by `save`."""
@@ -98,5 +103,6 @@ class Trainer:
                 master.publish()
             for i, moe in enumerate(self.model.moes()):
                 moe.bias.copy_(file.get_tensor(f"bias/{i}"))
-            self.step = int(file.metadata()["step"])
-            self.curve = [Point(**point) for point in json.loads(file.metadata()["curve"])]
+            facts = file.metadata()
+        self.step, self.seconds = int(facts["step"]), float(facts["seconds"])
+        self.curve = [Point(**point) for point in json.loads(facts["curve"])]

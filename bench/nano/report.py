@@ -1,0 +1,51 @@
+"""`python -m bench.nano.report`: measures a trained folder on held-out text and writes its card and plot.
+
+Knows no training: it reads the folder, the facts that training left in training.json, and the interpreter's library.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from bench.nano import card, checkpoint, corpus, heldout, plot, speed
+
+HOME = Path(__file__).parents[2] / "configs" / "nano"
+SAMPLE_BYTES = 120_000
+
+
+def write(folder: Path) -> None:
+    """Held-out figures in float32 on the values as saved, the committed sample, the plot and the card."""
+    model, bpe = checkpoint.load(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = {doc.path: doc.text for doc in corpus.documents() if doc.held_out}
+    chosen = heldout.sample(texts, SAMPLE_BYTES)
+    (folder / "heldout.json").write_text(json.dumps(chosen, indent=0) + "\n")
+    facts = json.loads((folder / "training.json").read_text())
+    facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    for name, part in {"sample": chosen, "held_out": texts}.items():
+        facts[name] = asdict(heldout.evaluate(model, bpe, list(part.values())))
+        print(name, json.dumps(facts[name]), flush=True)
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    plot.write(folder)
+    card.write(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Measure a trained nano on held-out text and write its card."
+    )
+    parser.add_argument("--out", type=Path, default=HOME, help="folder of the checkpoint")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    speed.keep_memory()
+    write(options.out)
+
+
+if __name__ == "__main__":
+    main()

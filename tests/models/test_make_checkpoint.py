@@ -1,0 +1,54 @@
+"""Random checkpoints: transformers finds exactly the tensors it expects, in one file or several."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bench import make_checkpoint
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "moe_intermediate_size": 16, "vocab_size": 320}
+
+
+@pytest.fixture(autouse=True)
+def short_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make_checkpoint.corpus.Document("heapq.py", Path(make_checkpoint.__file__).read_text())
+    monkeypatch.setattr(make_checkpoint.corpus, "documents", lambda: [text])
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("name", sorted(make_checkpoint.SHAPES))
+def test_transformers_loads_it_and_logits_have_a_sensible_scale(
+    tmp_path: Path, name: str, shards: int
+) -> None:
+    shape = make_checkpoint.SHAPES[name]
+    count = make_checkpoint.write(replace(shape, config=shape.config | SMALL), tmp_path, shards=shards)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    assert sum(p.numel() for p in model.parameters()) <= count
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("def push(heap):", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert 0.3 < model(ids).logits.std() < 3.0
+    assert len(tokenizer) == 320
+
+
+def test_measured_shape_has_110_million_parameters() -> None:
+    shape = make_checkpoint.SHAPES["qwen3-moe-110m"]
+    count = sum(size[0] * (size[1] if len(size) > 1 else 1) for _, size in shape.sizes(shape.config))
+    assert round(count / 1e6) == 110
+
+
+def test_a_seed_repeats(tmp_path: Path) -> None:
+    shape = make_checkpoint.SHAPES["deepseek-v3-121m"]
+    shape = replace(shape, config=shape.config | SMALL)
+    first, again = (dict(make_checkpoint.tensors(shape, seed=3)) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    make_checkpoint.write(shape, tmp_path, shards=2)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(first)
