@@ -1,0 +1,137 @@
+"""The rooms and their one-way stairs, read from the source: who imports whom, and what must not be imported at all."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = (
+    "ground",
+    "kernels",
+    "placement",
+    "comm",
+    "models",
+    "engine",
+    "control",
+    "server",
+    "launch",
+    "cli",
+    "doors",
+)
+DOORS = {"llm", "client", "client_wire"}
+# The HTTP seam is a value that the control room implements, so it may be imported from below.
+SEAM = "afserve.server.backend"
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / "afserve", *(ROOT / room for room in ("kernels", "comm", "placement"))]
+    found = {path.resolve() for folder in folders for path in folder.rglob("*.py")}
+    return sorted(p for p in found if not p.name.endswith(("_pb2.py", "_pb2_grpc.py")))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "afserve" else ("afserve", *parts))
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    if len(parts) == 1 or parts[1] in ("__init__", "__main__"):
+        return "cli"
+    if parts[1] in DOORS:
+        return "doors"
+    return parts[1] if parts[1] in ROOMS else "ground"
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every afserve import, also inside functions and TYPE_CHECKING blocks."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names if a.name.split(".")[0] == "afserve")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "afserve":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield (
+                    node.lineno,
+                    full if (ROOT / (full.replace(".", "/") + ".py")).exists() else str(node.module),
+                )
+
+
+def test_imports_go_downward_only() -> None:
+    rank = {room: number for number, room in enumerate(ROOMS)}
+    broken = []
+    for path in sources():
+        module = module_name(path)
+        for line, target in imports(path):
+            if target in (SEAM, "afserve.__version__", "afserve"):
+                continue
+            if rank[room_of(target)] > rank[room_of(module)]:
+                broken.append(f"{path.relative_to(ROOT)}:{line}: {room_of(module)} must not import {target}")
+    assert not broken, "\n".join(broken)
+
+
+def test_no_import_cycles() -> None:
+    graph = {module_name(p): {t for _, t in imports(p)} for p in sources()}
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, "cycle: " + " -> ".join((*trail[trail.index(module) :], module))
+        if module in done or module not in graph:
+            return
+        for target in sorted(graph[module]):
+            visit(target, (*trail, module))
+        done.add(module)
+
+    for module in sorted(graph):
+        if module != "afserve":
+            visit(module, ())
+
+
+def test_placement_and_gateway_code_never_name_torch() -> None:
+    for path in sources():
+        if room_of(module_name(path)) in ("placement", "ground", "server", "cli"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                allowed = path.name in ("doctor.py", "bench.py") or "bench" in path.parts
+                assert allowed or not any(n.split(".")[0] == "torch" for n in names), f"{path}:{node.lineno}"
+
+
+def test_nothing_unsafe() -> None:
+    found = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path}:{node.lineno} import {n}" for n in names if n.split(".")[0] in UNSAFE_MODULES]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+                found.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
+            if isinstance(node, ast.ExceptHandler) and all(isinstance(b, ast.Pass) for b in node.body):
+                caught = "" if node.type is None else ast.unparse(node.type)
+                if caught in ("", "Exception", "BaseException"):
+                    found.append(f"{path}:{node.lineno} swallows {caught or 'everything'}")
+    assert not found, "\n".join(found)
+
+
+def test_rooms_named_like_packages_have_no_init() -> None:
+    for room in ("kernels", "comm", "placement"):
+        assert not (ROOT / room / "__init__.py").exists()
+    for room in ("kernels", "comm", "placement", "configs"):
+        assert (ROOT / "afserve" / room).is_symlink()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["afserve", "afserve.cli.main", "afserve.client", "afserve.spec", "afserve.server.app", "afserve.control.frontend",
+     "afserve.control.controller", "afserve.cli.plan", "afserve.cli.place", "afserve.cli.simulate"],
+)  # fmt: skip
+def test_starts_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert out.stdout.strip() == "False"
