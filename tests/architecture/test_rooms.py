@@ -19,8 +19,8 @@ ROOMS = (
     "control",
     "server",
     "launch",
-    "cli",
     "doors",
+    "cli",
 )
 DOORS = {"llm", "client", "client_wire"}
 # The HTTP seam is a value that the control room implements, so it may be imported from below.
