@@ -16,7 +16,7 @@ Number = TypeVar("Number")  # a float, or a NumPy array of them: only arithmetic
 
 def larger(first: Number, second: Number) -> Number:
     """max() for floats and, element by element, for arrays."""
-    return (first + second + abs(first - second)) / 2  # type: ignore[operator, arg-type, no-any-return]
+    return (first + second + abs(first - second)) / 2  # type: ignore[operator, no-any-return]
 
 
 def layer_period(attention: Number, experts: Number, dispatch: Number, combine: Number, m: int) -> Number:
@@ -25,7 +25,7 @@ def layer_period(attention: Number, experts: Number, dispatch: Number, combine: 
     Dispatch and combine are the two directions of a full-duplex link: each is a station of its own.
     """
     station = larger(larger(attention, experts), larger(dispatch, combine))
-    return larger(m * station, attention + experts + dispatch + combine)  # type: ignore[operator]
+    return larger(m * station, attention + experts + dispatch + combine)  # type: ignore[operator, no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,11 @@ class StageTimes:
     @property
     def bound_by(self) -> str:
         """The name of the busiest station."""
-        times = {"attention": self.attention, "experts": self.experts, "link": max(self.dispatch, self.combine)}
+        times = {
+            "attention": self.attention,
+            "experts": self.experts,
+            "link": max(self.dispatch, self.combine),
+        }
         return max(times, key=times.__getitem__)
 
     def minimum_micro_batches(self) -> int:

@@ -78,5 +78,7 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
 
 def _checked(source: str, found: Hardware) -> Hardware:
     if found.fast_domain > 1 and found.link <= 0:
-        raise ConfigError(f"{source}: fast_domain is {found.fast_domain}, so [node] link_gb_s must be above 0")
+        raise ConfigError(
+            f"{source}: fast_domain is {found.fast_domain}, so [node] link_gb_s must be above 0"
+        )
     return found

@@ -16,7 +16,7 @@ class AttentionLayers:
     prefill_pair_flops: the same in prefill. reach: tokens attended at most (0 = all); holds: tokens cached at most
     (0 = all). scan_elems and scan_flops: read and done per cached token before attending (a sparse indexer), within
     kv_elems. state_elems: cache per request whatever its length. kv_heads: how many ways the cache divides over
-    tensor-parallel devices.
+    tensor-parallel devices. row_elems: activations one token writes and reads back between the products.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class AttentionLayers:
     scan_elems: int = 0
     scan_flops: float = 0.0
     state_elems: int = 0
+    row_elems: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def _mla(config: Fields, layers: int) -> AttentionLayers:
         reach=reach,
         scan_elems=index_dim if reach else 0,
         scan_flops=2.0 * index_heads * index_dim if reach else 0.0,
+        row_elems=2 * hidden + 2 * (rank + rope) + q_rank + 2 * heads * (nope + 2 * rope + 2 * rank + value),
     )
 
 
@@ -79,7 +80,10 @@ def _mfa(config: Fields, layers: int) -> AttentionLayers:
     groups = config.integer("num_attention_groups", 1, least=1)
     weights = hidden * shared + shared * heads * dim + 2 * hidden * groups * dim + heads * dim * hidden
     pair = 4.0 * heads * dim
-    return AttentionLayers("mfa", layers, weights, 2 * groups * dim, pair, pair, heads, groups)
+    crossed = 2 * hidden + 2 * shared + 4 * (heads + groups) * dim
+    return AttentionLayers(
+        "mfa", layers, weights, 2 * groups * dim, pair, pair, heads, groups, row_elems=crossed
+    )
 
 
 def _gqa(config: Fields, layers: int, *, kind: str = "gqa", window: int = 0) -> AttentionLayers:
@@ -90,7 +94,10 @@ def _gqa(config: Fields, layers: int, *, kind: str = "gqa", window: int = 0) -> 
     weights = (query + 1) * hidden * heads * dim + 2 * hidden * kv_heads * dim
     pair = 4.0 * heads * dim
     kv = 2 * kv_heads * dim
-    return AttentionLayers(kind, layers, weights, kv, pair, pair, heads, kv_heads, reach=window, holds=window)
+    crossed = 2 * hidden + 4 * (heads + kv_heads) * dim
+    return AttentionLayers(
+        kind, layers, weights, kv, pair, pair, heads, kv_heads, reach=window, holds=window, row_elems=crossed
+    )
 
 
 def _linear(config: Fields, layers: int) -> AttentionLayers:
@@ -106,4 +113,16 @@ def _linear(config: Fields, layers: int) -> AttentionLayers:
     value = config.integer("linear_value_head_dim", plain)
     weights = hidden * (2 * key_heads * key + 3 * heads * value)
     state = heads * key * value
-    return AttentionLayers("linear", layers, weights, 0, 0.0, 0.0, heads, heads, scan_flops=6.0 * state, state_elems=state)
+    return AttentionLayers(
+        kind="linear",
+        layers=layers,
+        weight_elems=weights,
+        kv_elems=0,
+        pair_flops=0.0,
+        prefill_pair_flops=0.0,
+        heads=heads,
+        kv_heads=heads,
+        scan_flops=6.0 * state,
+        state_elems=state,
+        row_elems=2 * hidden + 4 * heads * value + 4 * key_heads * key,
+    )

@@ -51,7 +51,11 @@ def _flatten(config: Mapping[str, object]) -> dict[str, object]:
         inner = config.get(key)
         if isinstance(inner, Mapping):
             flat.update(inner)
-    renames = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "kv_n_heads": "num_key_value_heads"}
+    renames = {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "kv_n_heads": "num_key_value_heads",
+    }
     for old, new in renames.items():
         if old in flat and flat.get(new) is None:
             flat[new] = flat[old]

@@ -18,12 +18,16 @@ class TheoreticalCost:
     experts: float
 
 
-def theoretical_cost(shape: ModelShape, chip: Hardware, context: int, kv_precision: str = "fp8") -> TheoreticalCost:
+def theoretical_cost(
+    shape: ModelShape, chip: Hardware, context: int, kv_precision: str = "fp8"
+) -> TheoreticalCost:
     usd_per_second = chip.usd_per_hour / 3600
     flops = chip.flops("fp8")
     attention = 0.0
     for group in shape.attention:
-        core = max(_core_flops(group, context) / flops, _cache_bytes(group, context, kv_precision) / chip.bandwidth)
+        core = max(
+            _core_flops(group, context) / flops, _cache_bytes(group, context, kv_precision) / chip.bandwidth
+        )
         attention += group.layers * (core + 2 * group.weight_elems / flops)
     experts = 2 * _ffn_elems(shape) / flops
     return TheoreticalCost(attention * usd_per_second * 1e6, experts * usd_per_second * 1e6)
@@ -32,7 +36,11 @@ def theoretical_cost(shape: ModelShape, chip: Hardware, context: int, kv_precisi
 def _core_flops(group: AttentionLayers, context: int) -> float:
     """The paper multiplies both products of absorbed MLA over the whole cached row (512 + 64), where only the
     first needs the 64 rotated elements: 4 * heads * row instead of `pair_flops`. Its convention is kept here."""
-    row = group.kv_elems - group.scan_elems if group.kind in ("mla", "sparse") else group.pair_flops / group.heads / 4
+    row = (
+        group.kv_elems - group.scan_elems
+        if group.kind in ("mla", "sparse")
+        else group.pair_flops / group.heads / 4
+    )
     seen = min(context, group.reach) if group.reach else context
     return 4.0 * group.heads * row * seen + group.scan_flops * context
 

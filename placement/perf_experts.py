@@ -1,0 +1,129 @@
+"""Expert popularity and what it does to a device: how many distinct experts it reads, how many rows the worst one gets.
+
+Decode time of the expert half follows the distinct activated experts while batches are small (each is read once)
+and the most loaded device's rows when they are large. Replicating hot experts evens out rows and adds reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.errors import ConfigError
+
+Array = NDArray[np.float64]
+_GRID = np.unique(np.concatenate([np.arange(1, 17), np.round(np.geomspace(17, 2**22, 80))])).astype(
+    np.float64
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens choose experts. `zipf` 0 is uniform; `counts`, when given, are measured selections per expert.
+    `redundant`: spare slots given to replicas of hot experts over all devices."""
+
+    zipf: float = 0.0
+    counts: tuple[float, ...] = ()
+    redundant: int = 0
+
+    def popularity(self, experts: int) -> Array:
+        """Chance that one selection is expert e; sums to 1."""
+        if self.counts:
+            if len(self.counts) != experts:
+                raise ConfigError(
+                    f"routing counts are for {len(self.counts)} experts, the model has {experts}"
+                )
+            weight = np.asarray(self.counts, dtype=np.float64)
+        else:
+            weight = np.arange(1, experts + 1, dtype=np.float64) ** -self.zipf
+        return np.asarray(weight / weight.sum())
+
+
+def active_experts(routing: Routing, experts: int, top_k: int, tokens: Array) -> Array:
+    """Expected number of distinct experts that `tokens` tokens choose, out of `experts`."""
+    table = _active_table(routing, experts, top_k)
+    return np.interp(tokens, _GRID, table)
+
+
+@lru_cache(maxsize=256)
+def _active_table(routing: Routing, experts: int, top_k: int) -> Array:
+    chosen = _inclusion(routing.popularity(experts), top_k)
+    missed = np.exp(_GRID[:, None] * np.log1p(-np.minimum(chosen, 1 - 1e-12))[None, :])
+    return np.asarray((1 - missed).sum(axis=1))
+
+
+def _inclusion(popularity: Array, top_k: int) -> Array:
+    """Chance that a token's top-k holds each expert: k times the popularity, capped at 1, the cap's excess spread."""
+    chosen = np.minimum(top_k * popularity, 1.0)
+    for _ in range(8):
+        short = top_k - chosen.sum()
+        free = chosen < 1.0
+        if short <= 1e-9 or not free.any():
+            break
+        chosen[free] = np.minimum(chosen[free] * (1 + short / chosen[free].sum()), 1.0)
+    return chosen
+
+
+@lru_cache(maxsize=4096)
+def imbalance(routing: Routing, experts: int, devices: int) -> float:
+    """Rows on the most loaded device over the mean, hot experts replicated and packed largest first.
+
+    Greedy, as a real balancer would do on the same counts; drift between counting and serving is not in it.
+    """
+    groups = min(devices, experts + routing.redundant)
+    loads = _replicate(routing.popularity(experts), max(routing.redundant, devices - experts, 0))
+    slots = -(-len(loads) // groups)
+    return _pack(loads, groups, slots) * groups
+
+
+def _replicate(popularity: Array, spare: int) -> Array:
+    """Loads of all slots after each spare slot went to the expert with the highest load per replica."""
+    replicas = np.ones_like(popularity)
+    if popularity.max() - popularity.min() < 1e-15:
+        replicas[: spare % len(popularity)] += 1
+        replicas += spare // len(popularity)
+    else:
+        for _ in range(spare):
+            replicas[np.argmax(popularity / replicas)] += 1
+    return np.repeat(popularity / replicas, replicas.astype(np.int64))
+
+
+def _pack(loads: Array, groups: int, slots: int) -> float:
+    """The largest group's load, packing the largest load first into the lightest group with a free slot."""
+    lightest = [(0.0, group, 0) for group in range(groups)]
+    fullest = 0.0
+    for load in np.sort(loads)[::-1].tolist():
+        total, group, held = heappop(lightest)
+        total += load
+        fullest = max(fullest, total)
+        if held + 1 < slots:
+            heappush(lightest, (total, group, held + 1))
+    return fullest
+
+
+def expected_imbalance(
+    routing: Routing, experts: int, top_k: int, device_counts: Sequence[int], tokens: Array
+) -> Array:
+    """Skew after placement plus chance: rows [device count, tokens] on the fullest device over the mean.
+
+    A device's rows fluctuate by about sqrt(rows) around their mean; the fullest of n is z_n deviations above.
+    """
+    skew = np.array([imbalance(routing, experts, int(n)) for n in device_counts])
+    counts = np.asarray(device_counts, dtype=np.float64)[:, None]
+    rows = np.maximum(tokens[None, :] * top_k / counts, 1e-9)
+    chance = 1 + largest_normal(counts) / np.sqrt(rows)
+    return np.asarray(np.minimum(skew[:, None] * chance, np.maximum(counts, 1.0)))
+
+
+def largest_normal(samples: Array) -> Array:
+    """Expected maximum of n independent standard normals (Blom's approximation; 0 for one sample)."""
+    n = np.maximum(np.asarray(samples, dtype=np.float64), 1.0)
+    chance = (n - 0.375) / (n + 0.25)
+    upper = np.sqrt(-2 * np.log(np.maximum(1 - chance, 1e-300)))
+    quantile = upper - (2.515517 + 0.802853 * upper + 0.010328 * upper**2) / (
+        1 + 1.432788 * upper + 0.189269 * upper**2 + 0.001308 * upper**3
+    )
+    return np.asarray(np.where(n <= 1, 0.0, quantile))

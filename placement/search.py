@@ -1,0 +1,184 @@
+"""Search over deployments: for every layout the largest batch inside the targets, then the best by an objective.
+
+A family fixes hardware, tensor parallelism and micro-batches and spans a grid of attention ranks x expert devices;
+TPOT rises with the batch, so bisection over whole grids at once finds each cell's best. `exhaustive_batches` tries
+every batch and is what tests compare with. It prints nothing and reads nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.hardware import Hardware
+from afserve.placement.kv import expert_weight_bytes, largest_batch
+from afserve.placement.perf import Setting, Stages, afd_stages, colocated_stages
+
+Array = NDArray[np.float64]
+GRID = 64
+BATCH_LIMIT = 8192
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    chip: Hardware
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds; infinity = no target."""
+
+    tpot: float = float("inf")
+    ttft: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated)."""
+
+    kind: str
+    attention: Hardware
+    experts: Hardware
+    tensor_parallel: int
+    micro_batches: int
+    ranks: Array
+    expert_devices: Array
+
+    def stages(self, setting: Setting, batch: Array) -> Stages:
+        if self.kind == "colocated":
+            return colocated_stages(
+                setting, self.attention, self.tensor_parallel, self.micro_batches, self.ranks, batch
+            )
+        return afd_stages(
+            setting,
+            self.attention,
+            self.experts,
+            self.tensor_parallel,
+            self.micro_batches,
+            self.ranks,
+            self.expert_devices,
+            batch,
+        )
+
+    def subset(self, keep: NDArray[np.bool_]) -> "Family":
+        return Family(
+            self.kind,
+            self.attention,
+            self.experts,
+            self.tensor_parallel,
+            self.micro_batches,
+            self.ranks[keep],
+            self.expert_devices[keep],
+        )
+
+    def batch_limit(self, setting: Setting) -> Array:
+        """Requests per rank and micro-batch that memory allows; 0 where weights do not fit."""
+        shape, precision = setting.shape, setting.precision
+        if self.kind == "colocated":
+            resident = expert_weight_bytes(
+                shape, precision, setting.routing, self.ranks * self.tensor_parallel
+            )
+            fits = np.ones_like(self.ranks, dtype=bool)
+        else:
+            resident = np.zeros_like(self.ranks)
+            needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
+            fits = needed <= self.experts.memory * 0.92
+        most = largest_batch(
+            shape, self.attention, precision, setting.workload, self.tensor_parallel, resident
+        )
+        return np.where(fits, np.minimum(np.floor(most / self.micro_batches), BATCH_LIMIT), 0.0)
+
+
+def families(pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...]) -> Iterator[Family]:
+    """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair."""
+    for pool in pools:
+        for tensor_parallel in _parallel(pool):
+            if "colocated" in kinds:
+                ranks = _steps(pool.count // tensor_parallel, _unit(pool, tensor_parallel))
+                for m in sorted({1, 2} & {1, *micro_batches}):
+                    yield Family("colocated", pool.chip, pool.chip, tensor_parallel, m, ranks, 0 * ranks)
+    if "afd" not in kinds:
+        return
+    for attention in pools:
+        for experts in pools:
+            for tensor_parallel in _parallel(attention):
+                ranks, devices = _layouts(attention, experts, tensor_parallel)
+                for m in micro_batches if len(ranks) else ():
+                    yield Family("afd", attention.chip, experts.chip, tensor_parallel, m, ranks, devices)
+
+
+def _parallel(pool: Pool) -> list[int]:
+    return [t for t in TENSOR_PARALLEL if t <= min(max(pool.chip.fast_domain, 1), pool.count, 8)]
+
+
+def _unit(pool: Pool, group: int) -> int:
+    """Layout step in groups: single groups in small pools, whole nodes in pools of more than GRID groups."""
+    groups = pool.count // group
+    if groups <= GRID:
+        return 1
+    node = max(1, pool.chip.devices // group)
+    return max(node, -(-groups // GRID // node) * node)
+
+
+def _steps(groups: int, unit: int) -> Array:
+    return np.arange(unit, groups + 1, unit, dtype=np.float64)
+
+
+def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Array, Array]:
+    ranks = _steps(attention.count // tensor_parallel, _unit(attention, tensor_parallel))
+    devices = _steps(experts.count, _unit(experts, 1))
+    grid_ranks, grid_devices = (grid.ravel() for grid in np.meshgrid(ranks, devices, indexing="ij"))
+    if attention.chip.name == experts.chip.name:
+        keep = grid_ranks * tensor_parallel + grid_devices <= max(attention.count, experts.count)
+        return grid_ranks[keep], grid_devices[keep]
+    return grid_ranks, grid_devices
+
+
+def best_batches(family: Family, setting: Setting, targets: Targets) -> tuple[Family, Array, Array]:
+    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible."""
+    limit = family.batch_limit(setting)
+    family, limit = family.subset(limit >= 1), limit[limit >= 1]
+    if not len(limit):
+        return family, limit, limit
+    meets = _meets(family, setting, targets)
+    alive = meets(np.ones_like(limit))
+    family, limit = family.subset(alive), limit[alive]
+    if not len(limit):
+        return family, limit, limit
+    return family, _bisect(_meets(family, setting, targets), limit), limit
+
+
+def _meets(family: Family, setting: Setting, targets: Targets) -> Callable[[Array], NDArray[np.bool_]]:
+    def check(batch: Array) -> NDArray[np.bool_]:
+        stages = family.stages(setting, batch)
+        fine = (stages.tpot <= targets.tpot) & (stages.prefill_share < 0.95)
+        return np.asarray(fine & (stages.first_token <= targets.ttft))
+
+    return check
+
+
+def _bisect(meets: Callable[[Array], NDArray[np.bool_]], limit: Array) -> Array:
+    """The largest whole batch in 1..limit that meets, given that 1 does and that larger is never easier."""
+    low, high = np.ones_like(limit), limit.copy()
+    for _ in range(int(np.ceil(np.log2(float(limit.max()) + 1))) + 1):
+        middle = np.ceil((low + high) / 2)
+        fine = meets(middle)
+        low = np.where(fine, middle, low)
+        high = np.where(fine, high, np.maximum(middle - 1, low))
+        if (low >= high).all():
+            break
+    return low
+
+
+def exhaustive_batches(family: Family, setting: Setting, targets: Targets) -> Array:
+    """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
+    limit = family.batch_limit(setting)
+    best = np.zeros_like(limit)
+    meets = _meets(family, setting, targets)
+    for batch in range(1, int(limit.max(initial=0.0)) + 1):
+        trial = np.full_like(limit, float(batch))
+        best = np.where((trial <= limit) & meets(trial), trial, best)
+    return best
