@@ -23,7 +23,6 @@ from afserve.control.values import (
     Tokens,
     ToNode,
 )
-from afserve.control.worker import progress_of
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
@@ -50,7 +49,7 @@ class Node(Protocol):
 def serve_attention(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> None:
     from afserve.control.wiring import build_attention
 
-    node, close = build_attention(assigned, progress_of(stream, "attention weights"), meet(stream))
+    node, close = build_attention(assigned, stream.progress("attention weights"), meet(stream))
     pulse.stats = node.stats
     freeze_heap()
     stream.send(Ready(pulse.resident_bytes()))

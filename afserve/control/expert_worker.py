@@ -6,7 +6,6 @@ from afserve.control.attention_worker import freeze_heap
 from afserve.control.pulse import Pulse
 from afserve.control.stream import ControlStream
 from afserve.control.values import Assigned, Drain, Drained, Endpoint, Ready, Shutdown
-from afserve.control.worker import progress_of
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost, ProtocolError
 
@@ -27,7 +26,7 @@ def serve_expert(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> Non
     def announce(address: str, agreed: dict[str, str]) -> None:
         stream.send(Endpoint(address, agreed))
 
-    node, close = build_expert(assigned, progress_of(stream, "expert weights"), announce)
+    node, close = build_expert(assigned, stream.progress("expert weights"), announce)
     pulse.stats = node.stats
     freeze_heap()
     stream.send(Ready(pulse.resident_bytes()))

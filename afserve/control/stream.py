@@ -7,13 +7,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import grpc
 
 from afserve.control import channel, messages
-from afserve.control.values import FromNode, ToNode
+from afserve.control.values import FromNode, Progress, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 
 CONTROLLER = "controller"
@@ -70,6 +70,19 @@ class ControlStream:
 
     def send(self, value: FromNode) -> None:
         self._outbox.put(value)
+
+    def progress(self, what: str) -> Callable[[float], None]:
+        """A callback for loaders; whole percents are sent, each once."""
+        last = -1
+
+        def report(fraction: float) -> None:
+            nonlocal last
+            percent = int(fraction * 100)
+            if percent != last:
+                last = percent
+                self.send(Progress(fraction, what))
+
+        return report
 
     @property
     def ended(self) -> bool:

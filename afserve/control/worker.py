@@ -17,7 +17,7 @@ from afserve import __version__
 from afserve.control import channel
 from afserve.control.pulse import Pulse
 from afserve.control.stream import ControlStream
-from afserve.control.values import ROLES, Assigned, Failed, Progress, Register
+from afserve.control.values import ROLES, Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
 
@@ -71,20 +71,6 @@ def default_roles() -> dict[str, Serve]:
     from afserve.control.expert_worker import serve_expert
 
     return {"attention": serve_attention, "expert": serve_expert}
-
-
-def progress_of(stream: ControlStream, what: str) -> Callable[[float], None]:
-    """A callback for loaders; sends whole percents only, each once."""
-    last = -1
-
-    def report(fraction: float) -> None:
-        nonlocal last
-        percent = int(fraction * 100)
-        if percent != last:
-            last = percent
-            stream.send(Progress(fraction, what))
-
-    return report
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

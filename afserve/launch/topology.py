@@ -171,8 +171,7 @@ def _element(source: ModelSource, spec: ModelSpec) -> int:
 
 def _weights(spec: ModelSpec, source: ModelSource, nodes: _Nodes) -> _Weights:
     """Of one attention node and of the fullest expert node."""
-    size = _element(source, spec)
-    own, routed = spec.attention_parameters() * size, spec.routed_parameters() * size
+    own, routed = _role_bytes(spec, source)
     if not nodes.experts:
         return _Weights(own + routed, 0)
     return _Weights(own, -(-spec.experts // nodes.experts) * routed // spec.experts)
@@ -215,20 +214,35 @@ def _kv(
 
 def needs(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:
     """What a model needs by role, what there is, and the three ways on."""
-    size = _element(source, spec)
-    own, routed = spec.attention_parameters() * size, spec.routed_parameters() * size
-    kv = spec.kv_bytes_per_token(size) * 1000
-    room = max(1, usable(machine) - NODE_OVERHEAD)
+    own, routed = _role_bytes(spec, source)
+    kv = spec.kv_bytes_per_token(_element(source, spec)) * 1000
+    machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
     return f"""\
   weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({spec.moe_layers} MoE layers)
   KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
-  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}; of such machines it would take
-            {-(-own // room)} for each attention node and {-(-routed // room)} for the experts
+  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
+            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})
 Three ways on:
   afserve up     the bundled nano, the same architecture at a size that fits anywhere
-  afserve up --model {source.name} --load-format dummy --layers N     its first N layers with random weights
+  afserve up --model {source.name} --load-format dummy --layers N     {_cut_hint(spec, source, machine)}
   afserve plan --model {source.name}     what to buy, how to split it, what it costs"""
+
+
+def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:
+    """How many layers of it would fit here, with one node of each role."""
+    least = spec.moe_layer_ids[0] + 1
+    room = usable(machine) - 2 * NODE_OVERHEAD
+    fits = [n for n in range(least, spec.layers + 1) if sum(_role_bytes(spec.cut(n), source)) < room]
+    if fits:
+        return f"random weights; N = {least} to {fits[-1]} fits here"
+    return f"random weights; its first {least} layers need {gib(sum(_role_bytes(spec.cut(least), source)))}"
+
+
+def _role_bytes(spec: ModelSpec, source: ModelSource) -> tuple[int, int]:
+    """Weights of one attention node and of all expert nodes together."""
+    size = _element(source, spec)
+    return spec.attention_parameters() * size, spec.routed_parameters() * size
 
 
 def usable(machine: Machine) -> int:
@@ -236,7 +250,9 @@ def usable(machine: Machine) -> int:
 
 
 def gib(size: float) -> str:
-    return f"{size / GIB:.3g} GiB"
+    """Three significant digits, never an exponent."""
+    value = size / GIB
+    return f"{value:,.0f} GiB" if value >= 100 else f"{value:.3g} GiB"
 
 
 def _cores(machine: Machine) -> str:

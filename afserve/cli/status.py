@@ -1,0 +1,59 @@
+"""`afserve status`: the members of a running server, as a table or as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from afserve.cli.connection import connect, server_options
+
+Fields = Mapping[str, Any]  # parsed JSON
+
+
+@click.command()
+@server_options
+@click.option("--json", "as_json", is_flag=True, help="The server's own answer, unchanged.")
+def status(url: str, api_key_file: str | None, as_json: bool) -> None:
+    """Members, load and memory of a running server."""
+    with connect(url, api_key_file) as client:
+        answer = client.status()
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    from rich.console import Console
+
+    Console().print(table(answer))
+
+
+def table(answer: Fields) -> object:
+    """A rich table; columns of the other role stay empty."""
+    from rich.table import Table
+
+    state = "ready" if answer["ready"] else "not ready"
+    title = (
+        f"{answer['model']['id']}  {state}, placement epoch {answer['epoch']}, afserve {answer['version']}"
+    )
+    columns = ("node", "state", "pid", "memory", "seen", "running", "waiting", "KV", "tokens", "rows", "busy")
+    drawn = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        drawn.add_column(column, justify="left" if column in ("node", "state") else "right")
+    for node in answer["nodes"]:
+        drawn.add_row(*row(node))
+    return drawn
+
+
+def row(node: Fields) -> Sequence[str]:
+    stats = node["stats"]
+    common = (
+        node["name"],
+        node["state"],
+        str(node["pid"]),
+        f"{node['resident_bytes'] / (1 << 20):,.0f} MiB",
+        f"{node['heartbeat_age']:.1f} s",
+    )
+    if node["role"] == "attention":
+        use = stats["kv_blocks_used"] / stats["kv_blocks"] if stats["kv_blocks"] else 0.0
+        counts = (stats["running"], stats["waiting"], f"{use:.0%}", stats["generated_tokens"])
+        return (*common, *map(str, counts), "", "")
+    return (*common, "", "", "", "", f"{stats['rows']:,}", f"{stats['busy_seconds']:.1f} s")
