@@ -113,8 +113,7 @@ def build_expert_bank(
     """Reads the routed experts of `held` (MoE layer number, slot, expert). Raises CheckpointError."""
     spec = spec_of(source)
     ops = ops or open_ops(device, threads)
-    bank = ExpertBank(spec, slots, ops)
-    bank.load(
-        held, tensors_of(source, spec, ops.device), NAMINGS[spec.family], dtype_of(source, spec), progress
-    )
+    tensors = tensors_of(source, spec, ops.device)
+    bank = ExpertBank(spec, slots, ops, tensors, NAMINGS[spec.family], dtype_of(source, spec))
+    bank.load(list(held), progress)
     return bank

@@ -1,0 +1,127 @@
+"""How to get from one placement to another while both are being used: stages that only ever fill free slots.
+
+Pure: placements in, placements out. Between two stages every attention node has switched, so a slot that the
+earlier stage no longer names is free for the next. Interrupted after any stage, what is in force is valid.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from afserve.errors import ConfigError
+from afserve.placement.plan import FREE, LayerPlacement, Placement
+
+Node = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Load `expert` of MoE layer `layer` into a free slot of expert node `node`."""
+
+    node: int
+    layer: int
+    slot: int
+    expert: int
+
+
+def fills(old: Placement, new: Placement) -> list[Fill]:
+    """What has to be loaded before `new` may be used. Raises ConfigError where it would overwrite a slot in use."""
+    found = []
+    for number, (before, after) in enumerate(zip(old.layers, new.layers, strict=True)):
+        for node, (was, will) in enumerate(zip(before.slots, after.slots, strict=True)):
+            for slot, expert in enumerate(will):
+                held = was[slot] if slot < len(was) else FREE
+                if expert in (FREE, held):
+                    continue
+                if held != FREE:
+                    raise ConfigError(
+                        f"epoch {new.epoch}: layer {number}, node {node}, slot {slot} still holds expert {held} "
+                        f"in epoch {old.epoch}; it cannot take expert {expert} yet"
+                    )
+                found.append(Fill(node, number, slot, expert))
+    return found
+
+
+def stages(old: Placement, target: Placement, slots: int) -> Iterator[Placement]:
+    """Placements from `old` to `target`'s replicas, each one epoch on, each filling only slots free in the one before.
+
+    `slots` are the physical slots per node and layer; at least one must be free on a node for anything to change
+    there. Slot numbers of `target` are not kept, its nodes, experts and shares are.
+    """
+    _check(old, target, slots)
+    current, epoch = old, old.epoch
+    while True:
+        layers = tuple(
+            _next(now, goal, slots) for now, goal in zip(current.layers, target.layers, strict=True)
+        )
+        if all(_same(was, will) for was, will in zip(current.layers, layers, strict=True)):
+            return
+        epoch += 1
+        current = Placement(epoch, old.nodes, old.experts, layers)
+        yield current
+
+
+def _next(now: LayerPlacement, goal: LayerPlacement, slots: int) -> LayerPlacement:
+    """Fill what fits into free slots, then stop using everything that the goal does not want and others can take."""
+    held = [list(row) + [FREE] * (slots - len(row)) for row in now.slots]
+    old = [[expert for expert in row if expert != FREE] for row in held]
+    wanted = [{expert for expert in row if expert != FREE} for row in goal.slots]
+    for node, row in enumerate(held):
+        missing = sorted(wanted[node].difference(row))
+        for slot in (i for i, expert in enumerate(row) if expert == FREE):
+            if missing:
+                row[slot] = missing.pop(0)
+    copies = _count(held)
+    for node, row in enumerate(held):
+        # Only what the last stage used may go; it stays readable until everyone has switched.
+        for slot, expert in enumerate(row):
+            if expert in old[node] and expert not in wanted[node] and copies[expert] > 1:
+                copies[expert] -= 1
+                row[slot] = FREE
+    return LayerPlacement(tuple(tuple(row) for row in held), _shares(held, goal))
+
+
+def _same(one: LayerPlacement, other: LayerPlacement) -> bool:
+    """Whether both name the same replicas with the same shares; unused slots at a row's end do not matter."""
+
+    def used(layer: LayerPlacement) -> list[tuple[int, int, int, float]]:
+        rows = enumerate(zip(layer.slots, layer.share, strict=True))
+        return [
+            (node, slot, expert, round(share, 9))
+            for node, (row, shares) in rows
+            for slot, (expert, share) in enumerate(zip(row, shares, strict=True))
+            if expert != FREE
+        ]
+
+    return used(one) == used(other)
+
+
+def _count(held: Sequence[Node]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for row in held:
+        for expert in row:
+            if expert != FREE:
+                counts[expert] = counts.get(expert, 0) + 1
+    return counts
+
+
+def _shares(held: Sequence[Node], goal: LayerPlacement) -> tuple[tuple[float, ...], ...]:
+    """The goal's share for replicas it wants; what is missing of an expert goes to its copies here, evenly."""
+    aim = [dict(zip(row, share, strict=True)) for row, share in zip(goal.slots, goal.share, strict=True)]
+    share = [[0.0 if e == FREE else aim[node].get(e, 0.0) for e in row] for node, row in enumerate(held)]
+    for expert, copies in _count(held).items():
+        places = [(n, s) for n, row in enumerate(held) for s, e in enumerate(row) if e == expert]
+        total = sum(share[n][s] for n, s in places)
+        for n, s in places:
+            share[n][s] = share[n][s] / total if total > 0 else 1.0 / copies
+    return tuple(tuple(row) for row in share)
+
+
+def _check(old: Placement, target: Placement, slots: int) -> None:
+    if (old.nodes, old.experts, len(old.layers)) != (target.nodes, target.experts, len(target.layers)):
+        raise ConfigError(
+            f"a placement of {target.nodes} nodes, {target.experts} experts, {len(target.layers)} layers cannot "
+            f"follow one of {old.nodes}, {old.experts}, {len(old.layers)}"
+        )
+    widest = max(sum(e != FREE for e in row) for layer in target.layers for row in layer.slots)
+    if widest > slots:
+        raise ConfigError(f"the placement needs {widest} slots on a node, there are {slots}")
