@@ -1,9 +1,78 @@
-"""The model card and the loss plot, rendered from what training measured. Knows no tensor."""
+"""The model card, rendered from what training and the report measured. Knows no tensor."""
 
+import json
 from pathlib import Path
+from typing import Any
+
+from bench.nano.shape import Recipe, Shape
+
+TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def write(folder: Path) -> None:
-    (folder / "README.md").write_text(
-        "# nano\n\n```json\n" + (folder / "training.json").read_text() + "```\n"
+    """Write README.md from training.json and config.json."""
+    facts = json.loads((folder / "training.json").read_text())
+    shape = Shape()
+    values = _shape(shape) | _training(facts) | _held_out(facts, shape)
+    (folder / "README.md").write_text(TEMPLATE.read_text().format(**values))
+
+
+def _shape(s: Shape) -> dict[str, Any]:
+    names = "layers dense_inter heads q_rank kv_rank nope rope value experts expert_inter shared top_k groups"
+    values = {name: getattr(s, name) for name in f"{names} top_groups scale vocab positions".split()}
+    return values | {"dense": s.dense_layers, "sparse": s.layers - s.dense_layers, "active": _active(s) / 1e6}
+
+
+def _active(s: Shape) -> int:
+    """Parameters that take part in one token, without norms and without the embedding table."""
+    attention = s.hidden * (s.q_rank + s.kv_rank + s.rope + s.heads * s.value)
+    attention += s.q_rank * s.heads * s.head_dim + s.kv_rank * s.heads * (s.nope + s.value)
+    moe = (s.top_k + s.shared) * 3 * s.hidden * s.expert_inter + s.experts * s.hidden
+    dense = 3 * s.hidden * s.dense_inter
+    return (
+        s.layers * attention + (s.layers - s.dense_layers) * moe + s.dense_layers * dense + s.vocab * s.hidden
     )
+
+
+def _training(facts: dict[str, Any]) -> dict[str, Any]:
+    recipe, total = facts["recipe"], facts["recipe"]["steps"] * facts["recipe"]["tokens"]
+    names = "seed steps muon_lr embed_lr head_lr small_lr warmup constant mtp_weight bias_step"
+    return {name: recipe[name] for name in names.split()} | {
+        "tokens_per_step": recipe["tokens"],
+        "total": total / 1e6,
+        "epochs": total / (facts["text_tokens"] + facts["dialogue_tokens"]),
+        "low": recipe["band"][0],
+        "high": recipe["band"][1],
+        "lengths": ", ".join(str(phase.length) for phase in Recipe().phases),
+        "cpu_minutes": facts["cpu_minutes"],
+        "torch": facts["torch"],
+        "python": facts["python"],
+        "train_files": facts["files"],
+        "train_megabytes": facts["bytes"] / 1e6,
+        "text_tokens": facts["text_tokens"] / 1e6,
+        "dialogues": facts["dialogues"],
+        "dialogue_tokens": facts["dialogue_tokens"] / 1e6,
+        "fingerprint": facts["fingerprint"],
+    }
+
+
+def _held_out(facts: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    held = facts["held_out"]
+    layers = [*range(shape.dense_layers, shape.layers), "MTP"]
+    rows = zip(layers, held["largest_share"], held["smallest_share"], strict=True)
+    return {
+        "megabytes": facts["megabytes"],
+        "parameters": facts["parameters"] / 1e6,
+        "bits": held["bits_per_byte"],
+        "sample_bits": facts["sample"]["bits_per_byte"],
+        "files": facts["held_out_files"],
+        "kilobytes": held["bytes"] / 1e3,
+        "xz": facts["xz_bits_per_byte"],
+        "bytes_per_token": held["bytes"] / held["tokens"],
+        "top1": held["top1"],
+        "agreement": held["mtp_agreement"],
+        "mtp_top1": held["mtp_top1"],
+        "routing": "\n".join(f"| {layer} | {high:.2f} | {low:.2f} |" for layer, high, low in rows),
+        "sample_tokens": facts["sample_tokens"],
+        "samples": "\n\n".join(f"````text\n{text}\n````" for text in facts["samples"]),
+    }

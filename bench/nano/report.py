@@ -5,16 +5,18 @@ Knows no training: it reads the folder, the facts that training left in training
 
 import argparse
 import json
+import lzma
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from bench.nano import card, checkpoint, corpus, heldout, plot, speed
+from bench.nano import card, checkpoint, corpus, heldout, plot, speed, writing
 
 HOME = Path(__file__).parents[2] / "configs" / "nano"
 SAMPLE_BYTES = 120_000
+SAMPLE_TOKENS = 80
 
 
 def write(folder: Path) -> None:
@@ -25,6 +27,11 @@ def write(folder: Path) -> None:
     (folder / "heldout.json").write_text(json.dumps(chosen, indent=0) + "\n")
     facts = json.loads((folder / "training.json").read_text())
     facts["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    facts["megabytes"] = round((folder / "model.safetensors").stat().st_size / 1e6, 1)
+    joined = "".join(texts.values()).encode()
+    facts["xz_bits_per_byte"] = round(len(lzma.compress(joined, preset=9)) * 8 / len(joined), 4)
+    facts["sample_tokens"] = SAMPLE_TOKENS
+    facts["samples"] = [writing.greedy(model, bpe, prompt, SAMPLE_TOKENS) for prompt in writing.PROMPTS]
     for name, part in {"sample": chosen, "held_out": texts}.items():
         facts[name] = asdict(heldout.evaluate(model, bpe, list(part.values())))
         print(name, json.dumps(facts[name]), flush=True)

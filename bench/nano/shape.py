@@ -21,8 +21,8 @@ class Shape:
     heads: int = 4
     q_rank: int = 96
     kv_rank: int = 64
-    nope: int = 48
-    rope: int = 16
+    nope: int = 32
+    rope: int = 32
     value: int = 64
     experts: int = 32
     expert_inter: int = 32
@@ -31,7 +31,7 @@ class Shape:
     groups: int = 4
     top_groups: int = 2
     scale: float = 2.0
-    theta: float = 10000.0
+    theta: float = 2000.0
     eps: float = 1e-6
     positions: int = 4096
 
@@ -99,7 +99,7 @@ class Recipe:
     """How nano is trained. Steps are fixed, never a time limit, so the run repeats."""
 
     seed: int = 20251
-    steps: int = 1900
+    steps: int = 1250
     tokens: int = 8192
     phases: tuple[Phase, ...] = (Phase(0.75, 512), Phase(0.17, 1024), Phase(0.08, 2048))
     warmup: int = 40
