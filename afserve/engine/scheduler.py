@@ -54,6 +54,7 @@ class Scheduler:
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_id: dict[str, Sequence] = {}
         self._order = 0
+        self.active = config.micro_batches
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -112,8 +113,13 @@ class Scheduler:
     # -- what runs next --------------------------------------------------------------------------------
 
     def plan(self, micro_batch: int) -> StepPlan | None:
-        """The next step of one micro-batch, or None when it has nothing to run. Its chunks are in flight."""
-        self._admit(micro_batch)
+        """The next step of one micro-batch, or None when it has nothing to run. Its chunks are in flight.
+
+        Only the first `active` micro-batches take sequences; the others hand theirs over.
+        """
+        self._even_out(micro_batch)
+        if micro_batch < self.active:
+            self._admit(micro_batch)
         chunks: list[Chunk] = []
         budget = self._config.max_batch_tokens
         # Decodes first: one long prompt must not stall those who already read along.
@@ -134,10 +140,10 @@ class Scheduler:
         return bool(self._running[micro_batch]) or bool(self._waiting)
 
     def _admit(self, micro_batch: int) -> None:
-        """Move waiting sequences in, while there is room and this micro-batch is not fuller than the others."""
+        """Move waiting sequences in, while there is room and this micro-batch has less than its share of all."""
+        mine = self._running[micro_batch]
         while self._waiting and self.running < self._config.max_sequences:
-            mine = len(self._running[micro_batch])
-            if mine > min(len(r) for r in self._running):
+            if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
             sequence = self._waiting[0]
             found = self._prefix(sequence)
@@ -149,6 +155,17 @@ class Scheduler:
                 return
             self._waiting.popleft()
             self._enter(sequence, micro_batch, found)
+
+    def _even_out(self, micro_batch: int) -> None:
+        """Hand sequences over until no active micro-batch has two fewer; an inactive one hands over all."""
+        mine = self._running[micro_batch]
+        while mine:
+            least = min(range(self.active), key=lambda index: len(self._running[index]))
+            if micro_batch < self.active and len(mine) < len(self._running[least]) + 2:
+                return
+            sequence = mine.pop()
+            sequence.micro_batch = least
+            self._running[least].append(sequence)
 
     def _reserve_for_running(self) -> int:
         """Blocks kept free on admission, so that running sequences can grow for a while: 1 % and one each."""

@@ -107,6 +107,35 @@ def test_decodes_go_before_a_long_prompt():
     assert [(c.sequence.request.request_id, c.count) for c in plan.chunks] == [("short", 1), ("long", 7)]
 
 
+def test_micro_batches_stay_even_and_inactive_ones_empty():
+    s = scheduler(micro_batches=3, kv_blocks=60, max_batch_tokens=64)
+    for i in range(9):
+        s.submit(request(str(i), 2, max_tokens=1 if i % 3 == 0 else 30))
+    plans = [s.plan(m) for m in range(3)]
+    assert [len(p.chunks) for p in plans] == [3, 3, 3]
+    for plan in plans:
+        s.commit(plan, [5 for c in plan.chunks if c.last])
+    for m in (0, 1, 2, 0, 1, 2):
+        plan = s.plan(m)
+        s.commit(plan, [5 for c in plan.chunks if c.last])
+    sizes = [len(s.plan(m).chunks) for m in range(3)]
+    assert sizes == [2, 2, 2]
+    s.check()
+
+
+def test_fewer_active_micro_batches_take_over():
+    s = scheduler(micro_batches=3, kv_blocks=60, max_batch_tokens=64)
+    for i in range(6):
+        s.submit(request(str(i), 2, max_tokens=30))
+    for m in range(3):
+        s.commit(s.plan(m), [5] * 2)
+    s.active = 1
+    assert s.plan(1) is None
+    assert s.plan(2) is None
+    assert len(s.plan(0).chunks) == 6
+    s.check()
+
+
 def test_stop_conditions():
     s = scheduler(micro_batches=1)
     s.submit(request("eos", max_tokens=9))
