@@ -1,0 +1,86 @@
+"""Why nothing meets the targets: which constraint fails, by how much, and the nearest plan that works.
+
+Called only when a search came back empty.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from afserve.placement.hardware import PRECISIONS
+from afserve.placement.kv import USABLE, cache_bytes
+from afserve.placement.outline import Plan
+from afserve.placement.planner import Question, answer
+from afserve.placement.search import Targets, families
+
+_GIB = 2.0**30
+
+
+def explain(question: Question) -> str:
+    """A message for the user: memory first, then latency, then rate."""
+    if not _anything_fits(question):
+        return _memory_words(question)
+    free = replace(question, targets=Targets(), tokens_per_second=0.0)
+    fastest = answer(replace(free, objective="latency")).best()
+    if fastest is not None and fastest.tpot > question.targets.tpot:
+        return (
+            f"no deployment of {_pools(question)} reaches a TPOT of {question.targets.tpot * 1e3:g} ms: the fastest is "
+            f"{fastest.tpot * 1e3:.1f} ms ({fastest.tpot / question.targets.tpot - 1:+.0%}), {describe(fastest)}. "
+            f"Raise --tpot to {np.ceil(fastest.tpot * 1e3 * 1.05):.0f}ms or offer faster hardware"
+        )
+    if fastest is not None and fastest.ttft > question.targets.ttft:
+        return (
+            f"no deployment of {_pools(question)} reaches a TTFT of {question.targets.ttft * 1e3:g} ms: the least is "
+            f"about {fastest.ttft * 1e3:.0f} ms, {describe(fastest)}. Raise --ttft or shorten --input"
+        )
+    return _rate_words(question)
+
+
+def _rate_words(question: Question) -> str:
+    most = answer(replace(question, objective="latency", tokens_per_second=0.0))
+    plans = answer(replace(question, objective="device", tokens_per_second=0.0)).plans
+    if not plans:
+        both = [plan for plan in most.plans if plan.tpot <= question.targets.tpot]
+        nearest = f"; nearest: {describe(both[0])}" if both else ""
+        return f"no deployment of {_pools(question)} meets TPOT and TTFT together{nearest}. Relax one of them"
+    best = max(plans, key=lambda plan: plan.tok_s)
+    return (
+        f"{_pools(question)} sustain at most about {best.tok_s:,.0f} tok/s inside the targets, "
+        f"{best.tok_s / question.tokens_per_second - 1:+.0%} of the {question.tokens_per_second:,.0f} asked for, with "
+        f"{describe(best)}. Offer more devices or lower --rate"
+    )
+
+
+def describe(plan: Plan) -> str:
+    """One plan in a few words."""
+    if plan.kind == "colocated":
+        return f"colocated on {plan.devices} {plan.attention.hardware}"
+    return (
+        f"AFD with {plan.attention.devices} {plan.attention.hardware} for attention and {plan.experts.devices} "
+        f"{plan.experts.hardware} for experts"
+    )
+
+
+def _anything_fits(question: Question) -> bool:
+    tried = families(list(question.pools), question.micro_batches, question.kinds)
+    return any((family.batch_limit(question.setting) >= 1).any() for family in tried if len(family.ranks))
+
+
+def _memory_words(question: Question) -> str:
+    shape, precision = question.setting.shape, question.setting.precision
+    experts = shape.expert_elems * PRECISIONS[precision.experts]
+    attention = shape.attention_elems * PRECISIONS[precision.attention]
+    cache = cache_bytes(shape, precision, question.setting.workload.context_mean)
+    have = sum(pool.count * pool.chip.memory * USABLE for pool in question.pools)
+    chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
+    needed = int(np.ceil((experts + attention + cache) / (chip.memory * USABLE)))
+    return (
+        f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB ({precision.experts}), "
+        f"attention weights {attention / _GIB:,.0f} GiB per attention rank ({precision.attention}) and "
+        f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
+        f"It takes at least {needed} {chip.name}; offer more devices or a narrower precision"
+    )
+
+
+def _pools(question: Question) -> str:
+    return " + ".join(f"{pool.count} {pool.chip.name}" for pool in question.pools)

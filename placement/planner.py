@@ -1,0 +1,107 @@
+"""The question `afserve plan` answers: which deployment is best, what comes next, and does disaggregation pay.
+
+Searches every family, ranks by the objective and keeps the best of each kind. `verdict.py` puts it into words,
+`infeasible.py` says what failed when nothing fits. Pure: values in, values out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.outline import Plan, outline
+from afserve.placement.perf import Setting
+from afserve.placement.search import Family, Pool, Targets, best_batches, families
+
+Array = NDArray[np.float64]
+KINDS = ("colocated", "afd")
+OBJECTIVES = ("dollar", "device", "watt", "latency", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `count`: fewest
+    devices that sustain `tokens_per_second`), which micro-batch counts and kinds to try."""
+
+    setting: Setting
+    pools: tuple[Pool, ...]
+    targets: Targets = Targets()
+    objective: str = "dollar"
+    micro_batches: tuple[int, ...] = (1, 2, 3, 4)
+    kinds: tuple[str, ...] = KINDS
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Plans best first, at most one per family; `tried` counts layouts."""
+
+    plans: tuple[Plan, ...]
+    tried: int
+
+    def best(self, kind: str | None = None) -> Plan | None:
+        return next((plan for plan in self.plans if kind in (None, plan.kind)), None)
+
+
+def answer(question: Question) -> Answer:
+    """Empty `plans` when no deployment meets the targets in these pools."""
+    found: list[tuple[float, Plan]] = []
+    tried = 0
+    for family in families(list(question.pools), question.micro_batches, question.kinds):
+        tried += len(family.ranks)
+        best = _best_of(family, question)
+        if best is not None:
+            found.append(best)
+    found.sort(key=lambda entry: (entry[0], entry[1].devices))
+    return Answer(tuple(plan for _, plan in found), tried)
+
+
+def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
+    kept, batch, limit = best_batches(family, question.setting, question.targets)
+    if not len(batch):
+        return None
+    if question.objective == "latency" and not question.tokens_per_second:
+        batch = np.ones_like(batch)
+    score = _score(kept, question, batch)
+    index = int(np.argmin(score))
+    if not np.isfinite(score[index]):
+        return None
+    return float(score[index]), outline(kept, question.setting, index, float(batch[index]), float(limit[index]))
+
+
+def _score(family: Family, question: Question, batch: Array) -> Array:
+    """Lower is better; infinite where the wanted rate is not reached."""
+    stages = family.stages(question.setting, batch)
+    speed = family.ranks * batch * family.micro_batches / stages.tpot
+    attention = family.ranks * family.tensor_parallel
+    cost: dict[str, Callable[[], Array]] = {
+        "dollar": lambda: (
+            attention * family.attention.usd_per_hour + family.expert_devices * family.experts.usd_per_hour
+        ) / speed,
+        "device": lambda: (attention + family.expert_devices) / speed,
+        "watt": lambda: (attention * family.attention.watts + family.expert_devices * family.experts.watts) / speed,
+        "latency": lambda: stages.tpot,
+        "count": lambda: attention + family.expert_devices,
+    }
+    score = cost[question.objective]()
+    return np.asarray(np.where(speed >= question.tokens_per_second, score, np.inf))
+
+
+def pareto(question: Question, points: int = 12) -> dict[str, list[Plan]]:
+    """Per kind, the best plan at each of `points` TPOT targets between the fastest possible and the slowest wanted."""
+    fastest = answer(replace(question, objective="latency", targets=Targets(), tokens_per_second=0.0))
+    curves: dict[str, list[Plan]] = {}
+    for kind in question.kinds:
+        first = fastest.best(kind)
+        if first is None:
+            continue
+        slowest = max(4 * first.tpot, 2 * min(question.targets.tpot, 0.5))
+        plans = []
+        for target in np.geomspace(first.tpot * 1.02, slowest, points):
+            asked = replace(question, kinds=(kind,), targets=replace(question.targets, tpot=float(target)))
+            found = answer(asked).best()
+            if found is not None:
+                plans.append(found)
+        curves[kind] = plans
+    return curves
