@@ -89,9 +89,9 @@ def _write(path: Path, values: dict[str, object]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def load(folder: Path, shape: Shape | None = None) -> Nano:
+def load(folder: Path) -> Nano:
     """The saved model in float32."""
-    model = Nano(shape or Shape())
+    model = Nano(Shape.read(json.loads((folder / "config.json").read_text())))
     tensors = load_file(str(folder / "model.safetensors"))
     with torch.no_grad():
         for name, view in views(model):

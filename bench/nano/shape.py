@@ -4,6 +4,7 @@ Knows no tensor and no file. `architecture()` is the `config.json` that Hugging 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 PAD, BEGIN, END = range(3)
@@ -38,6 +39,33 @@ class Shape:
     @property
     def head_dim(self) -> int:
         return self.nope + self.rope
+
+    @classmethod
+    def read(cls, c: dict[str, Any]) -> "Shape":
+        """The shape of a `config.json` written by `architecture`."""
+        return cls(
+            vocab=c["vocab_size"],
+            hidden=c["hidden_size"],
+            layers=c["num_hidden_layers"],
+            dense_layers=c["first_k_dense_replace"],
+            dense_inter=c["intermediate_size"],
+            heads=c["num_attention_heads"],
+            q_rank=c["q_lora_rank"],
+            kv_rank=c["kv_lora_rank"],
+            nope=c["qk_nope_head_dim"],
+            rope=c["qk_rope_head_dim"],
+            value=c["v_head_dim"],
+            experts=c["n_routed_experts"],
+            expert_inter=c["moe_intermediate_size"],
+            shared=c["n_shared_experts"],
+            top_k=c["num_experts_per_tok"],
+            groups=c["n_group"],
+            top_groups=c["topk_group"],
+            scale=c["routed_scaling_factor"],
+            theta=c["rope_theta"],
+            eps=c["rms_norm_eps"],
+            positions=c["max_position_embeddings"],
+        )
 
     def architecture(self) -> dict[str, object]:
         """`config.json` in the field names of transformers' DeepseekV3Config."""

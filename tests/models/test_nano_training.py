@@ -145,10 +145,14 @@ def test_training_repeats_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> N
         assert torch.equal(ours, other), name
 
 
+def test_a_shape_reads_back_from_its_config() -> None:
+    assert Shape.read(TINY.architecture()) == TINY
+
+
 def test_a_saved_model_loads_to_its_rounded_values(tmp_path: Path) -> None:
     model = Trainer(TINY, SHORT, PIECES).model
     checkpoint.save(model, tmp_path)
-    loaded = dict(checkpoint.views(checkpoint.load(tmp_path, TINY)))
+    loaded = dict(checkpoint.views(checkpoint.load(tmp_path)))
     for name, value in checkpoint.views(model):
         kept = value.float() if name.endswith("bias") else value.bfloat16().float()
         assert torch.equal(loaded[name], kept), name
