@@ -6,7 +6,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from afserve.errors import AuthError
+from afserve.errors import AuthError, TooLargeError
 from afserve.server.body import ClientGone
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import refusal
@@ -16,6 +16,10 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
 ADMIN_PREFIXES = ("/admin", "/status")
 
 
+class HeadersTooLargeError(TooLargeError):
+    status = 431
+
+
 class Gate:
     """ASGI middleware. With no keys configured everything is open, as on a loopback address."""
 
@@ -23,6 +27,7 @@ class Gate:
         self._app = app
         self._api_keys = tuple(key.encode() for key in (*settings.api_keys, *settings.admin_keys))
         self._admin_keys = tuple(key.encode() for key in settings.admin_keys or settings.api_keys)
+        self._max_header_bytes = settings.max_header_bytes
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,8 +44,9 @@ class Gate:
             await send(message)
 
         try:
-            await self._check_key(scope)
-        except AuthError as error:
+            self._check_headers(scope)
+            self._check_key(scope)
+        except (AuthError, TooLargeError) as error:
             await refusal(error)(scope, receive, stamped)
             return
         try:
@@ -48,7 +54,15 @@ class Gate:
         except ClientGone:
             return
 
-    async def _check_key(self, scope: Scope) -> None:
+    def _check_headers(self, scope: Scope) -> None:
+        """The parser bounds what it buffers, this bounds what it let through in one piece."""
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._max_header_bytes:
+            raise HeadersTooLargeError(
+                f"the headers have {size} bytes, at most {self._max_header_bytes} are accepted"
+            )
+
+    def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
         keys = self._admin_keys if path.startswith(ADMIN_PREFIXES) else self._api_keys
         if not keys or path in OPEN_PATHS:

@@ -52,7 +52,7 @@ def refusal(error: AfserveError) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status == 413:
+    if error.status in (413, 431):
         headers["connection"] = "close"
     return json_response(error_body(error), error.status, headers)
 
@@ -81,4 +81,4 @@ def internal_error() -> dict[str, object]:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    return json_response(internal_error(), 500)
+    return json_response(internal_error(), 500, {"connection": "close"})

@@ -4,8 +4,8 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import httpx
@@ -144,7 +144,7 @@ def _score(token_id: int, top: int) -> TokenLogprob:
     return TokenLogprob(token_id, -0.5, 1, others)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_backend(checkpoint: Path, tokenizer: Tokenizer) -> Callable[..., ScriptedBackend]:
     def make(**settings: object) -> ScriptedBackend:
         model = ServedModel("tiny", str(checkpoint), max_model_len=256, vocab_size=400, created=1_700_000_000)
@@ -192,8 +192,8 @@ class Server:
         self._thread.join()
 
 
-@pytest.fixture
-def run_server(tokenizer: Tokenizer) -> Callable[..., object]:
+@pytest.fixture(scope="session")
+def run_server(tokenizer: Tokenizer) -> Callable[..., AbstractContextManager[Server]]:
     @contextmanager
     def run(backend: ScriptedBackend, **settings: object) -> Iterator[Server]:
         server = Server(backend, tokenizer, ServerSettings(**settings))  # type: ignore[arg-type]
@@ -206,12 +206,21 @@ def run_server(tokenizer: Tokenizer) -> Callable[..., object]:
     return run
 
 
-@pytest.fixture
-def server(
-    make_backend: Callable[..., ScriptedBackend], run_server: Callable[..., object]
+@pytest.fixture(scope="session")
+def _shared(
+    make_backend: Callable[..., ScriptedBackend], run_server: Callable[..., AbstractContextManager[Server]]
 ) -> Iterator[Server]:
-    with run_server(make_backend()) as running:  # type: ignore[attr-defined]
+    with run_server(make_backend()) as running:
         yield running
+
+
+@pytest.fixture
+def server(_shared: Server, make_backend: Callable[..., ScriptedBackend]) -> Server:
+    """One server for all tests; each finds its script fresh."""
+    fresh = make_backend()
+    for f in fields(ScriptedBackend):
+        setattr(_shared.backend, f.name, getattr(fresh, f.name))
+    return _shared
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""Options that every command talking to a server shares."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from afserve.client import DEFAULT_URL, Client
+from afserve.engine.request import SamplingParams
+from afserve.errors import ConfigError
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def server_options(command: Command) -> Command:
+    """--url and --api-key-file."""
+    key = click.option(
+        "--api-key-file", type=click.Path(dir_okay=False), help="File whose first line is the key."
+    )
+    return click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is.")(
+        key(command)
+    )
+
+
+def sampling_options(command: Command) -> Command:
+    """--max-tokens, --temperature, --top-p, --seed and --stop."""
+    for option in (
+        click.option("--stop", multiple=True, help="End at this text; may be given several times."),
+        click.option("--seed", type=int, help="Make a random choice repeatable."),
+        click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest share."),
+        click.option("--temperature", type=float, default=0.7, show_default=True, help="0 is greedy."),
+    ):
+        command = option(command)
+    return command
+
+
+def sampling(
+    max_tokens: int, temperature: float, top_p: float, seed: int | None, stop: tuple[str, ...]
+) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+
+
+def connect(url: str, api_key_file: str | None) -> Client:
+    return Client(url, api_key=_key(api_key_file))
+
+
+def _key(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8").split()[0]
+    except OSError as error:
+        raise ConfigError(f"api-key-file: {path}: {error.strerror}", param="api-key-file") from error
+    except IndexError as error:
+        raise ConfigError(f"api-key-file: {path} is empty", param="api-key-file") from error

@@ -1,0 +1,246 @@
+"""Talk to a running server from Python: `Client`, and `AsyncClient` with the same methods to await.
+
+    with Client() as client:
+        for delta in client.chat_stream([{"role": "user", "content": "hello"}]):
+            print(delta.text, end="")
+
+Closing a stream early cancels the generation on the server. Never imports torch.
+"""
+
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+import httpx
+
+from afserve.client_wire import (
+    Delta,
+    Deltas,
+    Reply,
+    chat_payload,
+    completion_payload,
+    error_of,
+    reply_of,
+    texts_of,
+    unreachable,
+)
+from afserve.engine.request import SamplingParams
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, object]]
+
+__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply"]
+
+
+class Client:
+    """One server. `timeout` is for a single wait on the network, in seconds; `transport` is for tests."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url, headers=_headers(api_key), timeout=_timeout(timeout), transport=transport
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
+        """The text that follows a prompt. Errors are those of afserve.errors."""
+        return reply_of(self._post(COMPLETIONS, completion_payload(prompt, params)))
+
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+    ) -> Reply:
+        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left."""
+        return reply_of(self._post(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+
+    def complete_stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[Delta, None, None]:
+        """The same, piece by piece. Leaving the iterator early cancels the generation."""
+        return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
+
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+    ) -> Generator[Delta, None, None]:
+        return self._stream(CHAT, chat_payload(messages, params, unlimited=unlimited, stream=True))
+
+    def models(self) -> tuple[str, ...]:
+        return texts_of(self._get("/v1/models"), "id")
+
+    def status(self) -> Mapping[str, object]:
+        """The model and the members as the controller sees them."""
+        return self._get("/status")
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        tokens = self._post("/tokenize", {"prompt": text})["tokens"]
+        assert isinstance(tokens, list)
+        return tuple(tokens)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return str(self._post("/detokenize", {"tokens": list(token_ids)})["prompt"])
+
+    def ready(self) -> bool:
+        """Whether a server answers there and takes traffic."""
+        try:
+            return self._http.get("/ready").status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def metrics(self) -> str:
+        with _clear_errors(self.url):
+            return _checked(self._http.get("/metrics")).text
+
+    def _get(self, path: str) -> Mapping[str, object]:
+        with _clear_errors(self.url):
+            return _object(_checked(self._http.get(path)))
+
+    def _post(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        with _clear_errors(self.url):
+            return _object(_checked(self._http.post(path, json=payload)))
+
+    def _stream(self, path: str, payload: Mapping[str, object]) -> Generator[Delta, None, None]:
+        with _clear_errors(self.url), self._http.stream("POST", path, json=payload) as response:
+            if response.is_error:
+                response.read()
+            _checked(response)
+            parser = Deltas()
+            for line in response.iter_lines():
+                yield from parser.feed(line)
+            parser.finish()
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same methods, awaited; streams are async iterators."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=_headers(api_key), timeout=_timeout(timeout), transport=transport
+        )
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
+        return reply_of(await self._post(COMPLETIONS, completion_payload(prompt, params)))
+
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+    ) -> Reply:
+        return reply_of(await self._post(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+
+    def complete_stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
+
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+    ) -> AsyncGenerator[Delta, None]:
+        return self._stream(CHAT, chat_payload(messages, params, unlimited=unlimited, stream=True))
+
+    async def models(self) -> tuple[str, ...]:
+        return texts_of(await self._get("/v1/models"), "id")
+
+    async def status(self) -> Mapping[str, object]:
+        return await self._get("/status")
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        tokens = (await self._post("/tokenize", {"prompt": text}))["tokens"]
+        assert isinstance(tokens, list)
+        return tuple(tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return str((await self._post("/detokenize", {"tokens": list(token_ids)}))["prompt"])
+
+    async def ready(self) -> bool:
+        try:
+            return (await self._http.get("/ready")).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    async def metrics(self) -> str:
+        with _clear_errors(self.url):
+            return _checked(await self._http.get("/metrics")).text
+
+    async def _get(self, path: str) -> Mapping[str, object]:
+        with _clear_errors(self.url):
+            return _object(_checked(await self._http.get(path)))
+
+    async def _post(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        with _clear_errors(self.url):
+            return _object(_checked(await self._http.post(path, json=payload)))
+
+    async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
+        with _clear_errors(self.url):
+            async with self._http.stream("POST", path, json=payload) as response:
+                if response.is_error:
+                    await response.aread()
+                _checked(response)
+                parser = Deltas()
+                async for line in response.aiter_lines():
+                    for delta in parser.feed(line):
+                        yield delta
+                parser.finish()
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+
+
+def _timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(seconds, 5.0))
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    if response.is_error:
+        raise error_of(response.status_code, response.text, response.headers.get("retry-after"))
+    return response
+
+
+def _object(response: httpx.Response) -> Mapping[str, object]:
+    body = response.json()
+    assert isinstance(body, dict)
+    return body
+
+
+@contextmanager
+def _clear_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
+        raise unreachable(url, error) from error

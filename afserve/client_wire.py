@@ -1,0 +1,174 @@
+"""What both clients say and hear: payloads, replies, stream lines and errors as values. No sockets."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import httpx
+
+from afserve.engine.request import SamplingParams
+from afserve.errors import (
+    AfserveError,
+    AuthError,
+    CapacityError,
+    DeadlineError,
+    NotFoundError,
+    OverloadedError,
+    PeerError,
+    PeerLost,
+    ProtocolError,
+    RequestError,
+    TooLargeError,
+)
+
+_BY_STATUS: dict[int, type[AfserveError]] = {
+    401: AuthError,
+    403: AuthError,
+    404: NotFoundError,
+    413: TooLargeError,
+    429: OverloadedError,
+    503: CapacityError,
+    504: DeadlineError,
+}
+_BY_KIND: dict[str, type[AfserveError]] = {
+    error.kind: error for error in (AfserveError, RequestError, CapacityError, OverloadedError, PeerError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice of a stream. `finish_reason` comes with its last one."""
+
+    text: str
+    finish_reason: str | None = None
+    index: int = 0
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer. `body` is the JSON as received, for logprobs and whatever else was asked."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    texts: tuple[str, ...]
+    body: Mapping[str, object]
+
+
+def completion_payload(
+    prompt: str | Sequence[int], params: SamplingParams | None, *, stream: bool = False
+) -> dict[str, object]:
+    payload = {"prompt": prompt if isinstance(prompt, str) else list(prompt), **_sampling(params)}
+    return _streaming(payload) if stream else payload
+
+
+def chat_payload(
+    messages: Sequence[Mapping[str, object]],
+    params: SamplingParams | None,
+    *,
+    unlimited: bool = False,
+    stream: bool = False,
+) -> dict[str, object]:
+    sampling = _sampling(params)
+    if unlimited:
+        sampling.pop("max_tokens", None)
+    if "logprobs" in sampling:
+        sampling["top_logprobs"], sampling["logprobs"] = sampling["logprobs"], True
+    payload = {"messages": [dict(message) for message in messages], **sampling}
+    return _streaming(payload) if stream else payload
+
+
+def _streaming(payload: dict[str, object]) -> dict[str, object]:
+    return {**payload, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def _sampling(params: SamplingParams | None) -> dict[str, object]:
+    """The fields that differ from the defaults; max_tokens always, because chat's own default is another."""
+    if params is None:
+        return {}
+    plain = SamplingParams()
+    given: dict[str, object] = {"max_tokens": params.max_tokens}
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if value != getattr(plain, field.name) and field.name != "prompt_logprobs":
+            given[field.name] = list(value) if isinstance(value, tuple) else value
+    if params.logit_bias:
+        given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
+    return given
+
+
+def reply_of(body: Mapping[str, object]) -> Reply:
+    choices = body["choices"]
+    usage = body["usage"]
+    assert isinstance(choices, list) and isinstance(usage, dict)
+    texts = tuple(c["text"] if "text" in c else c["message"]["content"] for c in choices)
+    reason = choices[0]["finish_reason"]
+    return Reply(texts[0], reason, usage["prompt_tokens"], usage["completion_tokens"], texts, body)
+
+
+def texts_of(body: Mapping[str, object], key: str) -> tuple[str, ...]:
+    data = body["data"]
+    assert isinstance(data, list)
+    return tuple(str(entry[key]) for entry in data)
+
+
+class Deltas:
+    """Reads the lines of an event stream. An error event is raised, a missing end is a lost server."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def feed(self, line: str) -> Iterator[Delta]:
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self._done = True
+            return
+        body = json.loads(data)
+        if "error" in body:
+            raise _error(_BY_KIND.get(body["error"].get("type"), AfserveError), body["error"], None)
+        if not body["choices"]:
+            yield Delta("", completion_tokens=(body.get("usage") or {}).get("completion_tokens"))
+        for choice in body["choices"]:
+            text = choice["text"] if "text" in choice else choice["delta"].get("content")
+            if text or choice["finish_reason"]:
+                yield Delta(text or "", choice["finish_reason"], choice["index"])
+
+    def finish(self) -> None:
+        if not self._done:
+            raise PeerLost("server", "the stream broke off before its end")
+
+
+def error_of(status: int, text: str, retry_after: str | None) -> AfserveError:
+    """The exception for an HTTP error, with the server's own words."""
+    kind = _BY_STATUS.get(status, RequestError if status < 500 else AfserveError)
+    try:
+        error = json.loads(text)["error"]
+        kind = _BY_KIND.get(error["type"], kind) if status == 503 else kind
+    except (ValueError, LookupError, TypeError):
+        error = {"message": f"the server answered {status}: {text[:200]}"}
+    return _error(kind, error, retry_after)
+
+
+def _error(kind: type[AfserveError], error: Mapping[str, object], retry_after: str | None) -> AfserveError:
+    message = str(error.get("message"))
+    if issubclass(kind, OverloadedError):
+        return kind(message, retry_after=float(retry_after or 1.0))
+    param = error.get("param")
+    return kind(message, param=param if isinstance(param, str) else None)
+
+
+def unreachable(url: str, error: Exception) -> AfserveError:
+    """What a network failure means for the caller, and what to do."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return PeerLost(url, "nothing answers there; start a server with `afserve up`, or give another --url")
+    if isinstance(error, httpx.TimeoutException):
+        return DeadlineError(f"{url}: no answer in time; look at `afserve status`")
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
+        return PeerLost(url, f"the connection broke off: {error}")
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
+        return RequestError(f"{url}: not an http:// or https:// address", param="url")
+    return ProtocolError(f"{url}: answered something that is not this API: {error}")

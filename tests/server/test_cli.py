@@ -1,0 +1,142 @@
+"""`afserve chat` and `afserve complete` against a running server."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from afserve.cli.chat import chat
+from afserve.cli.complete import complete
+from afserve.errors import PeerLost
+
+
+def run(command, *arguments: str, text: str | None = None):
+    return CliRunner().invoke(command, arguments, input=text)
+
+
+def test_complete(server):
+    done = run(complete, "x", "--url", server.url, "--temperature", "0", "--stop", "fox")
+    assert (done.exit_code, done.output) == (0, " the quick brown \n")
+    assert server.backend.requests[0].params.max_tokens == 128
+
+
+def test_complete_from_standard_input_with_echo(server):
+    done = run(complete, "--echo", "--url", server.url, text="ab")
+    assert done.output == "ab" + server.backend.reply + "\n"
+
+
+def test_complete_json(server):
+    done = run(complete, "x", "--json", "--url", server.url)
+    assert json.loads(done.output)["choices"][0]["text"] == server.backend.reply
+
+
+def test_chat_once(server):
+    done = run(chat, "hello", "--system", "be brief", "--url", server.url)
+    assert done.output == server.backend.reply + "\n"
+    prompt = server.backend.tokenizer.decode(server.backend.requests[0].prompt_ids, skip_special_tokens=False)
+    assert prompt == "<|system|>be brief<|end|><|user|>hello<|end|><|assistant|>"
+
+
+def test_no_server_says_what_to_do():
+    for command in (chat, complete):
+        done = run(command, "x", "--url", "http://127.0.0.1:9")
+        assert isinstance(done.exception, PeerLost) and "afserve up" in done.exception.message
+
+
+def test_bad_key_file(server, tmp_path):
+    done = run(chat, "x", "--url", server.url, "--api-key-file", str(tmp_path / "none"))
+    assert "No such file" in str(done.exception)
+
+
+class Terminal:
+    """`afserve chat` on a pseudo-terminal."""
+
+    def __init__(self, url: str) -> None:
+        self._ours, theirs = pty.openpty()
+        code = f"from afserve.cli.chat import chat; chat(['--url', {url!r}])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+
+    def until(self, text: str) -> str:
+        seen = ""
+        while text not in seen:
+            seen += os.read(self._ours, 4096).decode(errors="replace")
+        return seen
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(server):
+    terminal = Terminal(server.url)
+    yield terminal
+    terminal.close()
+
+
+def last_prompt(server) -> str:
+    return server.backend.tokenizer.decode(server.backend.requests[-1].prompt_ids, skip_special_tokens=False)
+
+
+@pytest.mark.process
+def test_conversation(server, terminal):
+    terminal.until(">>> ")
+    terminal.type("one\\\n")
+    terminal.until("... ")
+    terminal.type("two\n")
+    assert server.backend.reply in terminal.until("tokens/s")
+    terminal.type("more\n")
+    terminal.until("tokens/s")
+    said = f"<|assistant|>{server.backend.reply}<|end|>"
+    assert last_prompt(server) == f"<|user|>one\ntwo<|end|>{said}<|user|>more<|end|><|assistant|>"
+    terminal.type("/retry\n")
+    terminal.until("tokens/s")
+    assert last_prompt(server) == f"<|user|>one\ntwo<|end|>{said}<|user|>more<|end|><|assistant|>"
+    terminal.type("/reset\n")
+    terminal.type("/system brief\n")
+    terminal.type("again\n")
+    terminal.until("tokens/s")
+    assert last_prompt(server) == "<|system|>brief<|end|><|user|>again<|end|><|assistant|>"
+    terminal.type("/help\n")
+    terminal.until("Ctrl-C")
+    terminal.type("/exit\n")
+    assert terminal.process.wait(20) == 0
+
+
+@pytest.mark.process
+def test_ctrl_c_stops_the_answer_only(server, terminal):
+    server.backend.hold_at = 2
+    terminal.until(">>> ")
+    terminal.type("one\n")
+    terminal.until("th")
+    assert server.backend.holding.wait(20)
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until("(stopped)")
+    assert server.backend.ended.wait(20)
+    server.backend.hold_at = None
+    terminal.type("two\n")
+    terminal.until("tokens/s")
+    terminal.type("\x04")
+    assert terminal.process.wait(20) == 0
+
+
+@pytest.mark.process
+def test_a_refused_message_does_not_end_the_conversation(server, terminal):
+    terminal.until(">>> ")
+    terminal.type("word " * 200 + "\n")
+    terminal.until("context of 256")
+    terminal.type("short\n")
+    terminal.until("tokens/s")
+    assert last_prompt(server) == "<|user|>short<|end|><|assistant|>"

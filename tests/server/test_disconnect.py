@@ -1,0 +1,124 @@
+"""A client that leaves, reads slowly or comes while the server stops: over raw sockets."""
+
+import json
+import socket
+import threading
+from contextlib import closing
+
+import httpx
+import pytest
+
+from afserve import Client, SamplingParams
+from afserve.errors import CapacityError, PeerLost
+
+
+def post(port: int, path: str, **body: object) -> socket.socket:
+    data = json.dumps(body).encode()
+    sock = socket.create_connection(("127.0.0.1", port), 20)
+    sock.sendall(
+        b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
+    )
+    return sock
+
+
+def read_all(sock: socket.socket) -> bytes:
+    answer = b""
+    while part := sock.recv(65536):
+        answer += part
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("hold_at", [0, 2])
+@pytest.mark.parametrize("n", [1, 3])
+def test_client_gone_cancels(server, stream, hold_at, n):
+    server.backend.hold_at = hold_at
+    sock = post(server.port, "/v1/completions", prompt="x", stream=stream, n=n)
+    assert server.backend.holding.wait(20)
+    sock.close()
+    assert server.backend.ended.wait(20)
+    assert not server.backend.release.is_set()
+    closed_by = threading.Event()
+    while len(server.backend.closed) < len(server.backend.requests):
+        closed_by.wait(0.01)
+    assert sorted(server.backend.closed) == sorted(r.request_id for r in server.backend.requests)
+
+
+def test_client_gone_while_the_body_comes(server):
+    sock = socket.create_connection(("127.0.0.1", server.port), 20)
+    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    sock.close()
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.backend.requests == []
+
+
+def test_one_failing_choice_cancels_the_others(server):
+    server.backend.hold_at, server.backend.fail_at = None, 1
+    server.backend.error = PeerLost("attention-0", "died")
+    reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "n": 4})
+    assert reply.status_code == 503 and "attention-0" in reply.json()["error"]["message"]
+    assert len(server.backend.closed) == len(server.backend.requests)
+
+
+def test_error_in_mid_stream_is_an_event(server):
+    server.backend.fail_at, server.backend.error = 2, PeerLost("attention-0", "died")
+    reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "stream": True})
+    events = [line[6:] for line in reply.text.splitlines() if line]
+    assert reply.status_code == 200 and events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["type"] == "peer_error"
+
+
+def test_slow_reader_holds_the_engine_back_then_is_dropped(make_backend, run_server):
+    backend = make_backend(eos=False, reply="x" * 200)
+    backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
+    with run_server(backend, write_deadline=0.2) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        data = json.dumps({"prompt": "x", "stream": True, "max_tokens": 500_000}).encode()
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+        )
+        assert backend.ended.wait(60)
+        sock.close()
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_stop_finishes_what_has_begun(make_backend, run_server):
+    backend = make_backend(hold_at=2)
+    with run_server(backend) as server, Client(server.url) as client:
+        with closing(client.complete_stream("x", SamplingParams(max_tokens=32))) as deltas:
+            text = next(deltas).text
+            server.ask_to_stop()
+            while httpx.get(f"{server.url}/ready").status_code == 200:
+                pass
+            with Client(server.url) as late, pytest.raises(CapacityError):
+                late.complete("y")
+            backend.release.set()
+            text += "".join(delta.text for delta in deltas)
+        assert text == backend.reply
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_ends_what_does_not_finish(make_backend, run_server, stream):
+    backend = make_backend(hold_at=2)
+    with run_server(backend, drain_deadline=0.05) as server:
+        sock = post(server.port, "/v1/completions", prompt="x", stream=stream)
+        assert backend.holding.wait(20)
+        server.ask_to_stop()
+        answer = read_all(sock)
+        sock.close()
+    assert b"shutting down" in answer and backend.closed
+    assert answer.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 503")
+
+
+def test_gateway_limit(make_backend, run_server):
+    backend = make_backend(hold_at=1)
+    with run_server(backend, max_inflight=1) as server:
+        sock = post(server.port, "/v1/completions", prompt="x")
+        assert backend.holding.wait(20)
+        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "y"})
+        assert reply.status_code == 429 and reply.headers["retry-after"]
+        backend.release.set()
+        assert b"200 OK" in sock.recv(65536)
+        sock.close()

@@ -1,0 +1,67 @@
+"""The endpoints that make no text."""
+
+from afserve import __version__
+
+
+def test_models(http):
+    (model,) = http.get("/v1/models").json()["data"]
+    assert model == http.get("/v1/models/tiny").json()
+    assert model["id"] == "tiny" and model["max_model_len"] == 256
+    assert "/" not in str(model.values())
+
+
+def test_tokenize_and_back(http, server):
+    text = "def naïve() 😀<|end|>"
+    body = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert body["tokens"] == server.backend.tokenizer.encode(text)
+    assert body["count"] == len(body["tokens"]) == len(body["token_strs"]) and body["max_model_len"] == 256
+    assert http.post("/detokenize", json={"tokens": body["tokens"]}).json() == {"prompt": text}
+
+
+def test_tokenize_messages(http, server):
+    body = http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
+    assert (
+        server.backend.tokenizer.decode(body["tokens"], skip_special_tokens=False)
+        == "<|user|>x<|end|><|assistant|>"
+    )
+
+
+def test_refusals(http):
+    for path, body, param in [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [1 << 70]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ]:
+        reply = http.post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_small_ones(http, server, nodes):
+    server.backend.nodes = nodes
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready"}
+    assert http.get("/version").json() == {"version": __version__}
+    status = http.get("/status").json()
+    assert status["ready"] and status["epoch"] == 3 and status["picked"] == {"attention": "1"}
+    assert [node["name"] for node in status["nodes"]] == ["attention-0", "expert-0"]
+    assert status["nodes"][0]["stats"]["kv_blocks"] == 100
+    assert http.head("/health").status_code == 200
+
+
+def test_every_answer_has_an_id(http):
+    ids = {http.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+def test_large_prompts_are_tokenized_off_the_loop(make_backend, run_server):
+    import httpx
+
+    backend = make_backend()
+    backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
+    with run_server(backend) as server:
+        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "the quick brown fox " * 2000})
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["prompt_tokens"] == len(backend.requests[0].prompt_ids) > 2000

@@ -1,0 +1,96 @@
+"""/metrics is valid exposition text, says what happened, and speaks vllm's names too."""
+
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from afserve.clock import FakeClock
+from afserve.engine.request import TokenEvent
+from afserve.engine.stats import AttentionStats
+from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Family, Histogram, gauge, render
+from afserve.server.backend import NodeView
+from afserve.server.observe import ServerMetrics
+
+
+def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = list(text_string_to_metric_families(text))
+    assert len({f.name for f in families}) == len(families)
+    return {
+        (s.name, tuple(sorted((k, v) for k, v in s.labels.items() if k != "model_name"))): s.value
+        for f in families
+        for s in f.samples
+    }
+
+
+def test_over_http(http, server, nodes):
+    server.backend.nodes = nodes
+    http.post("/v1/completions", json={"prompt": "x", "max_tokens": 32})
+    reply = http.get("/metrics")
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    seen = parse(reply.text)
+    for prefix in ("afserve_", "vllm:"):
+        assert seen[prefix + "num_requests_running", ()] == 2
+        assert seen[prefix + "num_requests_waiting", ()] == 1
+        assert seen[prefix + "kv_cache_usage_perc", ()] == 0.25
+        assert seen[prefix + "prefix_cache_queries_total", ()] == 10
+        assert seen[prefix + "prefix_cache_hits_total", ()] == 4
+        assert seen[prefix + "generation_tokens_total", ()] > 0
+        assert seen[prefix + "prompt_tokens_total", ()] > 0
+        assert seen[prefix + "time_to_first_token_seconds_count", ()] >= 1
+        assert seen[prefix + "inter_token_latency_seconds_bucket", (("le", "0.002"),)] >= 0
+        assert seen[prefix + "e2e_request_latency_seconds_count", ()] >= 1
+        assert seen[prefix + "request_success_total", (("finished_reason", "stop"),)] >= 1
+    assert seen["afserve_expert_rows_total", (("expert", "0"), ("layer", "0"))] == 6
+    assert seen["afserve_layer_expert_skew", (("layer", "0"),)] == 1.5
+    assert seen["afserve_expert_node_rows_total", (("node", "expert-0"),)] == 40
+    assert seen["afserve_node_up", (("node", "attention-0"), ("role", "attention"), ("state", "ready"))] == 1
+    assert seen["afserve_http_responses_total", (("route", "/v1/completions"), ("status", "200"))] >= 1
+
+
+def test_times_of_a_request():
+    clock = FakeClock()
+    metrics = ServerMetrics(clock)
+    timer = metrics.started()
+    for seconds, tokens in ((0.03, 1), (0.0035, 1), (0.006, 4)):
+        clock.advance(seconds)
+        timer.saw(TokenEvent("r", (5,) * tokens, cached_tokens=3))
+    timer.ended("stop")
+    seen = {s.suffix + str(dict(s.labels).get("le", "")): s.value for s in metrics.inter_token.samples()}
+    assert seen["_count"] == 5 and seen["_sum"] == pytest.approx(0.0095)
+    assert seen["_bucket0.002"] == 4 and seen["_bucket0.004"] == 5
+    assert metrics.first_token.count == 1 and metrics.cached_tokens.total() == 3
+    assert metrics.generated_tokens.total() == 6
+
+
+def test_many_experts_are_drawn_per_layer_only(make_backend):
+    backend = make_backend()
+    stats = AttentionStats(expert_rows=tuple(tuple(range(256)) for _ in range(58)))
+    backend.nodes = (NodeView("a", "attention", "ready", 1, 0, 0, stats),) * 2
+    text = ServerMetrics(FakeClock()).text(backend, 0)
+    seen = parse(text)
+    assert seen["afserve_layer_routed_rows_total", (("layer", "57"),)] == 2 * sum(range(256))
+    assert "afserve_expert_rows" not in text and len(text) < 100_000
+
+
+def test_render_escapes_and_counts():
+    counter = Counter("path")
+    counter.add(2, 'a"b\\c\nd')
+    histogram = Histogram([1, 2])
+    for value in (0.5, 1, 1.5, 9):
+        histogram.observe(value)
+    text = render(
+        [
+            Family(("x",), "counter", "help \\ me\nnow", counter.samples()),
+            Family(("h", "i"), "histogram", "h", histogram.samples()),
+            gauge(("g",), "g", [((), 0.1)]),
+        ]
+    )
+    seen = parse(text)
+    assert seen["x_total", (("path", 'a"b\\c\nd'),)] == 2
+    assert [seen["i_bucket", (("le", le),)] for le in ("1", "2", "+Inf")] == [2, 3, 4]
+    assert seen["h_sum", ()] == 12 and seen["g", ()] == 0.1
+
+
+def test_buckets_begin_at_two_milliseconds():
+    assert INTER_TOKEN_BUCKETS[0] == 0.002 and all(math.isfinite(b) for b in INTER_TOKEN_BUCKETS)
