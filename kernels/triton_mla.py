@@ -1,0 +1,116 @@
+"""Triton attention in MLA's absorbed form over the paged latent cache, decode and chunks alike, with split KV.
+
+Queries are already in latent space, so every head of a token reads the same rows: a tile of heads is the matrix
+product's rows, each latent tile serves as keys and as values, and chunks need no second kernel.
+Shapes: T tokens, A heads, C = rank + rope, L rank, N blocks, B block size (DeepSeek-V2, arXiv 2405.04434, 2.1).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.triton_config import FUSED, AttentionTile
+from afserve.kernels.triton_split import LOG2E, LOWEST, Parts, join_parts, part_span
+
+NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
+
+
+@triton.jit
+def _attend_latent(
+    q_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
+    scale, sequences, heads, rank, rope, q_token, q_head, table_row, cache_block, cache_offset, parts,
+    SEQUENCES: tl.constexpr, ONE_EACH: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    part = tl.program_id(2)
+    if ONE_EACH:
+        sequence = token
+        visible = tl.load(context_ptr + sequence)
+    else:
+        s = tl.arange(0, SEQUENCES)
+        end_S = tl.load(query_start_ptr + s + 1, mask=s < sequences, other=NO_TOKEN)
+        sequence = tl.sum((end_S <= token).to(tl.int32), axis=0)
+        visible = tl.load(context_ptr + sequence) - (tl.load(query_start_ptr + sequence + 1) - 1 - token)
+    begin, end = part_span(visible, part, parts, SHORTEST, KEYS)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    used = head < heads
+    c = tl.arange(0, RANK)
+    e = tl.arange(0, ROPE)
+    q_at = q_ptr + token.to(tl.int64) * q_token + (head * q_head)[:, None]
+    q = tl.load(q_at + c[None, :], mask=used[:, None] & (c < rank)[None, :], other=0.0)
+    q_rope = tl.load(q_at + rank + e[None, :], mask=used[:, None] & (e < rope)[None, :], other=0.0)
+    values = tl.zeros((ROWS, RANK), dtype=tl.float32)
+    largest = tl.full((ROWS,), LOWEST, dtype=tl.float32)
+    total = tl.zeros((ROWS,), dtype=tl.float32)
+    table_ptr += sequence.to(tl.int64) * table_row
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        exists = key < end
+        block = tl.load(table_ptr + key // BLOCK, mask=exists, other=0).to(tl.int64)
+        row_at = block * cache_block + key % BLOCK * cache_offset
+        latent = tl.load(
+            cache_ptr + row_at[:, None] + c[None, :], mask=exists[:, None] & (c < rank)[None, :], other=0.0
+        )
+        turned = tl.load(
+            cache_ptr + rank + row_at[None, :] + e[:, None],
+            mask=exists[None, :] & (e < rope)[:, None],
+            other=0.0,
+        )
+        score = tl.dot(q_rope, turned, input_precision=PRECISION)
+        score = tl.dot(q, tl.trans(latent), score, input_precision=PRECISION) * (scale * LOG2E)
+        score = tl.where(exists[None, :], score, float("-inf"))
+        higher = tl.maximum(largest, tl.max(score, axis=1))
+        weight = tl.exp2(score - higher[:, None])
+        old = tl.exp2(largest - higher)
+        total = total * old + tl.sum(weight, axis=1)
+        values = tl.dot(weight.to(latent.dtype), latent, values * old[:, None], input_precision=PRECISION)
+        largest = higher
+    inside = used[:, None] & (c < rank)[None, :]
+    row = token.to(tl.int64) * heads + head
+    if DIRECT:
+        out = values / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out_ptr + (row * rank)[:, None] + c[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        at = row * parts + part
+        tl.store(sum_ptr + at, total, mask=used)
+        tl.store(largest_ptr + at, largest, mask=used)
+        tl.store(values_ptr + (at * rank)[:, None] + c[None, :], values, mask=inside & (total > 0)[:, None])
+
+
+def attend_mla(
+    q_TAC: Tensor,
+    cache_NBC: Tensor,
+    rank: int,
+    batch: PagedBatch,
+    scale: float,
+    tile: AttentionTile,
+    parts: int,
+) -> Tensor:
+    """(T, A, rank): causal attention of every new token over its latent rows, in at most `parts` per token."""
+    if q_TAC.stride(2) != 1:
+        q_TAC = q_TAC.contiguous()
+    assert cache_NBC.stride(2) == batch.block_table_SB.stride(1) == 1, "rows must be contiguous"
+    tokens, heads, columns = q_TAC.shape
+    out = torch.empty((tokens, heads, rank), dtype=q_TAC.dtype, device=q_TAC.device)
+    if not tokens:
+        return out
+    scratch = Parts.empty(tokens, heads, parts, rank, q_TAC.device) if parts > 1 else None
+    buffers = (scratch.values_RAPD, scratch.largest_RAP, scratch.sum_RAP) if scratch else (None, None, None)
+    _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](
+        q_TAC, cache_NBC, out, *buffers, batch.query_start_S1, batch.context_S, batch.block_table_SB,
+        scale, batch.sequences, heads, rank, columns - rank, *q_TAC.stride()[:2], batch.block_table_SB.stride(0),
+        *cache_NBC.stride()[:2], parts,
+        SEQUENCES=triton.next_power_of_2(batch.sequences), DIRECT=scratch is None, BLOCK=cache_NBC.shape[1],
+        ONE_EACH=batch.max_query == 1 and tokens == batch.sequences, ROWS=tile.queries, KEYS=tile.keys,
+        SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",
+        RANK=max(16, triton.next_power_of_2(rank)), ROPE=max(16, triton.next_power_of_2(columns - rank)),
+        num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+    )  # fmt: skip
+    if scratch is not None:
+        join_parts(scratch, None, None, out)
+    return out
