@@ -35,7 +35,10 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One attention node's limits. Sizes are per node; tokens are tokens of KV cache or of a batch."""
+    """One attention node's limits. Sizes are per node; tokens are tokens of KV cache or of a batch.
+
+    `adaptive`: how many of the `micro_batches` are in flight is decided by measuring.
+    """
 
     max_model_len: int
     kv_blocks: int
@@ -44,6 +47,7 @@ class EngineConfig:
     max_waiting: int = 1024
     max_batch_tokens: int = 512
     micro_batches: int = 2
+    adaptive: bool = False
     prefix_caching: bool = True
     threads: int = 1
     device: str = "cpu"

@@ -8,11 +8,13 @@ from typing import Generic
 
 import torch
 
+from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n import Link
 from afserve.config import EngineConfig
 from afserve.engine import kv
 from afserve.engine.load import ExpertLoad
 from afserve.engine.micro_batch import MicroBatch, Step, T
+from afserve.engine.pace import Pace
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats
@@ -38,6 +40,8 @@ class AttentionNode(Generic[T]):
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | None] = [None] * config.micro_batches
+        self._clock = clock or MonotonicClock()
+        self._pace = Pace(config.micro_batches) if config.adaptive else None
         self.stalled = True
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -63,9 +67,19 @@ class AttentionNode(Generic[T]):
             before = self._micro_batches[index].steps
             with torch.inference_mode():
                 self._tickets[index] = next(loop)
-            advanced = self._tickets[index] is not None or self._micro_batches[index].steps > before
+            done = self._micro_batches[index].steps > before
+            advanced = done or self._tickets[index] is not None
+            if done and self._pace is not None:
+                self._repace(self._pace, self._micro_batches[index])
             self.stalled = self.stalled and not advanced
         return self._take_events()
+
+    def _repace(self, pace: Pace, micro_batch: MicroBatch[T]) -> None:
+        """A micro-batch ended a step: measure, and set how many take part from now on."""
+        tokens = sum(len(event.token_ids) for event in micro_batch.events)
+        running = self._scheduler.running
+        pace.observe(self._clock.now(), tokens, running, decode_only=micro_batch.decode_only)
+        self._scheduler.active = pace.active
 
     def _take_events(self) -> list[TokenEvent]:
         events: list[TokenEvent] = []

@@ -41,6 +41,7 @@ class MicroBatch(Generic[T]):
         self._load, self._config = load, config
         self.events: list[TokenEvent] = []
         self.steps = 0
+        self.decode_only = False
         self.plan: StepPlan | None = None
 
     def run(self) -> Step[T]:
@@ -53,6 +54,7 @@ class MicroBatch(Generic[T]):
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             x_TH = yield from self._layers(batch)
             self._finish(self.plan, self._model.logits(x_TH[batch.logit_row_R]))
+            self.decode_only = all(chunk.count == 1 for chunk in self.plan.chunks)
             self.plan = None
             self.steps += 1
             yield None

@@ -201,3 +201,11 @@ def test_roles_read_only_their_tensors(tiny_checkpoint, tmp_path):
     build_attention_node(ModelSource(str(tmp_path / "attention"), "a"), config(), LocalBankLink(experts))
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.experts\.3\.gate_proj"):
         build_expert_bank(ModelSource(str(tmp_path / "attention"), "a"), [(0, 0, 3)], 1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adaptive_micro_batches_change_no_token(name, tiny_checkpoint, expected):
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    cluster = LocalCluster.build(source, config(micro_batches=4, adaptive=True), experts=2)
+    for round_number in range(3):
+        assert collect(cluster.run(requests(prompts()))) == expected(name), round_number
