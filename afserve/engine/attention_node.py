@@ -28,6 +28,7 @@ class AttentionNode(Generic[T]):
         link: Link[T],
         config: EngineConfig,
         eos_ids: frozenset[int] = frozenset(),
+        clock: Clock | None = None,
     ) -> None:
         spec = model.spec
         self._link = link
