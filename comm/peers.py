@@ -15,7 +15,7 @@ class PeerProcess:
         self.pid = pid
         try:
             self._fd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        except (OSError, OverflowError):  # no such process, or a number that none can have
             self._fd = -1
 
     def gone(self) -> bool:

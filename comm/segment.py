@@ -4,7 +4,7 @@ It says where everything lies and reads and writes the agreement and the records
 came to be nor who waits on it.
 
     page 0     magic, segment bytes, the terms of the rendezvous
-    page 1...  one line per node: pid, state, bell, sleepers (expert first, then the attention nodes)
+    page 1...  one line per node: pid, state, bell, sleepers, turn (expert first, then the attention nodes)
     then       one line per direction of each box: its flag
     then       the mailboxes, each on pages of its own
 """
@@ -25,7 +25,7 @@ from afserve.errors import RendezvousError
 PAGE = 4096
 LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
-_PID, _STATE, _BELL = 0, 4, 8
+_PID, _STATE, _BELL, _SLEEPERS, _TURN = 0, 4, 8, 12, 16
 
 EMPTY, HERE, LEFT = 0, 1, 2
 
@@ -101,9 +101,17 @@ class Segment:
     def state(self, attention: int | None) -> int:
         return self._words[(self.map.record(attention) + _STATE) // 4]
 
+    def turn(self, attention: int | None) -> int:
+        """How many processes have had this place; 0 while nobody came."""
+        return self._words[(self.map.record(attention) + _TURN) // 4]
+
     def claim(self, attention: int | None, pid: int) -> None:
+        """Take a node's place. The last word written tells the peers."""
+        turn = self.turn(attention)
         self._set(attention, _PID, pid)
+        self._set(attention, _SLEEPERS, 0)  # a predecessor may have died asleep
         self._set(attention, _STATE, HERE)
+        self._set(attention, _TURN, turn + 1 & 0xFFFFFFFF)
 
     def leave(self, attention: int | None) -> None:
         self._set(attention, _STATE, LEFT)

@@ -34,6 +34,7 @@ class ShmTransport:
         self._lanes = Lanes(segments, attention)
         self._peers: dict[int, PeerProcess] = {}
         self._lost: dict[int, str] = {}
+        self._turns: dict[int, int] = {}
         self._looked = 0.0
         for segment in segments:
             segment.claim(attention, os.getpid())
@@ -110,25 +111,24 @@ class ShmTransport:
                 self._look_at(segment, None, expert, f"expert-{expert}")
 
     def _look_at(self, segment: Segment, record: int | None, key: int, name: str) -> None:
-        state, pid = segment.state(record), segment.pid(record)
-        peer = self._peers.get(key)
-        if state == HERE and (peer is None or peer.pid != pid):
-            if peer is not None:
-                peer.close()
-            peer = self._peers[key] = PeerProcess(name, pid)
+        turn = segment.turn(record)
+        if turn != self._turns.get(key, 0):
+            self._turns[key] = turn
+            self._forget(key)
             self._lost.pop(key, None)
-        if peer is None:
+            self._peers[key] = PeerProcess(name, segment.pid(record))
+        if key not in self._peers:
             return
-        if state == LEFT:
-            self._forget(key, "it has left")
-        elif peer.gone():
-            self._forget(key, f"its process {peer.pid} has ended")
-            if record is not None:
-                segment.leave(record)
+        if segment.state(record) == LEFT:
+            self._lost[key] = "it has left"
+        elif self._peers[key].gone():
+            self._lost[key] = f"its process {segment.pid(record)} has ended"
+        if key in self._lost:
+            self._forget(key)
 
-    def _forget(self, key: int, why: str) -> None:
-        self._peers.pop(key).close()
-        self._lost[key] = why
+    def _forget(self, key: int) -> None:
+        if key in self._peers:
+            self._peers.pop(key).close()
 
     def _raise_if_lost(self, boxes: Sequence[Box]) -> None:
         for box in boxes:
@@ -182,6 +182,14 @@ def _open(address: str, expert: int, attention: int, layout: Layout) -> Segment:
 
 
 def _verified(fd: int, peer: str, expert: int, attention: int, layout: Layout) -> Segment:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise RendezvousError(
+            f"{peer}: what lies at its address is not shared memory of afserve's"
+        ) from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise RendezvousError(f"{peer}: its shared memory could be cut short while in use; refused")
     there = os.fstat(fd).st_size
     if there < PAGE:
         raise RendezvousError(f"{peer}: its shared memory has {there} bytes, less than its first page")

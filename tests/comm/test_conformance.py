@@ -1,0 +1,41 @@
+"""Every transport passes the same battery, on the plain flag words and, where it is built, on the native ones."""
+
+import importlib
+
+import pytest
+
+from afserve.comm import connect, flags, shm
+from afserve.comm.conformance import BATTERY, Ends
+
+
+def opener(kind):
+    def open_ends(attention, experts, layout):
+        pairs = [
+            connect.listen(kind, expert=f, attention_nodes=attention, layout=layout) for f in range(experts)
+        ]
+        addresses = [address for _, address in pairs]
+        fronts = [
+            connect.connect(addresses, attention=a, layout=layout, timeout=5.0) for a in range(attention)
+        ]
+        return Ends(fronts, [end for end, _ in pairs])
+
+    return open_ends
+
+
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", connect.kinds())
+def test_battery(kind, check):
+    check(opener(kind))
+
+
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+def test_battery_without_the_native_library(check, monkeypatch):
+    monkeypatch.setattr("afserve.comm.lanes.open_board", flags.PlainBoard)
+    check(opener("shm"))
+
+
+def test_native_board_is_used_where_it_is_built():
+    native = pytest.importorskip("afserve.kernels._native")
+    end, _ = shm.listen(0, 1, importlib.import_module("afserve.comm.conformance").LAYOUT)
+    assert isinstance(end._lanes._board, native.FlagBoard)
+    end.close()
