@@ -1,11 +1,11 @@
 """Which tile sizes each Triton kernel uses, by operation, dtype and rows per expert.
 
 Serving never autotunes: a table answers, so the first request costs what the thousandth does. Every entry names
-where it comes from; "not measured" marks a default chosen from the chip's limits (shared memory, registers, one wave
-of programs) and checked only to compile for sm_90 without spilling. `bench/kernels_cuda.py` prints what to put here.
+where it comes from; "not measured" marks a default chosen from a chip's limits (shared memory, registers, waves of
+programs) and checked only to compile for sm_90. `bench/kernels_cuda.py --tiles` prints what to put here instead.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NOT_MEASURED = "not measured"
 FUSED = {
@@ -27,6 +27,11 @@ class Tile:
     stages: int = 3
     band: int = 8
     source: str = NOT_MEASURED
+
+    def fitting(self, shared: int, columns: int, itemsize: int) -> "Tile":
+        """The same tile with no more pipeline stages than `shared` bytes hold; `columns` of weights are read a step."""
+        step = (self.rows + columns) * self.depth * itemsize
+        return replace(self, stages=max(1, min(self.stages, shared // step)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +68,23 @@ _EXPERTS: dict[str, tuple[tuple[int, ExpertTiles], ...]] = {
 }
 
 
-def expert_tiles(kind: str, rows_per_expert: int) -> ExpertTiles:
-    """Tiles for `kind` ("16-bit", "fp8", "fp32") when an expert gets about this many rows."""
-    return next(tiles for most, tiles in _EXPERTS[kind] if rows_per_expert <= most)
+_ITEMSIZE = {"16-bit": 2, "fp8": 1, "fp32": 4}
+
+
+def expert_tiles(kind: str, rows_per_expert: int, shared: int = 227 << 10) -> ExpertTiles:
+    """Tiles for `kind` ("16-bit", "fp8", "fp32") when an expert gets about this many rows, on a chip whose programs
+    may take `shared` bytes of shared memory."""
+    tiles = next(tiles for most, tiles in _EXPERTS[kind] if rows_per_expert <= most)
+    size = _ITEMSIZE[kind]
+    return ExpertTiles(
+        tiles.gate_up.fitting(shared, 2 * tiles.gate_up.columns, size),
+        tiles.down.fitting(shared, tiles.down.columns, size),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """`queries` rows and `keys` positions a step; decode cuts a context into parts of at least `split` positions."""
+    """`queries` rows (heads, for MLA) and `keys` positions a step; a context is cut into parts of at least `split`."""
 
     queries: int
     keys: int
@@ -80,11 +94,26 @@ class AttentionTile:
     source: str = NOT_MEASURED
 
 
-GQA_DECODE = AttentionTile(16, 64, 256, 4, 3)
-GQA_PREFILL = AttentionTile(128, 64, 0, 8, 3)
-GQA_PREFILL_WIDE = AttentionTile(64, 32, 0, 8, 2)  # head sizes above 128
-MLA = AttentionTile(64, 32, 128, 8, 2)
-MLA_FEW_HEADS = AttentionTile(16, 32, 128, 4, 3)
+_GQA_DECODE = AttentionTile(16, 64, 256, 4, 4)
+_GQA_CHUNK = AttentionTile(128, 64, 0, 8, 3)
+_GQA_CHUNK_WIDE = AttentionTile(64, 32, 0, 8, 2)
+_MLA_MANY_HEADS = AttentionTile(64, 32, 128, 8, 2)
+_MLA = AttentionTile(16, 32, 128, 4, 4)
+_PLAIN = AttentionTile(16, 32, 128, 4, 2)  # float32, or a chip with little shared memory
+
+
+def gqa_tiles(head_size: int, itemsize: int, shared: int = 227 << 10) -> tuple[AttentionTile, AttentionTile]:
+    """(decode, chunk) tiles."""
+    if itemsize > 2 or shared < 96 << 10:
+        return _PLAIN, _PLAIN
+    return _GQA_DECODE, _GQA_CHUNK if head_size <= 128 else _GQA_CHUNK_WIDE
+
+
+def mla_tile(heads: int, itemsize: int, shared: int = 227 << 10) -> AttentionTile:
+    """Many heads fill a matrix instruction of 64 rows, where a latent tile and its queries fit side by side."""
+    if itemsize > 2:
+        return _PLAIN
+    return _MLA_MANY_HEADS if heads > 32 and shared >= 160 << 10 else _MLA
 
 
 @dataclass(frozen=True, slots=True)

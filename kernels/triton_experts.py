@@ -205,16 +205,18 @@ def expert_ffn(
     weights: ExpertWeights,
     tiles: ExpertTiles,
     out_RH: Tensor,
+    add: bool = False,
 ) -> None:
-    """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped. Never waits for the device."""
+    """out_RH (+)= sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped. Never waits for the device."""
     if not slot_RK.numel():
-        out_RH.zero_()
+        if not add:
+            out_RH.zero_()
         return
     plan = plan_rows(slot_RK, weights.down_EHI.shape[0], tiles.rows)
     rows, scale = quantise_groups(x_RH, weights.group) if weights.scaled else (x_RH, None)
     h_PI, h_scale = grouped_gate_up(rows, scale, weights, plan, slot_RK.shape[1], tiles.gate_up)
     y_PH = grouped_down(h_PI, h_scale, weights, plan, tiles.down, x_RH.dtype)
-    combine_rows(y_PH, plan.place_RK, weight_RK, out_RH)
+    combine_rows(y_PH, plan.place_RK, weight_RK, out_RH, add)
 
 
 def _constants(weights: ExpertWeights, tile: Tile) -> dict[str, object]:

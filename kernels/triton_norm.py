@@ -16,7 +16,7 @@ from afserve.kernels.triton_config import FUSED
 
 @triton.jit
 def _rms_norm(
-    x_ptr, residual_ptr, weight_ptr, sum_ptr, out_ptr, rows, hidden, inner_rows, outer_stride, inner_stride, eps,
+    x_ptr, y_ptr, weight_ptr, out_ptr, rows, hidden, inner_rows, outer_stride, inner_stride, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -25,10 +25,10 @@ def _rms_norm(
     start = row // inner_rows * outer_stride + row % inner_rows * inner_stride
     flat = row[:, None] * hidden + column[None, :]
     x = tl.load(x_ptr + start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    if residual_ptr is not None:
-        x += tl.load(residual_ptr + flat, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(sum_ptr.dtype.element_ty).to(tl.float32)
-        tl.store(sum_ptr + flat, x.to(sum_ptr.dtype.element_ty), mask=inside)
+    if y_ptr is not None:
+        x += tl.load(y_ptr + flat, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+        tl.store(x_ptr + start[:, None] + column[None, :], x.to(x_ptr.dtype.element_ty), mask=inside)
     mean = tl.sum(x * x, axis=1) / hidden
     x = (x * tl.rsqrt(mean + eps)[:, None]).to(x_ptr.dtype.element_ty).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
@@ -48,17 +48,17 @@ def _silu_mul(x_ptr, out_ptr, inner, x_stride, COLUMNS: tl.constexpr):
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last dimension; x may be a view of (T, heads, size)."""
-    out = torch.empty(x_TH.shape, dtype=torch.promote_types(x_TH.dtype, weight_H.dtype), device=x_TH.device)
-    _launch(x_TH, None, weight_H, None, out, eps)
-    return out
+    if x_TH.dim() not in (2, 3):
+        return rms_norm(x_TH.reshape(-1, x_TH.shape[-1]), weight_H, eps).view(x_TH.shape)
+    if x_TH.stride(-1) != 1:
+        x_TH = x_TH.contiguous()
+    return _launch(x_TH, None, weight_H, eps)
 
 
-def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual): the next block's input and the next residual, in one pass."""
-    total_TH = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
-    out = torch.empty(x_TH.shape, dtype=torch.promote_types(x_TH.dtype, weight_H.dtype), device=x_TH.device)
-    _launch(x_TH, residual_TH.contiguous(), weight_H, total_TH, out, eps)
-    return out, total_TH
+def add_rms_norm(x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """x_TH += y_TH in place, and the norm of the new x_TH, in one pass."""
+    assert x_TH.dim() == 2 and x_TH.stride(1) == 1, "x_TH is changed in place: its rows must be contiguous"
+    return _launch(x_TH, y_TH.contiguous(), weight_H, eps)
 
 
 def silu_mul(gate_up_TJ: Tensor) -> Tensor:
@@ -73,18 +73,16 @@ def silu_mul(gate_up_TJ: Tensor) -> Tensor:
     return out_TI
 
 
-def _launch(
-    x: Tensor, residual: Tensor | None, weight_H: Tensor, total: Tensor | None, out: Tensor, eps: float
-) -> None:
-    if x.stride(-1) != 1 or x.dim() not in (2, 3):
-        x = x.reshape(-1, x.shape[-1]).contiguous()
+def _launch(x: Tensor, y: Tensor | None, weight_H: Tensor, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight_H.dtype), device=x.device)
     hidden = x.shape[-1]
-    rows = out.numel() // hidden
+    rows = x.numel() // hidden
     inner_rows, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
     columns = triton.next_power_of_2(hidden)
     block = max(1, 2048 // columns)
     if rows:
         _rms_norm[(triton.cdiv(rows, block),)](
-            x, residual, weight_H, total, out, rows, hidden, inner_rows, x.stride(0), inner_stride, eps,
+            x, y, weight_H, out, rows, hidden, inner_rows, x.stride(0), inner_stride, eps,
             ROWS=block, COLUMNS=columns, num_warps=8 if columns > 4096 else 4, **FUSED,
         )  # fmt: skip
+    return out

@@ -96,12 +96,14 @@ def _place_chunk(
 @triton.jit
 def _combine_rows(
     y_PH_ptr, place_ptr, weight_ptr, out_ptr, hidden, weight_stride, out_stride,
-    CHOICES: tl.constexpr, COLUMNS: tl.constexpr,
+    ADD: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < hidden
     total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    if ADD:
+        total += tl.load(out_ptr + row * out_stride + column, mask=inside, other=0.0).to(tl.float32)
     for k in tl.static_range(CHOICES):
         place = tl.load(place_ptr + row * CHOICES + k).to(tl.int64)
         weight = tl.load(weight_ptr + row * weight_stride + k).to(tl.float32)
@@ -145,14 +147,17 @@ def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
 
 
 def combine_rows(
-    y_PH: Tensor, place_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, columns: int = 1024
+    y_PH: Tensor, place_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False, columns: int = 1024
 ) -> None:
-    """out_RH = sum over k of weight_RK * y_PH[place_RK], in float32, in the order of k; places below 0 add nothing."""
+    """out_RH = sum over k of weight_RK * y_PH[place_RK], in float32, in the order of k; places below 0 add nothing.
+
+    add: the sum starts from out_RH instead of zero.
+    """
     rows, choices = place_RK.shape
     hidden = out_RH.shape[1]
     columns = min(columns, triton.next_power_of_2(hidden))
     if rows:
         _combine_rows[(rows, triton.cdiv(hidden, columns))](
             y_PH, place_RK, weight_RK, out_RH, hidden, weight_RK.stride(0), out_RH.stride(0),
-            CHOICES=choices, COLUMNS=columns, **FUSED,
+            ADD=add, CHOICES=choices, COLUMNS=columns, **FUSED,
         )  # fmt: skip

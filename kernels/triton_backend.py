@@ -1,0 +1,189 @@
+"""The ops on a CUDA device: Triton kernels where they beat PyTorch, PyTorch (cuBLAS) for the dense products.
+
+Nothing here waits for the device and every grid is an upper bound, so a step can be captured in a CUDA graph. It
+checks no arguments (`ops.py` did) and picks tiles from `triton_config`. Shapes as in `reference.py`.
+"""
+
+from typing import cast
+
+import torch
+import triton
+from torch import Tensor
+
+from afserve.errors import ConfigError
+from afserve.kernels import triton_experts, triton_kv, triton_mla, triton_norm, triton_router
+from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
+from afserve.kernels.routing import RouterRule
+from afserve.kernels.triton_attention import attend_gqa
+from afserve.kernels.triton_config import expert_tiles, gqa_tiles, mla_tile
+from afserve.kernels.triton_experts import ExpertWeights
+from afserve.kernels.triton_quant import FP8, GROUP, quantise_blocks
+from afserve.kernels.triton_split import parts_for
+
+
+class TritonBackend(Reference):
+    """`parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
+    None cuts as many as fill the chip."""
+
+    name = "triton"
+
+    def __init__(
+        self,
+        device: torch.device,
+        multiprocessors: int,
+        shared: int = 227 << 10,
+        has_fp8: bool = True,
+        parts: int | None = None,
+    ) -> None:
+        self.device = device
+        self._multiprocessors, self._shared, self._has_fp8, self._parts = (
+            multiprocessors,
+            shared,
+            has_fp8,
+            parts,
+        )
+
+    @classmethod
+    def open(cls, device: torch.device, parts: int | None = None) -> "TritonBackend":
+        """For a CUDA device that is present. Raises ConfigError if its chip has no bfloat16 matrix instructions."""
+        chip = torch.cuda.get_device_properties(device)
+        if (chip.major, chip.minor) < (8, 0):
+            raise ConfigError(
+                f"device {device}: {chip.name} is compute capability {chip.major}.{chip.minor}, the Triton kernels "
+                'need 8.0 or newer; use another device, or backend "torch"'
+            )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        shared = int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+        return cls(device, chip.multi_processor_count, shared, (chip.major, chip.minor) >= (8, 9), parts)
+
+    def explain(self) -> str:
+        return f"Triton {triton.__version__} on {self.device}, default tile sizes (not measured on this chip)"
+
+    def empty_experts(
+        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+    ) -> PackedExperts:
+        gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
+        down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
+        handle = ExpertWeights(gate_up, down)
+        return PackedExperts(slots, hidden, inner, gate_up, down, handle, dtype=dtype, int8=int8)
+
+    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+        """Slots of e4m3 weights with 128x128 block scales; rows come and go in `dtype`. Raises ConfigError."""
+        if not self._has_fp8:
+            raise ConfigError(
+                f"device {self.device} has no FP8 matrix instructions (8.9 or newer); use 16-bit weights"
+            )
+        across_h, across_i = -(-hidden // GROUP), -(-inner // GROUP)
+
+        def zeros(*shape: int, of: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=of, device=self.device)
+
+        handle = ExpertWeights(
+            zeros(slots, 2 * inner, hidden, of=FP8),
+            zeros(slots, hidden, inner, of=FP8),
+            zeros(slots, 2 * across_i, across_h, of=torch.float32),
+            zeros(slots, across_h, across_i, of=torch.float32),
+        )
+        return PackedExperts(slots, hidden, inner, None, None, handle, dtype=dtype)
+
+    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+        if not _weights(experts).scaled:
+            super().set_expert(experts, slot, gate_up_JH, down_HI)
+            return
+        gate, up, down = (quantise_blocks(w.to(self.device)) for w in (*gate_up_JH.chunk(2), down_HI))
+        self.set_expert_fp8(experts, slot, gate, up, down)
+
+    def set_expert_fp8(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate: tuple[Tensor, Tensor],
+        up: tuple[Tensor, Tensor],
+        down: tuple[Tensor, Tensor],
+    ) -> None:
+        """Each (weight e4m3, scale of its 128x128 blocks), as DeepSeek's checkpoints hold them (`weight_scale_inv`)."""
+        weights = _weights(experts)
+        assert weights.gate_up_scale is not None and weights.down_scale is not None
+        inner, blocks = experts.inner, weights.gate_up_scale.shape[1] // 2
+        for (weight, scale), row, block in ((gate, 0, 0), (up, inner, blocks)):
+            weights.gate_up_EJH[slot, row : row + inner].copy_(weight)
+            weights.gate_up_scale[slot, block : block + blocks].copy_(scale)
+        weights.down_EHI[slot].copy_(down[0])
+        weights.down_scale[slot].copy_(down[1])
+
+    def expert_ffn(
+        self,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        experts: PackedExperts,
+        out_RH: Tensor,
+        add: bool,
+    ) -> None:
+        weights = _weights(experts)
+        rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
+        tiles = expert_tiles(weights.kind, -(-slot_RK.numel() // experts.experts), self._shared)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        triton_experts.expert_ffn(
+            rows, slot_RK.contiguous(), weight_RK.contiguous(), weights, tiles, out_RH, add
+        )
+
+    def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        return triton_norm.rms_norm(x_TH, weight_H, eps)
+
+    def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps)
+
+    def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        return self.linear(triton_norm.silu_mul(self.linear(x_TH, gate_up)), down)
+
+    def route(
+        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+    ) -> tuple[Tensor, Tensor]:
+        return triton_router.route(x_TH, gate_EH, bias_E, rule)
+
+    def rope(
+        self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
+    ) -> Tensor:
+        return triton_kv.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
+
+    def write_kv(
+        self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
+    ) -> None:
+        triton_kv.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
+
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
+        triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T)
+
+    def attend_gqa(
+        self,
+        q_TAD: Tensor,
+        k_NGBD: Tensor,
+        v_NGBD: Tensor,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None,
+        sink_A: Tensor | None = None,
+    ) -> Tensor:
+        decode, chunk = gqa_tiles(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size(), self._shared)
+        keys = batch.max_context if window is None else min(window, batch.max_context)
+        parts = self._cut(batch.sequences * k_NGBD.shape[1], keys, decode.split)
+        return attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)
+
+    def attend_mla(
+        self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
+    ) -> Tensor:
+        tokens, heads = q_TAC.shape[:2]
+        tile = mla_tile(heads, cache_NBC.element_size(), self._shared)
+        parts = self._cut(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
+        return triton_mla.attend_mla(q_TAC, cache_NBC, rank, batch, scale, tile, parts)
+
+    def _cut(self, programs: int, keys: int, shortest: int) -> int:
+        return self._parts or parts_for(programs, keys, shortest, self._multiprocessors)
+
+
+def _weights(experts: PackedExperts) -> ExpertWeights:
+    return cast(ExpertWeights, experts.handle)

@@ -1,0 +1,144 @@
+"""The whole backend through the door, with its own tile tables, against the reference in float64."""
+
+import pytest
+import torch
+
+from afserve.errors import ConfigError
+from afserve.kernels.ops import Ops
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
+from afserve.kernels.routing import RouterRule, Scoring
+from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton_config import expert_tiles, gqa_tiles, mla_tile
+
+EXACT = Ops(Reference(), torch.device("cpu"), 1)
+
+
+@pytest.fixture
+def ops(device):
+    return Ops(TritonBackend(device, multiprocessors=2), device, 1)
+
+
+def on(device, *tensors):
+    return [t.to(device) for t in tensors]
+
+
+def batch_of(device, queries, context, block):
+    position = torch.arange(context - queries, context)
+    blocks = -(-context // block)
+    tensors = (
+        position,
+        position,
+        torch.tensor([0, queries]).int(),
+        torch.tensor([context]).int(),
+        torch.arange(blocks)[None].int(),
+    )
+    return PagedBatch(*(t.to(device) for t in tensors), queries, context)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_gqa_layer(device, ops, close, queries):
+    torch.manual_seed(0)
+    context, block = 20, 8
+    q, k, v = (torch.randn(queries, n, 16).bfloat16() for n in (4, 2, 2))
+    k_cache, v_cache = (torch.randn(3, 2, block, 16).bfloat16() for _ in range(2))
+    batch, cpu_batch = (batch_of(d, queries, context, block) for d in (device, "cpu"))
+    angle = torch.rand(32, 8)
+    moved = on(device, q, k, v, k_cache, v_cache, angle.cos(), angle.sin())
+    q_d, k_d, v_d, k_cache_d, v_cache_d, cos, sin = moved
+    turned = [ops.rope(x, cos, sin, batch.position_T, False) for x in (q_d, k_d)]
+    ops.write_kv(turned[1], v_d, k_cache_d, v_cache_d, batch.kv_slot_T)
+    got = ops.attend_gqa(turned[0], k_cache_d, v_cache_d, batch, 0.25, window=9)
+    q, k = (EXACT.rope(x, angle.cos(), angle.sin(), cpu_batch.position_T, False) for x in (q, k))
+    EXACT.write_kv(k, v, k_cache, v_cache, cpu_batch.kv_slot_T)
+    wide = (x.double() for x in (q, k_cache, v_cache))
+    close(got, EXACT.attend_gqa(*wide, cpu_batch, 0.25, window=9), steps=8.0)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_mla_layer(device, ops, close, queries):
+    torch.manual_seed(1)
+    context, block, rank = 20, 8, 16
+    q, cache = torch.randn(queries, 3, 20).bfloat16(), torch.randn(3, block, 20).bfloat16()
+    latent = torch.randn(queries, 20).bfloat16()
+    batch, cpu_batch = (batch_of(d, queries, context, block) for d in (device, "cpu"))
+    q_d, latent_d, cache_d = on(device, q, latent, cache)
+    ops.write_latent(latent_d, cache_d, batch.kv_slot_T)
+    got = ops.attend_mla(q_d, cache_d, rank, batch, 0.2)
+    EXACT.write_latent(latent, cache, cpu_batch.kv_slot_T)
+    close(got, EXACT.attend_mla(q.double(), cache.double(), rank, cpu_batch, 0.2))
+
+
+def test_ffn_layer(device, ops, close):
+    torch.manual_seed(2)
+    experts, hidden, inner, rows = 4, 32, 24, 5
+    x, norm, gate = (
+        torch.randn(rows, hidden).bfloat16(),
+        torch.rand(hidden).bfloat16(),
+        torch.randn(experts, hidden),
+    )
+    gate_up, down = torch.randn(experts, 2 * inner, hidden) / 6, torch.randn(experts, hidden, inner) / 5
+    gate_up, down = gate_up.bfloat16(), down.bfloat16()
+    x_d, norm_d, gate_d = on(device, x, norm, gate)
+    packed = ops.pack_experts(*on(device, gate_up, down))
+    normed = ops.rms_norm(x_d, norm_d, 1e-6)
+    expert_TK, weight_TK = ops.route(normed, gate_d, None, RouterRule(2, Scoring.SOFTMAX, renormalise=True))
+    out = torch.ones_like(x_d)
+    ops.expert_ffn(normed, expert_TK, weight_TK, packed, out, add=True)
+    exact = EXACT.pack_experts(gate_up.double(), down.double())
+    truth = torch.ones(rows, hidden, dtype=torch.float64)
+    chosen = expert_TK.cpu(), weight_TK.cpu().double()
+    EXACT.expert_ffn(normed.cpu().double(), *chosen, exact, truth, add=True)
+    close(out, truth)
+    pair = ops.pack_linear(gate_up[0].to(device)), ops.pack_linear(down[0].to(device))
+    gate_x, up_x = (normed.cpu().double() @ gate_up[0].double().t()).chunk(2, -1)
+    close(ops.mlp(normed, *pair), (gate_x * gate_x.sigmoid() * up_x) @ down[0].double().t(), steps=8.0)
+
+
+def test_fp8_slots(device):
+    """Powers of two survive the packing exactly; what is left is the rounding of the rows and of the activation."""
+    torch.manual_seed(3)
+    backend = TritonBackend(device, multiprocessors=2)
+    shapes = ((40, 32), (32, 20))
+    gate_up, down = (0.5 ** torch.randint(1, 5, shape) * torch.randn(shape).sign() for shape in shapes)
+    packed = backend.empty_experts_fp8(2, 32, 20, torch.bfloat16)
+    backend.set_expert(packed, 1, gate_up, down)
+    x = torch.randn(3, 32).bfloat16().to(device)
+    out = torch.empty_like(x)
+    slot, weight = torch.ones(3, 1, dtype=torch.int32, device=device), torch.ones(3, 1, device=device)
+    backend.expert_ffn(x, slot, weight, packed, out, False)
+    gate, up = (x.cpu().double() @ gate_up.double().t()).chunk(2, -1)
+    truth = (gate * gate.sigmoid() * up) @ down.double().t()
+    assert (out.cpu().double() - truth).norm() <= 0.06 * truth.norm()
+
+
+def test_fp8_needs_a_chip_that_has_it(device):
+    with pytest.raises(ConfigError, match="FP8"):
+        TritonBackend(device, 2, has_fp8=False).empty_experts_fp8(1, 128, 128, torch.bfloat16)
+
+
+def test_no_rows(device, ops):
+    packed = ops.empty_experts(2, 16, 16, torch.bfloat16)
+    x = torch.empty(0, 16, dtype=torch.bfloat16, device=device)
+    ops.expert_ffn(
+        x, torch.empty(0, 2, dtype=torch.int32, device=device), torch.empty(0, 2, device=device), packed, x
+    )
+    assert ops.rms_norm(x, torch.ones(16, device=device).bfloat16(), 1e-6).shape == (0, 16)
+
+
+def test_a_fixed_number_of_parts_is_used(device):
+    assert TritonBackend(device, 132)._cut(1, 8192, 256) == 32
+    assert TritonBackend(device, 132, parts=4)._cut(1000, 8192, 256) == 4
+
+
+@pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("kind", ["16-bit", "fp8", "fp32"])
+def test_tiles_fit_the_chip(shared, kind):
+    size = {"16-bit": 2, "fp8": 1, "fp32": 4}[kind]
+    for rows in (1, 16, 17, 100, 5000):
+        tiles = expert_tiles(kind, rows, shared)
+        for tile, columns in ((tiles.gate_up, 2 * tiles.gate_up.columns), (tiles.down, tiles.down.columns)):
+            assert tile.stages * (tile.rows + columns) * tile.depth * size <= shared
+            assert tile.source
+    assert mla_tile(128, 2, 99 << 10).queries == 16 and mla_tile(128, 2).queries == 64
+    assert gqa_tiles(128, 2, 48 << 10)[1].queries == 16
