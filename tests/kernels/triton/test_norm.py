@@ -42,7 +42,7 @@ def test_add_rms_norm(device, close, dtype, shape):
     torch.manual_seed(1)
     x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
     weight = torch.randn(shape[-1]).to(dtype)
-    total = x.to(device)
+    total = x.clone().to(device)
     out = add_rms_norm(total, residual.to(device), weight.to(device), 1e-6)
     assert torch.equal(total.cpu(), (x.float() + residual.float()).to(dtype))  # in place
     close(out, truth(total.cpu(), weight))
