@@ -19,6 +19,7 @@ from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats
 from afserve.models.decoder import AttentionModel
+from afserve.placement.plan import Placement
 
 
 class AttentionNode(Generic[T]):
@@ -43,6 +44,7 @@ class AttentionNode(Generic[T]):
         self._tickets: list[T | None] = [None] * config.micro_batches
         self._clock = clock or MonotonicClock()
         self._pace = Pace(config.micro_batches) if config.adaptive else None
+        self._unsettled: set[int] = set()
         self.stalled = True
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -56,6 +58,16 @@ class AttentionNode(Generic[T]):
         """Drop a request and free its blocks; unknown ids are fine, it may just have finished."""
         self._scheduler.cancel(request_id)
 
+    def adopt(self, placement: Placement) -> None:
+        """Route later dispatches by `placement`; those under way end as they began."""
+        self._link.adopt(placement)
+        self._unsettled = {index for index, ticket in enumerate(self._tickets) if ticket is not None}
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way any more that was routed before the last `adopt`."""
+        return not self._unsettled
+
     def step(self) -> list[TokenEvent]:
         """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
         self.stalled = True
@@ -68,6 +80,7 @@ class AttentionNode(Generic[T]):
             before = self._micro_batches[index].steps
             with torch.inference_mode():
                 self._tickets[index] = next(loop)
+            self._unsettled.discard(index)
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None
             if done and self._pace is not None:

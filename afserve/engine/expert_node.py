@@ -1,7 +1,7 @@
 """An expert node: takes dispatches of all attention nodes, computes them per layer, answers each. Stateless between.
 
-Correctness never depends on grouping. For speed a layer's rows are held for the other attention nodes in flight, up to
-a short adaptive deadline (`SoftBarrier`), and computed in one call. It knows no requests and no network.
+Correctness never depends on grouping: rows of one layer that are there together are computed in one call, and a
+`SoftBarrier` says how long to hold them for more. It knows no requests and no network.
 
 Shapes: R rows, H hidden size, K top-k.
 """
@@ -15,18 +15,36 @@ from afserve.clock import Clock, MonotonicClock
 from afserve.comm.bank import Bank
 from afserve.comm.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
+from afserve.engine.slot_rows import SlotRows
+from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
+from afserve.errors import PeerLost
 
 
 class ExpertNode:
-    """`epoch` is the placement's that the bank holds now; more may be accepted beside it."""
+    """`epoch` is the placement's that the bank holds now; more may be accepted beside it.
 
-    def __init__(self, port: ExpertPort, bank: Bank, *, epoch: int = 0, clock: Clock | None = None) -> None:
+    `longest_hold` bounds the soft barrier, in seconds; 0 turns it off.
+    """
+
+    def __init__(
+        self,
+        port: ExpertPort,
+        bank: Bank,
+        *,
+        epoch: int = 0,
+        longest_hold: float = 0.001,
+        clock: Clock | None = None,
+    ) -> None:
         self._port = port
         self._bank = bank
         self._clock = MonotonicClock() if clock is None else clock
         self._epochs = {epoch}
+        self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
+        self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
+        self._due = 0.0  # the earliest time at which something held has to be computed
+        self._slot_rows = SlotRows(port.layout.layers, port.layout.slots)
         self._messages = self._rows = self._calls = 0
         self._busy_seconds = self._hold_seconds = 0.0
 
@@ -39,55 +57,77 @@ class ExpertNode:
         self._epochs.discard(epoch)
 
     def poll(self) -> int:
-        """Answer what is there; never blocks. Returns the number of messages answered."""
-        for arrival in self._port.poll():
-            self._admit(arrival)
-        answered = 0
-        for group in self._due():
-            self._compute(group)
-            answered += len(group)
-        return answered
+        """Answer what is there and due; never blocks. Returns the number of messages answered."""
+        arrivals = self._port.poll()
+        now = self._clock.now() if arrivals or self._held else 0.0
+        for arrival in arrivals:
+            self._admit(arrival, now)
+        return self._compute_due(now) if self._held else 0
 
     def wait(self, timeout: float) -> None:
-        """Park until something arrives. Raises PeerLost, once, for an attention node that is gone."""
-        self._port.wait(timeout)
+        """Park until something arrives or is due. An attention node that is gone is forgotten."""
+        if self._held:
+            timeout = min(timeout, max(0.0, self._due - self._clock.now()))
+        else:
+            self._slot_rows.fold()
+        try:
+            self._port.wait(timeout)
+        except PeerLost as lost:
+            self._forget(lost)
 
     def stats(self) -> ExpertStats:
-        return ExpertStats(self._messages, self._rows, self._calls, self._busy_seconds, self._hold_seconds)
+        """May be called from another thread."""
+        return ExpertStats(
+            self._messages,
+            self._rows,
+            self._calls,
+            self._busy_seconds,
+            self._hold_seconds,
+            self._slot_rows.totals(),
+        )
 
     def close(self) -> None:
         self._port.close()
 
-    def _admit(self, arrival: Arrival) -> None:
-        if arrival.header.epoch not in self._epochs:
+    def _admit(self, arrival: Arrival, now: float) -> None:
+        box, header = arrival.box, arrival.header
+        if header.epoch not in self._epochs:
             known = ", ".join(str(epoch) for epoch in sorted(self._epochs))
-            reason = (
-                f"attention-{arrival.box.attention} routed under epoch {arrival.header.epoch}, "
-                f"expert-{arrival.box.expert} holds epoch {known}"
-            )
-            self._port.refuse(arrival.box, reason)
+            reason = f"attention-{box.attention} routed under epoch {header.epoch}, "
+            self._port.refuse(box, reason + f"expert-{box.expert} holds epoch {known}")
             return
-        self._held[arrival.box] = arrival
+        self._held[box] = arrival
+        self._since.setdefault(header.layer, now)
+        self._barrier.arrived(box, box.attention, header.layer, now)
 
-    def _due(self) -> list[list[Arrival]]:
-        layers: dict[int, list[Arrival]] = {}
-        for arrival in self._held.values():
-            layers.setdefault(arrival.header.layer, []).append(arrival)
-        return list(layers.values())
+    def _compute_due(self, now: float) -> int:
+        """One call per layer whose time has come, the longest waiting first."""
+        answered, self._due = 0, float("inf")
+        for layer in list(self._since):
+            group = [arrival for arrival in self._held.values() if arrival.header.layer == layer]
+            since = self._since[layer]
+            due = self._barrier.due(layer, {arrival.box.attention for arrival in group}, since, now)
+            if due > now:
+                self._due = min(self._due, due)
+                continue
+            del self._since[layer]
+            if group:
+                self._hold_seconds += now - since
+                self._compute(layer, group)
+                answered += len(group)
+        return answered
 
-    def _compute(self, group: Sequence[Arrival]) -> None:
+    def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
         start = self._clock.now()
         replies = [self._port.reply(arrival) for arrival in group]
-        layer = group[0].header.layer
         if len(group) == 1:
             only = group[0]
             self._bank.forward(layer, only.x_RH, only.slot_RK, only.weight_RK, replies[0])
         else:
             self._merged(layer, group, replies)
         for arrival in group:
-            self._port.send(arrival)
-            del self._held[arrival.box]
-        self._count(group, start)
+            self._answer(arrival)
+        self._count(layer, group, start)
 
     def _merged(self, layer: int, group: Sequence[Arrival], replies: Sequence[Tensor]) -> None:
         x_RH = torch.cat([arrival.x_RH for arrival in group])
@@ -98,8 +138,23 @@ class ExpertNode:
         for reply_RH, part_RH in zip(replies, out_RH.split([len(reply) for reply in replies]), strict=True):
             reply_RH.copy_(part_RH)
 
-    def _count(self, group: Sequence[Arrival], start: float) -> None:
+    def _answer(self, arrival: Arrival) -> None:
+        del self._held[arrival.box]
+        try:
+            self._port.send(arrival)
+        except PeerLost as lost:
+            self._forget(lost)
+
+    def _count(self, layer: int, group: Sequence[Arrival], start: float) -> None:
+        now = self._clock.now()
         self._messages += len(group)
         self._rows += sum(arrival.header.rows for arrival in group)
         self._calls += 1
-        self._busy_seconds += self._clock.now() - start
+        self._busy_seconds += now - start
+        self._slot_rows.note(layer, [arrival.slot_RK for arrival in group])
+        self._barrier.answered([arrival.box for arrival in group], now, now - start)
+
+    def _forget(self, lost: PeerLost) -> None:
+        gone = int(lost.peer.rpartition("-")[2])
+        self._barrier.forget(gone)
+        self._held = {box: arrival for box, arrival in self._held.items() if box.attention != gone}

@@ -16,15 +16,24 @@ from afserve.engine.build import build_attention_node, build_expert_bank, layout
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.kernels.ops import open_ops
+from afserve.models.experts import ExpertBank
 from afserve.placement.plan import Placement
 
 
 class LocalCluster:
     """M attention and N expert nodes. Requests go to attention nodes in turn."""
 
-    def __init__(self, attention: list[AttentionNode[Ticket]], experts: list[ExpertNode]) -> None:
+    def __init__(
+        self,
+        attention: list[AttentionNode[Ticket]],
+        experts: list[ExpertNode],
+        banks: list[ExpertBank],
+        placement: Placement,
+    ) -> None:
         self.attention = attention
         self.experts = experts
+        self.banks = banks
+        self.placement = placement
         self._submitted = 0
 
     @classmethod
@@ -42,19 +51,20 @@ class LocalCluster:
         plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
         slots = plan.slots_per_node()
         layout = layout_for(source, spec, config, slots)
-        nodes, addresses = [], []
+        nodes, banks, addresses = [], [], []
         for index in range(experts):
             end, address = connect.listen("local", expert=index, attention_nodes=attention, layout=layout)
             bank = build_expert_bank(source, plan.held(index), slots, ops=ops)
             port = ExpertPort(end)
             nodes.append(ExpertNode(port, bank, epoch=plan.epoch))
+            banks.append(bank)
             addresses.append(address)
         fronts = []
         for index in range(attention):
             end = connect.connect(addresses, attention=index, layout=layout, timeout=1.0)
             link = ExpertLink(end, attention=index, layout=layout, placement=plan)
             fronts.append(build_attention_node(source, config, link, ops=ops))
-        return cls(fronts, nodes)
+        return cls(fronts, nodes, banks, plan)
 
     def submit(self, request: GenerationRequest) -> None:
         self.attention[self._submitted % len(self.attention)].submit(request)
@@ -76,6 +86,19 @@ class LocalCluster:
             if not any(node.busy for node in self.attention):
                 return
         raise AssertionError(f"still busy after {most_steps} steps")
+
+    def switch(self, placement: Placement) -> None:
+        """Expert nodes accept a placement whose slots are filled; attention nodes route by it from now on."""
+        for expert in self.experts:
+            expert.accept(placement.epoch)
+        for node in self.attention:
+            node.adopt(placement)
+        self.placement = placement
+
+    def retire(self, epoch: int) -> None:
+        """Nothing routed under `epoch` is under way any more: its slots may be filled anew."""
+        for expert in self.experts:
+            expert.retire(epoch)
 
     def close(self) -> None:
         for expert in self.experts:

@@ -3,76 +3,14 @@
 import pytest
 import torch
 
-from afserve.config import EngineConfig, ModelSource
+from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.placement.plan import FREE, LayerPlacement, Placement
 from afserve.spec import ModelSpec
 from tests.conftest import TINY
-
-NEW = 64
-LENGTHS = (5, 17, 33)
-FAMILIES = ("v3", "v2-groups", "qwen3", "mixtral-window")
-GREEDY = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-
-
-def prompts(lengths=LENGTHS, vocab=211):
-    generator = torch.Generator().manual_seed(7)
-    return [tuple(torch.randint(3, vocab, (n,), generator=generator).tolist()) for n in lengths]
-
-
-def requests(texts, params=GREEDY):
-    return [GenerationRequest(str(i), p, params) for i, p in enumerate(texts)]
-
-
-def config(**fields):
-    base = {
-        "max_model_len": 200,
-        "kv_blocks": 64,
-        "block_size": 8,
-        "max_batch_tokens": 64,
-        "micro_batches": 1,
-    }
-    return EngineConfig(**{**base, **fields})
-
-
-@pytest.fixture(scope="module")
-def expected(oracle):
-    """Greedy continuations of the prompts by transformers, per checkpoint."""
-    known = {}
-
-    def tokens(name):
-        if name not in known:
-            model = oracle(name)
-            with torch.no_grad():
-                known[name] = [
-                    model.generate(torch.tensor([p]), max_new_tokens=NEW, do_sample=False)[
-                        0, len(p) :
-                    ].tolist()
-                    for p in prompts()
-                ]
-        return known[name]
-
-    return tokens
-
-
-def collect(events):
-    out = {}
-    for event in events:
-        assert event.error is None
-        out.setdefault(event.request_id, []).extend(event.token_ids)
-    return [out[str(i)] for i in range(len(out))]
-
-
-def drive(node, wanted):
-    for request in wanted:
-        node.submit(request)
-    events = []
-    while node.busy:
-        events += node.step()
-        node.check()
-    return events
+from tests.engine.driving import FAMILIES, LENGTHS, NEW, collect, config, drive, prompts, requests
 
 
 @pytest.mark.parametrize("name", sorted(TINY))

@@ -1,0 +1,123 @@
+"""Placements change while tokens are made: nothing waits, no token changes, slots come free when all have switched."""
+
+import random
+
+import pytest
+
+from afserve.config import ModelSource
+from afserve.engine.filler import Filler
+from afserve.engine.local import LocalCluster
+from afserve.engine.migrate import Fill, fills, stages
+from afserve.errors import CheckpointError
+from afserve.placement.plan import FREE, LayerPlacement, Placement
+from tests.engine.driving import FAMILIES, collect, config, prompts, requests
+
+
+def with_spare(placement, slots):
+    """The same placement on nodes with `slots` physical slots."""
+    layers = tuple(
+        LayerPlacement(
+            tuple(row + (FREE,) * (slots - len(row)) for row in layer.slots),
+            tuple(row + (0.0,) * (slots - len(row)) for row in layer.share),
+        )
+        for layer in placement.layers
+    )
+    return Placement(placement.epoch, placement.nodes, placement.experts, layers)
+
+
+def shuffled(rng, placement, slots):
+    """Another valid placement with some replicas, at most slots - 1 experts a node."""
+
+    def layer():
+        rows = [[] for _ in range(placement.nodes)]
+        for expert in rng.sample(range(placement.experts), placement.experts):
+            rng.choice([r for r in rows if len(r) < slots - 1]).append(expert)
+        for row in rows:
+            extra = rng.randrange(placement.experts)
+            if extra not in row and len(row) < slots - 1:
+                row.append(extra)
+        count = {e: sum(e in row for row in rows) for e in range(placement.experts)}
+        return LayerPlacement(
+            tuple(tuple(row) for row in rows), tuple(tuple(1 / count[e] for e in row) for row in rows)
+        )
+
+    return Placement(0, placement.nodes, placement.experts, tuple(layer() for _ in placement.layers))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_do_not_notice(name, tiny_checkpoint, expected):
+    rng = random.Random(name)
+    nodes = 2
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    plain = LocalCluster.build(source, config(), experts=nodes)
+    start = plain.placement
+    plain.close()
+    slots = start.slots_per_node() + 2
+    current = with_spare(start, slots)
+    cluster = LocalCluster.build(
+        source, config(micro_batches=2, max_batch_tokens=16), attention=2, experts=nodes, placement=current
+    )
+    for request in requests(prompts()):
+        cluster.submit(request)
+    events, epochs, pending, old = [], 0, [], []
+    while any(node.busy for node in cluster.attention):
+        events += cluster.step()
+        if old and all(node.settled for node in cluster.attention):
+            cluster.retire(old.pop())
+        if not old and not pending and rng.random() < 0.1:
+            pending = list(stages(current, shuffled(rng, start, slots), slots))
+        if not old and pending:
+            following = pending.pop(0)
+            for fill in fills(current, following):
+                cluster.banks[fill.node].fill(fill.layer, fill.slot, fill.expert)
+            cluster.switch(following)
+            old.append(current.epoch)
+            current = following
+            epochs += 1
+    assert collect(events) == expected(name)
+    assert epochs > 5
+
+
+class Bank:
+    expert_bytes = 100
+
+    def __init__(self, fail=None):
+        self.filled, self.fail = [], fail
+
+    def fill(self, layer, slot, expert):
+        if expert == self.fail:
+            raise CheckpointError("expert 7 cannot be read")
+        self.filled.append((layer, slot, expert))
+
+
+def wait_for(filler, epoch):
+    found = []
+    for _ in range(2000):
+        found += filler.finished()
+        if epoch in found:
+            return found
+        with filler._changed:
+            filler._changed.wait(0.005)
+    raise AssertionError(f"epoch {epoch} never finished")
+
+
+def test_filler_loads_in_order_and_reports():
+    bank = Bank()
+    filler = Filler(bank, bytes_per_second=1e9)
+    filler.start()
+    filler.submit(1, [Fill(0, 0, 1, 5), Fill(0, 1, 1, 6)])
+    filler.submit(2, [])
+    assert wait_for(filler, 2) == [1, 2]
+    assert bank.filled == [(0, 1, 5), (1, 1, 6)]
+    filler.close()
+    assert not filler._thread.is_alive()
+
+
+def test_filler_reports_what_went_wrong():
+    filler = Filler(Bank(fail=7))
+    filler.start()
+    filler.submit(1, [Fill(0, 0, 1, 7)])
+    filler._thread.join(10)
+    with pytest.raises(CheckpointError, match="expert 7"):
+        filler.finished()
+    filler.close()
