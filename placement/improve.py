@@ -1,9 +1,9 @@
-"""Better placements by few moves: exchanges that lower the hottest node, all layers at once, round by round.
+"""Better placements by few moves: exchanges that cool the hottest node, in all layers at once, round by round.
 
-An exchange fills one slot (a replica of a hot node's expert goes to a cooler node, over a spare replica or an empty slot: one move)
-or two (two experts change places). Candidates are scored by the eighth-power norm of the node levels, averaged over the scenarios, as if
-traffic were then levelled between the two nodes; the chosen one is made, its experts' traffic is poured again, and it stays only if
-the norm truly fell. Levels are in units of the mean, so 1 is perfect. Knows prices only as a number of moves.
+A copy gives an expert of the hottest node a further replica on a cool node, over a replica that can be spared or in an empty slot (one
+move). In a trade two experts change places (two moves). Candidates are scored by the eighth-power norm of the node levels, as if traffic
+were levelled between the two nodes; the best one is made, the traffic around it is poured again, and it stays only if the norm truly
+fell. A layer that finds nothing has its traffic split exactly and tries again. Levels are in units of the mean.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,27 @@ from numpy.typing import NDArray
 
 from afserve.placement.plan import FREE
 from afserve.placement.problem import Floats, Ints
-from afserve.placement.split import count_replicas
+from afserve.placement.split import count_replicas, split
 
 Flags = NDArray[np.bool_]
 
-_ENOUGH = 1e-9
-_COOL = 4  # nodes tried as partners of a two-move exchange
-_TRIES = 3  # failed candidates before a layer is left alone
+_ENOUGH = 1e-6  # a smaller fall of the norm, relative to the number of nodes, is not worth a move
+_COOL = 8  # cool nodes tried for a copy; half as many for a trade
+_TRIES = 3  # failures before a layer is split exactly, and again before it is left alone
+_EXACT_NODES = 128  # above, an exact split costs more than it finds
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The best candidate per layer: slot `take` of node `cool` gets the expert in slot `give` of node `hot`.
+    """The best candidate of each layer `row`: slot `take` of node `cool` gets the expert in slot `give` of node `hot`.
 
-    In a trade the other way round too; otherwise it is a further replica.
+    In a trade the other way round too.
     """
 
+    row: Ints
     gain: Floats
     moves: Ints
-    trade: Ints
+    trade: Flags
     hot: Ints
     give: Ints
     cool: Ints
@@ -42,9 +44,12 @@ class Exchange:
         mine = self.gain / self.moves >= other.gain / other.moves
         return Exchange(*(np.where(mine, getattr(self, f), getattr(other, f)) for f in self.__slots__))
 
+    def only(self, which: Flags) -> "Exchange":
+        return Exchange(*(getattr(self, f)[which] for f in self.__slots__))
+
 
 class Search:
-    """Owns the slots and the traffic in them while they change."""
+    """Owns the slots, and the traffic in them per scenario, while they change."""
 
     def __init__(
         self, slot_LNS: Ints, load_CLE: Floats, weights: Floats, pace_N: Floats, least_LE: Ints, room_N: Ints
@@ -52,173 +57,207 @@ class Search:
         self.slot = slot_LNS.copy()
         scale_LC = np.maximum(load_CLE.sum(2).T / pace_N[room_N > 0].sum(), 1e-300)
         self._load = load_CLE.transpose(1, 0, 2) / scale_LC[:, :, None]
-        self._weight = weights[:, None]
+        self._weight_C1 = weights[:, None]
         self._pace, self._least, self._room = pace_N, least_LE, room_N
-        self._row = np.arange(len(slot_LNS))
         self._usable = np.arange(slot_LNS.shape[2]) < room_N[:, None]
-        self._copies = count_replicas(self.slot, self._load.shape[2])
-        spare = np.take_along_axis(self._copies, np.maximum(self.slot, 0).reshape(len(self.slot), -1), 1)
-        even = np.where(self.slot == FREE, 0, 1 / np.maximum(spare.reshape(self.slot.shape), 1))
-        who = np.maximum(self.slot, 0)
-        self.rows = self._load[self._row[:, None, None], :, who].transpose(0, 3, 1, 2) * even[:, None]
+        self._copies = count_replicas(self.slot, load_CLE.shape[2])
+        layer, who = np.arange(len(slot_LNS))[:, None, None], np.maximum(self.slot, 0)
+        even = np.where(self.slot == FREE, 0, 1 / np.maximum(self._copies[layer, who], 1))
+        self.rows = self._load[layer, :, who].transpose(0, 3, 1, 2) * even[:, None]
         self._refused = np.zeros(self.slot.shape[:2], dtype=bool)
+        self._failed = np.zeros(len(self.slot), dtype=np.int64)
 
-    def level(self) -> Floats:
-        level: Floats = self.rows.sum(3) / self._pace
+    def level(self, row: Ints) -> Floats:
+        """level_LCN of the layers `row`: rows over speed."""
+        level: Floats = self.rows[row].sum(3) / self._pace
         return level
 
-    def norm(self) -> Floats:
+    def norm(self, row: Ints) -> Floats:
         """norm_L: sum over nodes and weighted scenarios of speed * level^8."""
-        norm: Floats = (_eighth(self.level()) * self._pace * self._weight).sum((1, 2))
+        norm: Floats = (_eighth(self.level(row)) * self._pace * self._weight_C1).sum((1, 2))
         return norm
 
-    def run(self, budget: int, *, copies: bool = True) -> int:
+    def run(self, budget: int, *, copies: bool = True, rounds: int = 10_000) -> int:
         """Makes exchanges until the budget is spent or nothing helps. Returns the moves made.
 
         Without `copies` every expert keeps its number of replicas: experts only change places.
         """
-        used, failed = 0, np.zeros(len(self.slot), dtype=np.int64)
-        while used < budget and (failed < _TRIES).any():
-            found = self._best(copies)
-            willing = (found.gain > _ENOUGH) & (failed < _TRIES)
-            willing = _afford(willing, found, budget - used)
-            if not willing.any():
+        used = 0
+        self._failed[:] = 0
+        for _ in range(rounds):
+            row = np.flatnonzero(self._failed < 2 * _TRIES)
+            if used >= budget or len(row) == 0:
                 break
-            kept = self._attempt(found, willing)
-            used += int(found.moves[kept].sum())
-            failed = np.where(kept, 0, failed + 1)
-            self._refused[kept] = False
+            found = self._best(row, copies)
+            hopeful = found.gain > _ENOUGH * len(self._pace)
+            self._fail(row[~hopeful], _TRIES)
+            chosen = found.only(hopeful & _affordable(hopeful, found, budget - used))
+            if len(chosen.row) == 0 and not hopeful.any():
+                continue
+            if len(chosen.row) == 0:
+                break
+            kept = self._attempt(chosen)
+            used += int(chosen.moves[kept].sum())
+            self._failed[chosen.row[kept]] = 0
+            self._refused[chosen.row[kept]] = False
+            self._refused[chosen.row[~kept], chosen.hot[~kept]] = True
+            self._fail(chosen.row[~kept], 1)
         return used
 
-    def _best(self, copies: bool) -> Exchange:
-        level = self.level()
-        heat = (_eighth(level) * self._weight).sum(1)
-        hot = np.where(self._refused, -1.0, heat).argmax(1)
-        swap = self._trade(level, heat, hot)
-        return self._copy(level, hot).better(swap) if copies else swap
+    def _fail(self, row: Ints, count: int) -> None:
+        """Counts failures; at the first limit a layer's traffic is split exactly, which opens new ways."""
+        before = self._failed[row] // _TRIES
+        self._failed[row] += count
+        stuck = row[(before == 0) & (self._failed[row] >= _TRIES)]
+        self._failed[stuck] = _TRIES
+        if len(stuck) and len(self._pace) <= _EXACT_NODES:
+            self._refused[stuck] = False
+            for scenario in range(self._load.shape[1]):
+                load_LE = self._load[stuck, scenario]
+                share = split(self.slot[stuck], load_LE, self._pace, tolerance=1e-4)
+                who = np.maximum(self.slot[stuck], 0)
+                self.rows[stuck, scenario] = share * load_LE[np.arange(len(stuck))[:, None, None], who]
 
-    def _copy(self, level: Floats, hot: Ints) -> Exchange:
-        """A further replica of an expert of `hot` on another node."""
-        row, pace = self._row, self._pace
-        victim_LN, lost_LCN, penalty_LN = self._victims()
-        own_S = self.slot[row, hot]
-        absent_LSN = ~(self.slot[:, None] == own_S[:, :, None, None]).any(3) & (own_S != FREE)[:, :, None]
-        top = level[row, :, hot][:, :, None, None]
-        base = (level - lost_LCN / pace)[:, :, None, :]
-        rate = 1 / (1 / pace[hot][:, None] + 1 / pace)
-        shift = np.clip((top - base) * rate[:, None, None, :], 0, self.rows[row, :, hot][:, :, :, None])
-        after = _eighth(top - shift / pace[hot][:, None, None, None]) * pace[hot][:, None, None, None]
-        after += _eighth(base + shift / pace) * pace
-        before = _eighth(top) * pace[hot][:, None, None, None] + (_eighth(level) * pace)[:, :, None, :]
-        gain = ((before - after) * self._weight[:, :, None]).sum(1) - penalty_LN[:, None]
-        gain = np.where(absent_LSN & (victim_LN >= 0)[:, None], gain, -np.inf)
-        give, cool, best = _argmax2(gain)
-        one = np.ones_like(give)
-        return Exchange(best, one, 0 * one, hot, give, cool, victim_LN[row, cool])
+    def _best(self, row: Ints, copies: bool) -> Exchange:
+        level = self.level(row)
+        heat = (_eighth(level) * self._weight_C1).sum(1)
+        hot = np.where(self._refused[row], -1.0, heat).argmax(1)
+        few = min(_COOL, len(self._pace))
+        chill = np.where(self._room > 0, heat, np.inf)
+        cool_LK = np.argpartition(chill, few - 1, axis=1)[:, :few]
+        if not copies:
+            return self._trade(row, level, hot, cool_LK)
+        copy = self._copy(row, level, hot, cool_LK)
+        few = max(1, few // 2)
+        coldest = np.argpartition(np.take_along_axis(chill, cool_LK, 1), few - 1, axis=1)[:, :few]
+        return copy.better(self._trade(row, level, hot, np.take_along_axis(cool_LK, coldest, 1)))
 
-    def _victims(self) -> tuple[Ints, Floats, Floats]:
-        """Per node the slot that is missed least: an empty one, or a replica that its expert can spare."""
-        who = np.maximum(self.slot, 0)
-        at = self._row[:, None, None]
-        spare = (self.slot == FREE) | (self._copies[at, who] > np.maximum(self._least[at, who], 1))
-        spare &= self._usable
-        rows = (self.rows * self._weight[:, :, None]).sum(1)
-        victim = np.where(spare, rows, np.inf).argmin(2)
-        picked = np.take_along_axis(self.rows, victim[:, None, :, None], 3)[..., 0]
-        penalty = ((_eighth(1 + picked) - 1) * self._weight).sum(1)
-        return np.where(spare.any(2), victim, -1), picked, penalty
-
-    def _trade(self, level: Floats, heat: Floats, hot: Ints) -> Exchange:
-        """An expert of `hot` and one of a cool node change places, or it goes into an empty slot there."""
-        row, pace = self._row, self._pace
-        few = min(_COOL, level.shape[2])
-        cool_LK = np.argpartition(np.where(self._room > 0, heat, np.inf), few - 1, axis=1)[:, :few]
+    def _copy(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> Exchange:
+        """A further replica of an expert of `hot` on a cool node. Arrays are layer x scenario x slot x cool node."""
+        line, pace_1, pace_K = np.arange(len(row)), self._pace[hot][:, None, None, None], self._pace[cool_LK]
+        pace_K = pace_K[:, None, None]
+        victim_LK, lost_LCK, penalty_LK = self._victims(row, cool_LK)
         own, theirs = self.slot[row, hot], self.slot[row[:, None], cool_LK]
-        mine = self.rows[row, :, hot][:, :, :, None, None]
-        yours = self.rows[row[:, None], :, cool_LK].transpose(0, 2, 1, 3)[:, :, None]
-        top, low = level[row, :, hot][:, :, None, None, None], level[row[:, None], :, cool_LK]
-        low = low.transpose(0, 2, 1)[:, :, None, :, None]
-        step = mine - yours
-        hot_pace, low_pace = pace[hot][:, None, None, None, None], pace[cool_LK][:, None, None, :, None]
-        change = (_eighth(top) - _eighth(top - step / hot_pace)) * hot_pace
-        change = change + (_eighth(low) - _eighth(low + step / low_pace)) * low_pace
-        gain = (change * self._weight[:, :, None, None]).sum(1)
+        present = (theirs[:, None] == own[:, :, None, None]).any(3) | (own == FREE)[:, :, None]
+        top = level[line, :, hot][:, :, None, None]
+        cold = level[line[:, None], :, cool_LK].transpose(0, 2, 1)[:, :, None]
+        base = cold - lost_LCK[:, :, None] / pace_K
+        shift = np.clip((top - base) / (1 / pace_1 + 1 / pace_K), 0, self.rows[row, :, hot][:, :, :, None])
+        fall = (_eighth(top) - _eighth(top - shift / pace_1)) * pace_1
+        fall += (_eighth(cold) - _eighth(base + shift / pace_K)) * pace_K
+        gain = (fall * self._weight_C1[:, :, None]).sum(1) - penalty_LK[:, None]
+        gain = np.where(present | (victim_LK < 0)[:, None], -np.inf, gain)
+        (give, near), best = _argmax(gain)
+        one = np.ones(len(row), dtype=np.int64)
+        return Exchange(row, best, one, one == 0, hot, give, cool_LK[line, near], victim_LK[line, near])
+
+    def _victims(self, row: Ints, cool_LK: Ints) -> tuple[Ints, Floats, Floats]:
+        """Per cool node the slot that is missed least: an empty one, or a replica that its expert can spare."""
+        at = row[:, None]
+        slot, rows = self.slot[at, cool_LK], self.rows[at, :, cool_LK].transpose(0, 2, 1, 3)
+        who = np.maximum(slot, 0)
+        spare = (slot == FREE) | (
+            self._copies[at[:, :, None], who] > np.maximum(self._least[at[:, :, None], who], 1)
+        )
+        spare &= self._usable[cool_LK]
+        victim = np.where(spare, (rows * self._weight_C1[:, :, None]).sum(1), np.inf).argmin(2)
+        lost = np.take_along_axis(rows, victim[:, None, :, None], 3)[..., 0]
+        penalty = ((_eighth(1 + lost) - 1) * self._weight_C1).sum(1)
+        return np.where(spare.any(2), victim, -1), lost, penalty
+
+    def _trade(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> Exchange:
+        """An expert of `hot` and one of a cool node change places, or it goes into an empty slot there.
+
+        Arrays are layer x scenario x slot of hot x cool node x slot there.
+        """
+        line = np.arange(len(row))
+        own, theirs = self.slot[row, hot], self.slot[row[:, None], cool_LK]
+        step = self.rows[row, :, hot][:, :, :, None, None]
+        step = step - self.rows[row[:, None], :, cool_LK].transpose(0, 2, 1, 3)[:, :, None]
+        top = level[line, :, hot][:, :, None, None, None]
+        cold = level[line[:, None], :, cool_LK].transpose(0, 2, 1)[:, :, None, :, None]
+        pace_1, pace_K = (
+            self._pace[hot][:, None, None, None, None],
+            self._pace[cool_LK][:, None, None, :, None],
+        )
+        fall = (_eighth(top) - _eighth(top - step / pace_1)) * pace_1
+        fall += (_eighth(cold) - _eighth(cold + step / pace_K)) * pace_K
+        gain = (fall * self._weight_C1[:, :, None, None]).sum(1)
         same = (own[:, :, None, None] == theirs[:, None]) & (own != FREE)[:, :, None, None]
         barred = same.any(3)[..., None] | same.any(1)[:, None] | (own == FREE)[:, :, None, None]
         barred |= ((cool_LK == hot[:, None])[:, :, None] | ~self._usable[cool_LK])[:, None]
-        gain = np.where(barred, -np.inf, gain)
-        flat = gain.reshape(len(row), -1)
-        pick = flat.argmax(1)
-        give, near, take = np.unravel_index(pick, gain.shape[1:])
-        cool = cool_LK[row, near]
+        (give, near, take), best = _argmax(np.where(barred, -np.inf, gain))
+        cool = cool_LK[line, near]
         moves = np.where(self.slot[row, cool, take] == FREE, 1, 2)
-        return Exchange(flat[row, pick], moves, np.ones_like(moves), hot, give, cool, take)
+        return Exchange(row, best, moves, np.ones(len(row), dtype=bool), hot, give, cool, take)
 
-    def _attempt(self, found: Exchange, willing: Flags) -> Flags:
-        """Makes the exchanges of willing layers, undoes those that do not help. kept_L."""
-        before, slot, rows, copies = self.norm(), self.slot.copy(), self.rows.copy(), self._copies.copy()
-        own = self.slot[self._row, found.hot, found.give]
-        theirs = self.slot[self._row, found.cool, found.take]
-        swap = willing & (found.trade == 1)
-        self._put(willing, found.cool, found.take, own)
-        self._put(swap, found.hot, found.give, theirs)
-        self._copies = count_replicas(self.slot, self._load.shape[2])
-        self._pour(theirs)
-        self._pour(own)
-        kept = willing & (self.norm() < before * (1 - 1e-6))
-        undo = ~kept
-        self.slot[undo], self.rows[undo], self._copies[undo] = slot[undo], rows[undo], copies[undo]
-        self._refused[self._row[willing & undo], found.hot[willing & undo]] = True
+    def _attempt(self, made: Exchange) -> Flags:
+        """Makes the exchanges, undoes those that do not help. Flags those kept."""
+        row = made.row
+        before, slot, rows, copies = self.norm(row), self.slot[row], self.rows[row], self._copies[row]
+        own, theirs = self.slot[row, made.hot, made.give], self.slot[row, made.cool, made.take]
+        self.slot[row, made.cool, made.take] = own
+        self.rows[row, :, made.cool, made.take] = 0.0
+        back = made.only(made.trade)
+        self.slot[back.row, back.hot, back.give] = theirs[made.trade]
+        self.rows[back.row, :, back.hot, back.give] = 0.0
+        self._copies[row] = count_replicas(self.slot[row], self._load.shape[2])
+        for expert in (theirs, own, self._movable(row, made.hot)):
+            self._pour(row, expert)
+        kept = self.norm(row) < before - _ENOUGH * len(self._pace)
+        undo = row[~kept]
+        self.slot[undo], self.rows[undo], self._copies[undo] = slot[~kept], rows[~kept], copies[~kept]
         return kept
 
-    def _put(self, where: Flags, node: Ints, slot: Ints, expert: Ints) -> None:
-        on, at, place = self._row[where], node[where], slot[where]
-        self.slot[on, at, place] = expert[where]
-        self.rows[on, :, at, place] = 0.0
+    def _movable(self, row: Ints, node: Ints) -> Ints:
+        """The replicated expert with most traffic on `node`, FREE where there is none."""
+        own = self.slot[row, node]
+        rows = (self.rows[row, :, node] * self._weight_C1).sum(1)
+        rows = np.where((own != FREE) & (self._copies[row[:, None], np.maximum(own, 0)] > 1), rows, -1.0)
+        pick, line = rows.argmax(1), np.arange(len(row))
+        return np.where(rows[line, pick] >= 0, own[line, pick], FREE)
 
-    def _pour(self, expert_L: Ints) -> None:
+    def _pour(self, row: Ints, expert_L: Ints) -> None:
         """Water-fills one expert per layer over its replicas, for every scenario, the others as they are."""
-        held_LNS = (self.slot == expert_L[:, None, None]) & (expert_L != FREE)[:, None, None]
-        held_LCN = held_LNS.any(2)[:, None]
-        self.rows[np.broadcast_to(held_LNS[:, None], self.rows.shape)] = 0.0
-        amount = self._load[self._row, :, np.maximum(expert_L, 0)][:, :, None]
-        part = _fill(np.where(held_LCN, self.level(), np.inf), amount, self._pace)
-        self.rows += part[..., None] * held_LNS[:, None]
+        held = (self.slot[row] == expert_L[:, None, None]) & (expert_L != FREE)[:, None, None]
+        rows = np.where(held[:, None], 0.0, self.rows[row])
+        base = np.where(held.any(2)[:, None], rows.sum(3) / self._pace, np.inf)
+        amount = self._load[row, :, np.maximum(expert_L, 0)][:, :, None]
+        self.rows[row] = rows + _fill(base, amount, self._pace)[..., None] * held[:, None]
 
 
 def _eighth(x: Floats) -> Floats:
     square = x * x
-    fourth = square * square
-    eighth: Floats = fourth * fourth
-    return eighth
+    square *= square
+    square *= square
+    return square
 
 
-def _argmax2(gain_LSN: Floats) -> tuple[Ints, Ints, Floats]:
-    flat = gain_LSN.reshape(len(gain_LSN), -1)
+def _argmax(gain: Floats) -> tuple[tuple[NDArray[np.intp], ...], Floats]:
+    """Indices and value of the largest entry of each layer."""
+    flat = gain.reshape(len(gain), -1)
     pick = flat.argmax(1)
-    first, second = np.divmod(pick, gain_LSN.shape[2])
-    return first, second, flat[np.arange(len(flat)), pick]
+    return np.unravel_index(pick, gain.shape[1:]), flat[np.arange(len(flat)), pick]
 
 
-def _afford(willing: Flags, found: Exchange, left: int) -> Flags:
+def _affordable(hopeful: Flags, found: Exchange, left: int) -> Flags:
     """The layers with the largest gain per move, as many as `left` moves pay for."""
-    if found.moves[willing].sum() <= left:
-        return willing
-    order = np.argsort(np.where(willing, -found.gain / found.moves, np.inf), kind="stable")
-    cost = np.cumsum(np.where(willing[order], found.moves[order], 0))
-    chosen = np.zeros_like(willing)
+    if found.moves[hopeful].sum() <= left:
+        return hopeful
+    order = np.argsort(np.where(hopeful, -found.gain / found.moves, np.inf), kind="stable")
+    cost = np.cumsum(np.where(hopeful[order], found.moves[order], 0))
+    chosen = np.zeros_like(hopeful)
     chosen[order[cost <= left]] = True
-    return chosen & willing
+    return chosen
 
 
 def _fill(base_LCN: Floats, amount_LC1: Floats, pace_N: Floats) -> Floats:
-    """rows_LCN >= 0 summing to `amount` that level speed-scaled loads from `base` (inf = not allowed)."""
+    """rows_LCN >= 0 summing to `amount` that level the speed-scaled loads from `base` (inf = not allowed)."""
     order = np.argsort(base_LCN, axis=2)
-    base = np.take_along_axis(base_LCN, order, 2)
-    speed = pace_N[order]
-    finite = np.where(np.isfinite(base), base, 0.0)
-    total = np.cumsum(np.where(np.isfinite(base), speed, 0.0), 2)
-    height = (amount_LC1 + np.cumsum(finite * speed, 2)) / np.maximum(total, 1e-300)
+    base, speed = np.take_along_axis(base_LCN, order, 2), pace_N[order]
+    finite = np.isfinite(base)
+    total = np.cumsum(np.where(finite, speed, 0.0), 2)
+    height = (amount_LC1 + np.cumsum(np.where(finite, base, 0.0) * speed, 2)) / np.maximum(total, 1e-300)
     wet = np.maximum((height > base).sum(2, keepdims=True) - 1, 0)
     surface = np.take_along_axis(height, wet, 2)
     part: Floats = np.where(np.isfinite(base_LCN), np.maximum(surface - base_LCN, 0.0) * pace_N, 0.0)

@@ -4,7 +4,7 @@ Values only. Nothing here decides anything; `balance.py` reads a `Problem` and a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -113,7 +113,8 @@ class Problem:
     moves: how many slots may be filled with an expert that was not on that node (None: any number).
     memory: slots per node over all layers together; the optimizer then chooses the width of each layer.
     protect: (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more).
-    prior: how much uniform load is mixed into the scenarios against domains nobody has seen (0 = trust them).
+    prior: the weight, against all scenarios together, of one more in which all experts are alike: it stands for what
+    nobody has seen. Below 0 (the default): 1 with several scenarios, 0 with one, which is then taken as known.
     """
 
     load_CLE: Floats
@@ -125,7 +126,7 @@ class Problem:
     time: TimeModel | None = None
     memory: int | None = None
     protect: frozenset[tuple[int, int]] = frozenset()
-    prior: float = field(default=-1.0)
+    prior: float = -1.0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -139,7 +140,7 @@ class Problem:
 
     @property
     def blend(self) -> float:
-        """The prior in use: none for one known load, equal to the evidence for several."""
+        """The prior in use."""
         return self.prior if self.prior >= 0 else float(len(self.load_CLE) > 1)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from afserve.placement.plan import FREE, Placement
 from afserve.placement.problem import Floats, Ints
+from afserve.placement.split import count_replicas
 
 
 def adopt(current: Placement, room_N: Ints, least_LE: Ints, load_LE: Floats) -> Ints:
@@ -17,7 +18,8 @@ def adopt(current: Placement, room_N: Ints, least_LE: Ints, load_LE: Floats) -> 
     kept = min(width, old.shape[2])
     slot[:, :, :kept] = old[:, :, :kept]
     slot[:, np.arange(width) >= room_N[:, None]] = FREE
-    for layer in range(len(slot)):
+    whole_L = (count_replicas(slot, len(load_LE[0])) >= least_LE).all(1)
+    for layer in np.flatnonzero(~whole_L):
         _rescue_overflow(old[layer], slot[layer], room_N)
         _restore(slot[layer], room_N, least_LE[layer], load_LE[layer])
     return slot

@@ -11,6 +11,8 @@ from afserve.placement.problem import Floats, Ints, Problem, TimeModel
 from afserve.placement.split import node_load, split
 from afserve.placement.spread import replicate, spread
 
+_WORK = 40_000_000  # candidate scores of one search: bounds its time alike on every machine
+
 Answer = tuple[Ints, Floats]  # slot_LNS, share_LNS
 
 
@@ -20,16 +22,17 @@ class Task:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.load_CLE, self.weight_C = problem.load_CLE, problem.weights
+        self.wary_CLE, self.wary_C = _with_surprise(self.load_CLE, self.weight_C, problem.blend)
         self.layers, self.experts = self.load_CLE.shape[1:]
         self.room_N, self.pace_N = problem.nodes.room().clip(max=self.experts), problem.nodes.pace()
-        self.mean_LE = np.tensordot(self.weight_C, self.load_CLE, 1)
+        self.mean_LE = np.tensordot(self.wary_C, self.wary_CLE, 1)
         self.least_LE = np.ones((self.layers, self.experts), dtype=np.int64)
         for layer, expert in problem.protect:
             self.least_LE[layer, expert] = 2
 
     def fresh(self) -> Answer:
         """From nothing: exact where one load is known, else spread against surprises."""
-        if len(self.load_CLE) > 1 or self.problem.protect or self.problem.blend > 0:
+        if len(self.wary_CLE) > 1 or self.problem.protect:
             answer = self._wary()
         else:
             answer = self._known(self.mean_LE)
@@ -40,13 +43,13 @@ class Task:
     def shares(self, slot_LNS: Ints) -> Floats:
         """Optimal for the one load; for several, for the mean and the variance that they show."""
         risk_LE = None
-        if len(self.load_CLE) > 1:
-            variance_LE = np.tensordot(self.weight_C, (self.load_CLE - self.mean_LE) ** 2, 1)
+        if len(self.wary_CLE) > 1:
+            variance_LE = np.tensordot(self.wary_C, (self.wary_CLE - self.mean_LE) ** 2, 1)
             risk_LE = variance_LE / np.maximum(self.mean_LE**2, 1e-300)
         return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE)
 
     def search(self, slot_LNS: Ints) -> Search:
-        return Search(slot_LNS, self.load_CLE, self.weight_C, self.pace_N, self.least_LE, self.room_N)
+        return Search(slot_LNS, self.wary_CLE, self.wary_C, self.pace_N, self.least_LE, self.room_N)
 
     def largest(self, slot_LNS: Ints, share_LNS: Floats) -> Floats:
         """max_L: rows per unit of speed on the fullest live node, the weighted mean over scenarios."""
@@ -93,26 +96,31 @@ class Task:
     def _known(self, load_LE: Floats) -> Answer:
         slot, share, exact_L = pack(load_LE, self.room_N, self.pace_N)
         if not exact_L.all():
-            rest = ~exact_L
-            start = self._spread(load_LE[None], 0.0)[rest]
-            search = Search(
-                start, load_LE[None, rest], np.ones(1), self.pace_N, self.least_LE[rest], self.room_N
-            )
-            search.run(start.size)
-            slot[rest], share[rest] = search.slot, split(search.slot, load_LE[rest], self.pace_N)
+            slot[~exact_L], share[~exact_L] = self._hunted(load_LE[~exact_L], self.least_LE[~exact_L])
         return fill_spare(slot, load_LE, self.room_N), share
 
+    def _hunted(self, load_LE: Floats, least_LE: Ints) -> Answer:
+        """Spread, then searched where that is not at the bound: no construction is optimal with so few slots."""
+        one = np.ones(1)
+        slot = self._spread(load_LE[None], one, least_LE)
+        share = split(slot, load_LE, self.pace_N)
+        top_L = (node_load(slot, share, load_LE) / self.pace_N).max(1)
+        rest = top_L > self._bound(load_LE) * (1 + 1e-6)
+        if rest.any():
+            search = Search(slot[rest], load_LE[None, rest], one, self.pace_N, least_LE[rest], self.room_N)
+            search.run(slot.size, rounds=_rounds(search))
+            slot[rest], share[rest] = search.slot, split(search.slot, load_LE[rest], self.pace_N)
+        return slot, share
+
     def _wary(self) -> Answer:
-        slot = self._spread(self.load_CLE, self.problem.blend)
+        slot = self._spread(self.wary_CLE, self.wary_C, self.least_LE)
         return slot, self.shares(slot)
 
-    def _spread(self, load_CLE: Floats, blend: float) -> Ints:
-        mean_LE = self.mean_LE if len(load_CLE) > 1 else load_CLE[0]
-        need_LE = mean_LE + blend * mean_LE.mean(1, keepdims=True)
+    def _spread(self, load_CLE: Floats, weight_C: Floats, least_LE: Ints) -> Ints:
         live = int((self.room_N > 0).sum())
-        replicas = replicate(need_LE, self.least_LE, int(self.room_N.sum()), live)
+        replicas = replicate(np.tensordot(weight_C, load_CLE, 1), least_LE, int(self.room_N.sum()), live)
         racks = self.problem.nodes.racks()
-        return spread(load_CLE, self.weight_C, replicas, self.room_N, self.pace_N, racks)
+        return spread(load_CLE, weight_C, replicas, self.room_N, self.pace_N, racks)
 
     def _quickest(self, answer: Answer, model: TimeModel) -> Answer:
         """Per layer the quickest of: balanced rows, balanced costs, balanced costs with every expert whole."""
@@ -132,8 +140,20 @@ class Task:
         racks = self.problem.nodes.racks()
         slot = spread(cost_LE[None], np.ones(1), one, self.room_N, self.pace_N, racks)
         search = Search(slot, cost_LE[None], np.ones(1), self.pace_N, one, self.room_N)
-        search.run(slot.size, copies=False)
+        search.run(slot.size, copies=False, rounds=_rounds(search))
         return fill_spare(search.slot, cost_LE, self.room_N), (search.slot != FREE) * 1.0
+
+
+def _with_surprise(load_CLE: Floats, weight_C: Floats, prior: float) -> tuple[Floats, Floats]:
+    """The scenarios, and one in which all experts are alike, with `prior` times the weight of all others together."""
+    if prior <= 0:
+        return load_CLE, weight_C
+    even_LE = np.tensordot(weight_C, load_CLE, 1).mean(1, keepdims=True) * np.ones(load_CLE.shape[2])
+    return np.concatenate([load_CLE, even_LE[None]]), np.append(weight_C, prior) / (1 + prior)
+
+
+def _rounds(search: Search) -> int:
+    return max(20, _WORK // (search.slot.size * search.slot.shape[2]))
 
 
 def fill_spare(slot_LNS: Ints, load_LE: Floats, room_N: Ints) -> Ints:
