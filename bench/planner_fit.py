@@ -40,9 +40,14 @@ def rows(data: Path, name: str, keep: Callable[[Row], bool]) -> list[Row]:
 def attention_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
     name = "attention_vllm_0.24.0_generation_attention_perf"
     found = {}
+    every = rows(data, name, lambda row: _full_fa3(row) and int(row["step"]) >= 256)
     for label, kv, width in (("bf16", "bfloat16", 2.0), ("fp8", "fp8", 1.0)):
-        chosen = rows(data, name, lambda row: row["kv_cache_dtype"] == kv and _full_fa3(row) and int(row["step"]) >= 256)
-        found[f"core.gqa.{label}"] = fit_decode_attention(chosen, chip, width, "vLLM 0.24 FA3, contexts from 256")
+        chosen = rows(
+            data, name, lambda row: row["kv_cache_dtype"] == kv and _full_fa3(row) and int(row["step"]) >= 256
+        )
+        found[f"core.gqa.{label}"] = fit_decode_attention(
+            chosen, chip, width, "vLLM 0.24 FA3, contexts from 256"
+        )
     name = "attention_vllm_0.24.0_context_attention_perf"
     chosen = rows(data, name, lambda row: _full_fa3(row) and int(row["isl"]) >= 256)
     found["prefill.gqa.bf16"] = fit_prefill_attention(chosen, chip, "vLLM 0.24 FA3, prompts from 256")
@@ -57,6 +62,7 @@ def _full_fa3(row: Row) -> bool:
 def mla_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
     name = "mla_vllm_0.24.0_mla_generation_module_perf"
     found: dict[str, Curve] = {}
+    every = rows(data, name, lambda row: int(row["step"]) >= 256)
     for gemm, layout, kv, dtype, width in (
         ("bf16", "bfloat16", "bf16", "bfloat16", 2.0),
         ("fp8", "fp8_block", "bf16", "bfloat16", 2.0),
@@ -65,7 +71,9 @@ def mla_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
         chosen = rows(
             data,
             name,
-            lambda row: row["gemm_type"] == layout and row["kv_cache_dtype"] == dtype and int(row["step"]) >= 256,
+            lambda row: (
+                row["gemm_type"] == layout and row["kv_cache_dtype"] == dtype and int(row["step"]) >= 256
+            ),
         )
         source = f"vLLM 0.24 MLA module, {gemm} products, {kv} cache"
         products, core = fit_mla_module(chosen, chip, width, gemm, source)
@@ -75,19 +83,28 @@ def mla_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
 
 
 def expert_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
-    wide = rows(data, "moe_sglang_0.5.10_wideep_generation_moe_perf", lambda row: row["distribution"] == "uniform")
+    wide = rows(
+        data, "moe_sglang_0.5.10_wideep_generation_moe_perf", lambda row: row["distribution"] == "uniform"
+    )
     wide = [{**row, "distribution": "power_law_0.0"} for row in wide]
-    found = {"experts.fp8": fit_experts(wide, chip, "fp8", "SGLang 0.5.10 wide EP (DeepGEMM), uniform routing")}
-    for label, names in (("bf16", ("bfloat16",)), ("int4", ("int4_wo",))):
+    found = {
+        "experts.fp8": fit_experts(wide, chip, "fp8", "SGLang 0.5.10 wide EP (DeepGEMM), uniform routing")
+    }
+    every = rows(data, "moe_vllm_0.24.0_moe_perf", _plain)
+    for label, name in (("bf16", "bfloat16"), ("int4", "int4_wo")):
         chosen = rows(data, "moe_vllm_0.24.0_moe_perf", lambda row: row["moe_dtype"] in names and _plain(row))
-        found[f"experts.{label}"] = fit_experts(chosen, chip, label, f"vLLM 0.24 {names[0]}, up to 8,192 tokens, EP to 8")
+        found[f"experts.{label}"] = fit_experts(
+            chosen, chip, label, f"vLLM 0.24 {names[0]}, up to 8,192 tokens, EP to 8"
+        )
     return found
 
 
 def _plain(row: Row) -> bool:
     small = int(row["num_tokens"]) <= 8192 and int(row["moe_ep_size"]) <= 8
-    return small and int(row["topk"]) < int(row["num_experts"]) and (
-        row["distribution"] == "balanced" or row["moe_ep_size"] == "1"
+    return (
+        small
+        and int(row["topk"]) < int(row["num_experts"])
+        and (row["distribution"] == "balanced" or row["moe_ep_size"] == "1")
     )
 
 
@@ -99,12 +116,16 @@ def link_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
     fast = fit_link(sent, times, chip.link, "DeepEP low latency in one node, dispatch and combine")
     reduce = rows(data, "comm_vllm_0.24.0_custom_allreduce_perf", lambda row: row["backend"] == "vllm_graph")
     message = column(reduce, "message_size") * 2
-    whole = fit_link(message, column(reduce, "latency") / 1e3, chip.link, "vLLM 0.24 all-reduce in a graph, 2 to 8")
+    whole = fit_link(
+        message, column(reduce, "latency") / 1e3, chip.link, "vLLM 0.24 all-reduce in a graph, 2 to 8"
+    )
     return {
         "fast_link": _less_latency(fast, chip),
         "allreduce": _less_latency(whole, chip),
-        "exchange": Curve(fast.launch / 2, 1.0, 1.0, fast.spread, source="half of DeepEP's least time: send or receive"),
-        "network": Curve(0.0, 0.95, 1.0, 0.1, source="DeepEP dispatch EP16 to EP256, published: latency plus bytes"),
+        "exchange": Curve(fast.launch / 2, 1.0, 1.0, fast.spread, source="half of DeepEP's least time"),
+        "network": Curve(
+            0.0, 0.95, 1.0, 0.1, source="DeepEP dispatch EP16 to EP256, published: latency plus bytes"
+        ),
     }
 
 
@@ -116,8 +137,17 @@ def _less_latency(curve: Curve, chip: Hardware) -> Curve:
 def toml(name: str, curves: dict[str, Curve], model_spread: float, notes: str) -> str:
     lines = ["[meta]", f'name = "{name}"', f'notes = "{notes}"', f"model_spread = {model_spread:.3f}"]
     for key, curve in sorted(curves.items()):
-        lines += ["", f'[curve."{key}"]', f"launch_us = {curve.launch * 1e6:.3f}", f"memory = {curve.memory:.4f}"]
-        lines += [f"compute = {curve.compute:.4f}", f"spread = {curve.spread:.4f}", f"row_bytes = {curve.row_bytes:.3f}"]
+        lines += [
+            "",
+            f'[curve."{key}"]',
+            f"launch_us = {curve.launch * 1e6:.3f}",
+            f"memory = {curve.memory:.4f}",
+        ]
+        lines += [
+            f"compute = {curve.compute:.4f}",
+            f"spread = {curve.spread:.4f}",
+            f"row_bytes = {curve.row_bytes:.3f}",
+        ]
         lines += [f"pad_rows = {curve.pad_rows:.2f}", f"per_group_us = {curve.per_group * 1e6:.4f}"]
         lines += [f"rows = {curve.rows}", f'source = "{curve.source}"']
     return "\n".join(lines) + "\n"
@@ -125,9 +155,18 @@ def toml(name: str, curves: dict[str, Curve], model_spread: float, notes: str) -
 
 def kernel_curves(data: Path, layer: float, step: float) -> dict[str, Curve]:
     chip = hardware_from_table("h200", tomllib.loads((ROOT / "configs/hardware/h200.toml").read_text()))
-    curves = attention_curves(data, chip) | mla_curves(data, chip) | expert_curves(data, chip) | link_curves(data, chip)
-    curves["attention_layer"] = Curve(layer, 1.0, 1.0, 0.3, source="served rows: per-layer time less the expert kernels")
-    curves["step"] = Curve(step, 1.0, 1.0, 0.3, per_group=1e-6, source="served rows: per step and per request")
+    curves = (
+        attention_curves(data, chip)
+        | mla_curves(data, chip)
+        | expert_curves(data, chip)
+        | link_curves(data, chip)
+    )
+    curves["attention_layer"] = Curve(
+        layer, 1.0, 1.0, 0.3, source="assumed: SGLang's 62 us a layer, fitted, less its expert kernels"
+    )
+    curves["step"] = Curve(
+        step, 1.0, 1.0, 0.3, per_group=1e-6, source="assumed, of the order the served rows fit"
+    )
     return curves
 
 
@@ -143,8 +182,10 @@ def main() -> None:
     notes = "shares of the peaks that measured H200 kernels reach; written by bench/planner_fit.py"
     (FITS / "h200.toml").write_text(toml("h200", curves, options.model_spread, notes))
     for name, curve in sorted(curves.items()):
-        print(f"{name:18s} launch {curve.launch * 1e6:6.1f} us  memory {curve.memory:.3f}  compute {curve.compute:.3f}"
-              f"  spread {curve.spread:.3f}  rows {curve.rows}")
+        print(
+            f"{name:18s} launch {curve.launch * 1e6:6.1f} us  memory {curve.memory:.3f}  compute {curve.compute:.3f}"
+            f"  spread {curve.spread:.3f}  rows {curve.rows}"
+        )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ def cluster_toml(plan: Plan, model: str) -> str:
         f"# {plan.kind}: about {plan.tok_s:,.0f} tok/s at {plan.tpot * 1e3:.1f} ms per token, +-{plan.error:.0%}",
         "# Replace the addresses; one [[host]] is one machine.",
         "",
+        f"micro_batches = {plan.micro_batches}",
+        "",
         "[model]",
         f'name = "{model}"',
         "",
@@ -23,9 +25,6 @@ def cluster_toml(plan: Plan, model: str) -> str:
         "",
         "[experts]",
         f"nodes = {plan.experts.devices if afd else 0}",
-        "",
-        "[pipeline]",
-        f"micro_batches = {plan.micro_batches}",
     ]
     lines += _hosts("attention", plan.attention)
     if afd:

@@ -10,10 +10,10 @@ from afserve.errors import ConfigError
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean a, b?' or the whole list when nothing is near."""
+    """'did you mean a, b?' or, when nothing is near, the whole list."""
     names = sorted(known)
     close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}"
+    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}."
 
 
 class Fields:

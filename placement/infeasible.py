@@ -75,8 +75,8 @@ def _memory_words(question: Question) -> str:
     chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
     needed = int(np.ceil((experts + attention + cache) / (chip.memory * USABLE)))
     return (
-        f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB ({precision.experts}), "
-        f"attention weights {attention / _GIB:,.0f} GiB per attention rank ({precision.attention}) and "
+        f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
+        f"({precision.experts}), attention weights {attention / _GIB:,.0f} GiB per attention rank ({precision.attention}) and "
         f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
         f"It takes at least {needed} {chip.name}; offer more devices or a narrower precision"
     )

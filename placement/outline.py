@@ -125,14 +125,18 @@ def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:
 
 def _binding(family: Family, setting: Setting, times: StageTimes, core: float) -> tuple[str, str]:
     """(busiest station, what it waits for). A layer longer than its busiest station's turns waits for latency."""
-    turn = times.attention + times.experts if family.kind == "colocated" else max(times.attention, times.experts)
+    turn = (
+        times.attention + times.experts if family.kind == "colocated" else max(times.attention, times.experts)
+    )
     turn = max(turn, times.dispatch, times.combine)
     if family.micro_batches * turn < 0.98 * times.round_trip:
         return "round trip", "link" if times.dispatch + times.combine > 0.4 * times.round_trip else "latency"
     if turn in (times.dispatch, times.combine):
         return "transfer", "link"
     if times.attention >= times.experts:
-        return "attention", "bandwidth" if _memory_bound(family, setting) or core > 0.5 * times.attention else "compute"
+        return "attention", "bandwidth" if _memory_bound(
+            family, setting
+        ) or core > 0.5 * times.attention else "compute"
     return "experts", _expert_bound(family, setting)
 
 
@@ -143,7 +147,9 @@ def _memory_bound(family: Family, setting: Setting) -> bool:
     for group in setting.shape.attention:
         curve = setting.curves.pick("core", kv, group.kind)
         flops += group.layers * group.pair_flops / (chip.flops("bf16") * curve.compute)
-        read += group.layers * group.kv_elems * (2.0 if kv == "bf16" else 1.0) / (chip.bandwidth * curve.memory)
+        read += (
+            group.layers * group.kv_elems * (2.0 if kv == "bf16" else 1.0) / (chip.bandwidth * curve.memory)
+        )
     return read >= flops
 
 

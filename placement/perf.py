@@ -37,6 +37,7 @@ class Setting:
     draft_tokens and acceptance: multi-token prediction; a step yields 1 + acceptance * draft_tokens tokens.
     shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3).
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
+    percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
     """
 
     shape: ModelShape
@@ -48,6 +49,7 @@ class Setting:
     acceptance: float = 0.0
     shared_on_experts: bool = False
     exchange_kernels: bool = True
+    percentile99: bool = False
 
     @property
     def tokens_per_step(self) -> float:
@@ -190,9 +192,13 @@ def colocated_stages(
 def attention_half(
     setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, batch: Array, with_ffn: bool = True
 ) -> AttentionTimes:
-    """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean."""
+    """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean.
+
+    The 99th percentile of the largest of r normals is the quantile 0.99^(1/r) of one, about that of 100 r samples.
+    """
     work = setting.workload
-    slowest = largest_normal(ranks) * work.context_deviation / np.sqrt(np.maximum(batch, 1.0))
+    above = largest_normal(100 * ranks) if setting.percentile99 else largest_normal(ranks)
+    slowest = above * work.context_deviation / np.sqrt(np.maximum(batch, 1.0))
     context = work.context_mean + slowest
     requests = np.asarray(batch + 0.0 * context)
     return attention_step(

@@ -16,6 +16,7 @@ from afserve.placement.search import Family, Pool, Targets, best_batches, famili
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
+NO_TARGETS = Targets()
 OBJECTIVES = ("dollar", "device", "watt", "latency", "count")
 
 
@@ -26,7 +27,7 @@ class Question:
 
     setting: Setting
     pools: tuple[Pool, ...]
-    targets: Targets = Targets()
+    targets: Targets = NO_TARGETS
     objective: str = "dollar"
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
     kinds: tuple[str, ...] = KINDS
@@ -67,7 +68,9 @@ def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
     index = int(np.argmin(score))
     if not np.isfinite(score[index]):
         return None
-    return float(score[index]), outline(kept, question.setting, index, float(batch[index]), float(limit[index]))
+    return float(score[index]), outline(
+        kept, question.setting, index, float(batch[index]), float(limit[index])
+    )
 
 
 def _score(family: Family, question: Question, batch: Array) -> Array:
@@ -77,10 +80,13 @@ def _score(family: Family, question: Question, batch: Array) -> Array:
     attention = family.ranks * family.tensor_parallel
     cost: dict[str, Callable[[], Array]] = {
         "dollar": lambda: (
-            attention * family.attention.usd_per_hour + family.expert_devices * family.experts.usd_per_hour
-        ) / speed,
+            (attention * family.attention.usd_per_hour + family.expert_devices * family.experts.usd_per_hour)
+            / speed
+        ),
         "device": lambda: (attention + family.expert_devices) / speed,
-        "watt": lambda: (attention * family.attention.watts + family.expert_devices * family.experts.watts) / speed,
+        "watt": lambda: (
+            (attention * family.attention.watts + family.expert_devices * family.experts.watts) / speed
+        ),
         "latency": lambda: stages.tpot,
         "count": lambda: attention + family.expert_devices,
     }

@@ -79,10 +79,15 @@ def verdict(question: Question, found: Answer) -> str:
     assert afd is not None and colocated is not None
     gain = _merit(question, afd) / _merit(question, colocated) - 1
     unsure = max(afd.error, colocated.error)
-    sure = "" if abs(gain) > unsure else f" The difference is inside the error bar (+-{unsure:.0%}): measure both."
+    sure = (
+        ""
+        if abs(gain) > unsure
+        else f" The difference is inside the error bar (+-{unsure:.0%}): measure both."
+    )
+    unit = _UNITS[question.objective]
     if gain > 0:
-        return f"Disaggregate: AFD gives {gain:+.0%} {_UNITS[question.objective]} over colocated. {_why_wins(afd, colocated)}{sure}"
-    return f"Do not disaggregate: AFD gives {gain:+.0%} {_UNITS[question.objective]} against colocated. {_why_loses(afd)}{sure}"
+        return f"Disaggregate: AFD gives {gain:+.0%} {unit} over colocated. {_why_wins(afd, colocated)}{sure}"
+    return f"Do not disaggregate: AFD gives {gain:+.0%} {unit} against colocated. {_why_loses(afd)}{sure}"
 
 
 _UNITS = {
@@ -122,7 +127,9 @@ def _why_loses(afd: Plan) -> str:
     stages = afd.stages
     moved = (stages.dispatch + stages.combine) / stages.round_trip
     if afd.bound_by == "link" or moved > 0.5:
-        return f"Transfers are {moved:.0%} of a layer's round trip: the link is too slow for this model's rows."
+        return (
+            f"Transfers are {moved:.0%} of a layer's round trip: the link is too slow for this model's rows."
+        )
     if max(idle["attention"], idle["experts"]) > 0.15:
         side = "attention" if idle["attention"] > idle["experts"] else "experts"
         return f"The {side} side would idle {idle[side]:.0%} of the time at the best ratio."
@@ -135,4 +142,6 @@ def _why_loses(afd: Plan) -> str:
 def _words(plan: Plan) -> str:
     if plan.kind == "colocated":
         return f"{plan.devices} {plan.attention.hardware}"
-    return f"{plan.attention.devices} {plan.attention.hardware} : {plan.experts.devices} {plan.experts.hardware}"
+    return (
+        f"{plan.attention.devices} {plan.attention.hardware} : {plan.experts.devices} {plan.experts.hardware}"
+    )

@@ -17,7 +17,7 @@ _PLAIN = ("arrival_s", "input_tokens", "output_tokens")
 Request = tuple[float, float, float]
 
 
-def read_trace(source: str, lines: Sequence[str]) -> Workload:
+def read_trace(source: str, lines: Sequence[str], decode_only: bool = False) -> Workload:
     """`source` is the file's name, for errors. JSON when the first line starts with a brace, else CSV with a header."""
     first = next((line for line in lines if line.strip()), "")
     if not first:
@@ -27,7 +27,7 @@ def read_trace(source: str, lines: Sequence[str]) -> Workload:
     if not len(table):
         raise ConfigError(f"{source}: the trace holds a header and no request", param="trace")
     table[:, 0] -= table[0, 0]
-    return from_samples(source, table[:, 1], table[:, 2], table[:, 0])
+    return from_samples(source, table[:, 1], table[:, 2], table[:, 0], decode_only)
 
 
 def _mooncake(source: str, lines: Iterable[str]) -> list[Request]:

@@ -1,0 +1,129 @@
+"""Where `afserve plan` finds models, hardware and fitted curves: names in configs/, or paths to the user's own files.
+
+The only part of the planner that opens configuration files. A wrong name is answered with the nearest known ones.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from afserve.errors import ConfigError, NotFoundError
+from afserve.placement.fields import nearest
+from afserve.placement.hardware import Hardware, hardware_from_table
+from afserve.placement.perf_curve import CurveSet, curves_from_table
+from afserve.placement.shape import ModelShape
+from afserve.placement.shape_reader import shape_from_config
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def load_model(name: str) -> ModelShape:
+    """A name in configs/models (or an alias), a TOML file, a config.json or a folder that holds one."""
+    path = Path(name)
+    if path.is_dir() and (path / "config.json").is_file():
+        return shape_from_config(path.name, _read_json(path / "config.json"))
+    if path.suffix == ".json" and path.is_file():
+        return shape_from_config(path.parent.name or path.stem, _read_json(path))
+    found = _find("models", name)
+    if found is None:
+        raise NotFoundError(
+            f"--model {name}: no such model; {nearest(name, _names('models'))} A path to a Hugging Face config.json "
+            "works too",
+            param="model",
+        )
+    table = _read_toml(found)
+    config = table.get("config")
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"{found}: [config] is missing; copy the fields of config.json there", param="model"
+        )
+    return shape_from_config(str(_meta(table).get("name", found.stem)), config)
+
+
+def load_hardware(name: str) -> Hardware:
+    """A name in configs/hardware (or an alias), or a TOML file of the user's."""
+    found = _find("hardware", name)
+    if found is None:
+        raise NotFoundError(
+            f"--pool {name}: no such hardware; {nearest(name, _names('hardware'))} Copy one of configs/hardware/*.toml "
+            "to describe your own and give its path",
+            param="pool",
+        )
+    return hardware_from_table(str(found), _read_toml(found))
+
+
+def load_curves(name: str) -> CurveSet:
+    """Fitted efficiency curves: a name in configs/hardware/fits or a path."""
+    path = Path(name)
+    if not path.is_file():
+        path = CONFIGS / "hardware" / "fits" / f"{name}.toml"
+    if not path.is_file():
+        known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
+        raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
+    return curves_from_table(str(path), _read_toml(path))
+
+
+def read_lines(path: Path, option: str) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--{option} {path}: {error}", param=option) from error
+
+
+def read_counts(path: Path) -> tuple[float, ...]:
+    """Routing counts as `afserve place` takes them, {"counts": [[per expert] per layer]}: the mean share per expert."""
+    table = _read_json(path)
+    layers = table.get("counts")
+    if not isinstance(layers, list) or not layers:
+        raise ConfigError(f'--counts {path}: expected {{"counts": [[per expert] per layer]}}', param="counts")
+    try:
+        rows = [sorted((float(value) for value in layer), reverse=True) for layer in layers]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--counts {path}: counts must be numbers ({error})", param="counts") from error
+    if len({len(row) for row in rows}) != 1 or min(sum(row) for row in rows) <= 0:
+        raise ConfigError(
+            f"--counts {path}: every layer needs the same number of experts and a count", param="counts"
+        )
+    return tuple(sum(row[place] / sum(row) for row in rows) / len(rows) for place in range(len(rows[0])))
+
+
+def _find(folder: str, name: str) -> Path | None:
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    direct = CONFIGS / folder / f"{name.lower()}.toml"
+    if direct.is_file():
+        return direct
+    wanted = name.lower().rsplit("/", 1)[-1]
+    for candidate in sorted((CONFIGS / folder).glob("*.toml")):
+        aliases = _meta(_read_toml(candidate)).get("aliases", [])
+        if candidate.stem == wanted or (isinstance(aliases, list) and wanted in aliases):
+            return candidate
+    return None
+
+
+def _names(folder: str) -> list[str]:
+    return [path.stem for path in (CONFIGS / folder).glob("*.toml")]
+
+
+def _meta(table: Mapping[str, object]) -> Mapping[str, object]:
+    meta = table.get("meta")
+    return meta if isinstance(meta, Mapping) else {}
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a JSON object")
+    return found

@@ -1,0 +1,89 @@
+"""`afserve plan`: read the question, ask the planner, print a table (or JSON), a verdict, charts, a cluster file."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from afserve.cli.plan_options import build_question, question_flags
+
+if TYPE_CHECKING:
+    from afserve.placement.planner import Question
+
+
+@click.command("plan", short_help="Plan capacity: what to buy, how to split it, what it costs.")
+@question_flags
+@click.option(
+    "--top", default=3, type=click.IntRange(1, 50), help="Plans to show beside the baseline.  [default: 3]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
+@click.option(
+    "--chart",
+    "charts",
+    multiple=True,
+    type=Path,
+    metavar="FILE",
+    help="Pareto chart: .png, .html. Repeatable.",
+)
+@click.option(
+    "--cluster", type=Path, metavar="FILE", help="Write the best plan for `afserve up --cluster FILE`."
+)
+def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None, **flags: Any) -> None:
+    """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
+    and whether to disaggregate at all.
+
+    \b
+    afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
+    """
+    from afserve.cli.plan_report import as_table, as_values
+    from afserve.errors import ConfigError, DoesNotFitError
+    from afserve.placement.infeasible import explain
+    from afserve.placement.planner import answer
+    from afserve.placement.sensitivity import sensitivity, verdict
+
+    for chart in charts:
+        if chart.suffix not in (".png", ".html"):
+            raise ConfigError(f"--chart {chart}: the name must end in .png or .html", param="chart")
+    question = build_question(**flags)
+    found = answer(question)
+    best = found.best()
+    if best is None:
+        raise DoesNotFitError(explain(question))
+    words, changes = verdict(question, found), sensitivity(question, best)
+    if as_json:
+        click.echo(json.dumps(as_values(question, found, words, changes), indent=2))
+    else:
+        click.echo(as_table(question, found, words, changes, top))
+    if cluster is not None:
+        _write_cluster(cluster, question, found.plans[0])
+    if charts:
+        _draw(charts, question)
+
+
+def _write_cluster(path: Path, question: "Question", best: Any) -> None:
+    from afserve.placement.cluster_file import cluster_toml
+
+    _write(path, "cluster", cluster_toml(best, question.setting.shape.name))
+
+
+def _draw(charts: tuple[Path, ...], question: "Question") -> None:
+    from afserve.cli.plan_chart import pareto_html, pareto_png
+    from afserve.placement.planner import pareto
+
+    curves = pareto(question)
+    for chart in charts:
+        if chart.suffix == ".html":
+            _write(chart, "chart", pareto_html(question, curves))
+        else:
+            pareto_png(chart, question, curves)
+        click.echo(f"wrote {chart}", err=True)
+
+
+def _write(path: Path, option: str, text: str) -> None:
+    from afserve.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--{option} {path}: {error.strerror}", param=option) from error

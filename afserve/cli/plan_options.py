@@ -1,0 +1,224 @@
+"""The flags of `afserve plan` and `afserve simulate` that describe the question, and how they become a `Question`."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from afserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afserve.placement.planner import Question
+    from afserve.placement.search import Pool
+    from afserve.placement.workload import Workload
+
+PRECISIONS = ("bf16", "fp8", "fp4", "int4")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
+
+_FLAGS = (
+    click.option("--model", "-m", required=True, help="A known model, a config.json or its folder."),
+    click.option(
+        "--pool",
+        "pools",
+        multiple=True,
+        required=True,
+        metavar="NAME=COUNT[@USD]",
+        help="Hardware on offer, with a price per device hour if not the listed one. Repeatable.",
+    ),
+    click.option("--tpot", help="Time per output token at most, such as 50ms."),
+    click.option("--ttft", help="Time to first token at most, such as 2s. Needs --input."),
+    click.option(
+        "--p99/--mean", default=False, help="Whether --tpot is for the 99th percentile. Default: the mean."
+    ),
+    click.option("--context", type=float, help="Cached tokens per request; decode only."),
+    click.option("--input", "prompt", help="Prompt tokens: a number or 'lognormal MEAN DEVIATION'."),
+    click.option("--output", "answer", help="Answer tokens, likewise."),
+    click.option("--trace", type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace."),
+    click.option("--decode-only", is_flag=True, help="Prompts are prefilled elsewhere."),
+    click.option(
+        "--precision", default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]"
+    ),
+    click.option(
+        "--attention-precision", type=click.Choice(PRECISIONS), help="Attention weights, if different."
+    ),
+    click.option(
+        "--kv-precision", default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
+    ),
+    click.option(
+        "--mtp", default=0.0, help="Multi-token prediction: accepted share of one draft token, 0 to 1."
+    ),
+    click.option(
+        "--skew", default=0.4, help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]"
+    ),
+    click.option("--counts", type=Path, help="Measured routing counts instead of --skew."),
+    click.option("--redundant", default=0, help="Spare expert slots for replicas of hot experts."),
+    click.option(
+        "--objective",
+        default="dollar",
+        type=click.Choice(("dollar", "device", "watt", "latency", "count")),
+        help="Tokens per dollar, device or watt, lowest TPOT, or fewest devices for --rate.  [default: dollar]",
+    ),
+    click.option("--rate", default=0.0, help="Requests per second to sustain."),
+    click.option("--micro-batches", default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]"),
+    click.option("--curves", default="h200", help="Fitted efficiency curves.  [default: h200]"),
+)
+
+
+def question_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    for flag in reversed(_FLAGS):
+        command = flag(command)
+    return command
+
+
+def seconds(text: str | None, option: str) -> float:
+    """'50ms', '2s' or plain milliseconds; infinity for none."""
+    if text is None:
+        return float("inf")
+    found = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(us|ms|s|)\s*", text)
+    try:
+        value = float(found.group(1)) * _SECONDS[found.group(2)] if found else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"--{option}: {text!r} is not a time above zero; write 50ms or 2s", param=option)
+    return value
+
+
+def build_question(
+    model: str,
+    pools: tuple[str, ...],
+    tpot: str | None,
+    ttft: str | None,
+    p99: bool,
+    context: float | None,
+    prompt: str | None,
+    answer: str | None,
+    trace: Path | None,
+    decode_only: bool,
+    precision: str,
+    attention_precision: str | None,
+    kv_precision: str,
+    mtp: float,
+    skew: float,
+    counts: Path | None,
+    redundant: int,
+    objective: str,
+    rate: float,
+    micro_batches: str,
+    curves: str,
+) -> "Question":
+    """Raises ConfigError or NotFoundError naming the flag."""
+    from afserve.cli.catalog import load_curves, load_model, read_counts
+    from afserve.placement.perf import Setting
+    from afserve.placement.perf_attention import Precision
+    from afserve.placement.perf_experts import Routing
+    from afserve.placement.planner import Question
+    from afserve.placement.search import Targets
+
+    _in_range("mtp", mtp, 0.0, 1.0)
+    _in_range("skew", skew, 0.0, 4.0)
+    _in_range("redundant", redundant, 0, 1 << 16)
+    _in_range("rate", rate, 0.0, 1e9)
+    if objective == "count" and rate <= 0:
+        raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
+    work = _workload(context, prompt, answer, trace, decode_only)
+    setting = Setting(
+        shape=load_model(model),
+        curves=load_curves(curves),
+        workload=work,
+        precision=Precision(attention_precision or precision, precision, kv_precision),
+        routing=Routing(skew, read_counts(counts) if counts else (), redundant),
+        draft_tokens=1 if mtp > 0 else 0,
+        acceptance=mtp,
+        percentile99=p99,
+    )
+    setting.routing.popularity(setting.shape.experts.experts)
+    return Question(
+        setting=setting,
+        pools=tuple(_pool(text) for text in pools),
+        targets=Targets(seconds(tpot, "tpot"), _ttft(ttft, work)),
+        objective=objective,
+        micro_batches=_micro_batches(micro_batches),
+        tokens_per_second=rate * work.mean_answer,
+    )
+
+
+def _ttft(text: str | None, work: "Workload") -> float:
+    if text is not None and work.decode_only:
+        raise ConfigError(
+            "--ttft: a decode-only workload has no prompts; give --input and --output", param="ttft"
+        )
+    return seconds(text, "ttft")
+
+
+def _workload(
+    context: float | None, prompt: str | None, answer: str | None, trace: Path | None, decode_only: bool
+) -> "Workload":
+    from afserve.cli.catalog import read_lines
+    from afserve.placement.trace_reader import read_trace
+    from afserve.placement.workload import fixed_context, from_lengths, parse_lengths
+
+    given = [
+        name
+        for name, value in (("--context", context), ("--input", prompt), ("--trace", trace))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} both say how long requests are; keep one")
+    if trace is not None:
+        return read_trace(str(trace), read_lines(trace, "trace"), decode_only)
+    if prompt is not None or answer is not None:
+        if prompt is None or answer is None:
+            raise ConfigError(
+                "--input and --output go together", param="input" if prompt is None else "output"
+            )
+        return from_lengths(
+            parse_lengths(prompt, "input"), parse_lengths(answer, "output"), decode_only=decode_only
+        )
+    return fixed_context(4096 if context is None else context)
+
+
+def _pool(text: str) -> "Pool":
+    from afserve.cli.catalog import load_hardware
+    from afserve.placement.search import Pool
+
+    found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
+    if not found:
+        raise ConfigError(
+            f"--pool {text!r}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0", param="pool"
+        )
+    name, count, price = found.groups()
+    if not re.fullmatch(r"[0-9]+", count.strip()) or int(count) < 1:
+        raise ConfigError(
+            f"--pool {text!r}: the count must be a whole number of at least 1, not {count}", param="pool"
+        )
+    if int(count) > 1 << 20:
+        raise ConfigError(f"--pool {text!r}: {count} devices are beyond the search ({1 << 20})", param="pool")
+    try:
+        usd = None if price is None else float(price)
+    except ValueError:
+        usd = -1.0
+    if usd is not None and not 0 < usd < 1e6:
+        raise ConfigError(
+            f"--pool {text!r}: the price must be USD per device hour above 0, not {price}", param="pool"
+        )
+    return Pool(load_hardware(name.strip()).priced(usd), int(count))
+
+
+def _micro_batches(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1 or found[-1] > 4:
+        raise ConfigError(
+            f"--micro-batches: {text!r} is not a list of counts from 1 to 4", param="micro_batches"
+        )
+    return found
+
+
+def _in_range(option: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"--{option}: {value:g} is outside {low:g} to {high:g}", param=option)

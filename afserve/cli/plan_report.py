@@ -1,0 +1,165 @@
+"""A planner's answer for people (a table) and for programs (JSON values)."""
+
+from afserve.placement.outline import Plan, Side
+from afserve.placement.planner import Answer, Question
+
+_HEAD = (
+    "", "plan", "attention", "experts", "tp", "m", "batch", "TPOT ms", "tok/s", "tok/s/dev", "$/Mtok", "limit",
+    "bound by",
+)  # fmt: skip
+
+
+def as_table(question: Question, found: Answer, verdict: str, changes: dict[str, float], top: int) -> str:
+    """Best plan, runners-up, colocated baseline, sensitivity and verdict as text."""
+    shown = _chosen(found, top)
+    rows = [_HEAD, *(_row(label, plan, question) for label, plan in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = [_heading(question), ""]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if place < 4 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    best = shown[0][1]
+    lines += ["", *_details(question, best), "", f"+10 %: {_sensitivity(changes)}", "", verdict]
+    return "\n".join(lines)
+
+
+def _heading(question: Question) -> str:
+    shape, setting = question.setting.shape, question.setting
+    pools = ", ".join(f"{p.count} {p.chip.name} at ${p.chip.usd_per_hour:g}/h" for p in question.pools)
+    tpot = question.targets.tpot
+    target = (
+        f"TPOT {'p99 ' if setting.percentile99 else ''}<= {tpot * 1e3:g} ms"
+        if tpot < float("inf")
+        else "no TPOT target"
+    )
+    return (
+        f"{shape.name}: {shape.total_elems / 1e9:.0f}B weights, {shape.active_elems / 1e9:.0f}B active; "
+        f"{setting.workload.name}; {target}\n{pools}; "
+        f"weights {setting.precision.experts}, cache {setting.precision.kv}, expert skew {setting.routing.zipf:g}"
+    )
+
+
+def _chosen(found: Answer, top: int) -> list[tuple[str, Plan]]:
+    """The best, distinct runners-up, and the best of the kind that is not among them."""
+    shown: list[tuple[str, Plan]] = []
+    for plan in found.plans:
+        if len(shown) < top:
+            shown.append(("best" if not shown else "next", plan))
+    for kind in ("colocated", "afd"):
+        first = found.best(kind)
+        if first is not None and all(plan.kind != kind for _, plan in shown):
+            shown.append(("baseline" if kind == "colocated" else "best AFD", first))
+    return shown
+
+
+def _row(label: str, plan: Plan, question: Question) -> tuple[str, ...]:
+    afd = plan.kind == "afd"
+    return (
+        label,
+        plan.kind.upper() if afd else plan.kind,
+        f"{plan.attention.devices} {plan.attention.hardware}",
+        f"{plan.experts.devices} {plan.experts.hardware}" if afd else "same",
+        str(plan.attention.tensor_parallel),
+        str(plan.micro_batches),
+        str(plan.batch),
+        f"{plan.tpot * 1e3:.1f}",
+        f"{plan.tok_s:,.0f}",
+        f"{plan.tok_s_per_device:,.0f}",
+        f"{plan.usd_per_mtok:.3f}",
+        plan.limited_by,
+        f"{plan.busiest} {plan.bound_by}",
+    )
+
+
+def _details(question: Question, best: Plan) -> list[str]:
+    idle = best.bubbles()
+    lines = [
+        f"Best plan, +-{best.error:.0%} (one sigma): {best.requests:,} requests in decode, "
+        f"${best.usd_per_hour:,.2f}/h, {best.watts / 1e3:,.1f} kW"
+    ]
+    times = best.stages
+    lines.append(
+        f"one layer of one micro-batch: attention {times.attention * 1e6:.0f} us, dispatch {times.dispatch * 1e6:.0f}, "
+        f"experts {times.experts * 1e6:.0f}, combine {times.combine * 1e6:.0f}"
+        + (
+            f"; idle: attention {idle['attention']:.0%}, experts {idle['experts']:.0%}"
+            if best.kind == "afd"
+            else ""
+        )
+    )
+    if not best.decode_only:
+        lines.append(
+            f"TTFT about {best.ttft * 1e3:,.0f} ms; prompts take {best.prefill_share:.0%} of the time"
+        )
+    copies = min(
+        (pool.count // _used(best, pool.chip.name) for pool in question.pools if _used(best, pool.chip.name)),
+        default=1,
+    )
+    if copies > 1:
+        lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
+    return lines
+
+
+def _used(plan: Plan, hardware: str) -> int:
+    used = plan.attention.devices if plan.attention.hardware == hardware else 0
+    return used + (plan.experts.devices if plan.kind == "afd" and plan.experts.hardware == hardware else 0)
+
+
+def _sensitivity(changes: dict[str, float]) -> str:
+    return ", ".join(f"{name} {change:+.1%}" for name, change in changes.items())
+
+
+def as_values(
+    question: Question, found: Answer, verdict: str, changes: dict[str, float]
+) -> dict[str, object]:
+    """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
+    plans = [_values(plan) for plan in found.plans]
+    return {
+        "model": question.setting.shape.name,
+        "objective": question.objective,
+        "best": plans[0],
+        "alternatives": plans[1:],
+        "sensitivity_10_percent": {name: round(change, 4) for name, change in changes.items()},
+        "verdict": verdict,
+        "layouts_tried": found.tried,
+    }
+
+
+def _values(plan: Plan) -> dict[str, object]:
+    times = plan.stages
+    return {
+        "kind": plan.kind,
+        "attention": _side(plan.attention),
+        "experts": _side(plan.experts),
+        "micro_batches": plan.micro_batches,
+        "batch": plan.batch,
+        "ranks": plan.ranks,
+        "tpot_ms": round(plan.tpot * 1e3, 3),
+        "ttft_ms": None if plan.decode_only else round(plan.ttft * 1e3, 1),
+        "tok_s": round(plan.tok_s, 1),
+        "tok_s_per_device": round(plan.tok_s_per_device, 2),
+        "tokens_per_joule": round(plan.tokens_per_joule, 4),
+        "usd_per_mtok": round(plan.usd_per_mtok, 5),
+        "usd_per_hour": round(plan.usd_per_hour, 2),
+        "bound_by": "memory" if plan.limited_by == "memory" else plan.bound_by,
+        "limited_by": plan.limited_by,
+        "busiest": plan.busiest,
+        "error": round(plan.error, 3),
+        "stages_us": {
+            name: round(getattr(times, name) * 1e6, 2)
+            for name in ("attention", "dispatch", "experts", "combine", "outside")
+        },
+        "layers": plan.layers,
+    }
+
+
+def _side(side: Side) -> dict[str, object]:
+    return {
+        "hardware": side.hardware,
+        "devices": side.devices,
+        "nodes": side.nodes,
+        "tensor_parallel": side.tensor_parallel,
+    }

@@ -1,0 +1,161 @@
+"""Read the public table of measured configurations (`silicon_rows.csv`) into `ServedRow`s, and split it.
+
+Traps of that file, each handled here: the same measurement appears up to three times under different ids; parallel
+degrees are doubled in part of it (TP8 with EP8 is written 64 / 8 / 8); concurrency is in the source field; most
+disaggregated rows do not say how many workers served them (they are left out and counted).
+"""
+
+import csv
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+from afserve.placement.hardware import Hardware, hardware_from_table
+from afserve.placement.served import ServedRow
+from afserve.placement.shape import ModelShape
+from afserve.placement.shape_reader import shape_from_config
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = {
+    "DeepSeek-R1": "deepseek-v3",
+    "DeepSeek-V3": "deepseek-v3",
+    "DeepSeek-R1-NVFP4": "deepseek-v3",
+    "DeepSeek-V3.1-NVFP4": "deepseek-v3",
+    "GLM-5": "glm-5",
+    "Kimi-K2.5": "kimi-k2",
+    "MiniMax-M2.5": "minimax-m2",
+    "Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "gpt-oss-120b": "gpt-oss-120b",
+}
+WIDTH = {
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "nvfp4": "fp4",
+    "int4_wo": "int4",
+    "fp4": "fp4",
+    "bf16": "bf16",
+    "int4": "int4",
+}
+Raw = dict[str, str]
+
+
+def shapes() -> dict[str, ModelShape]:
+    found = {}
+    for name in set(MODELS.values()):
+        table = tomllib.loads((ROOT / f"configs/models/{name}.toml").read_text())
+        found[name] = shape_from_config(name, table["config"])
+    return found
+
+
+def chips() -> dict[str, Hardware]:
+    found = {}
+    for path in sorted((ROOT / "configs/hardware").glob("*.toml")):
+        chip = hardware_from_table(path.name, tomllib.loads(path.read_text()))
+        found[chip.name] = chip
+    return found
+
+
+def read_rows(path: Path) -> tuple[list[ServedRow], dict[str, int]]:
+    """(rows of MoE models, how many were left out and why). Repeated measurements are kept once."""
+    known_shapes, known_chips = shapes(), chips()
+    rows: list[ServedRow] = []
+    left = {"dense models": 0, "repeats": 0, "disaggregated without worker counts": 0}
+    seen: set[tuple[str, str]] = set()
+    with path.open(newline="") as lines:
+        for raw in csv.DictReader(lines):
+            if raw["model_path"].split("/")[-1] not in MODELS:
+                left["dense models"] += 1
+                continue
+            key = (f"{float(raw['silicon_ttft_ms']):.4g}", f"{float(raw['silicon_tpot_ms']):.4g}")
+            if key in seen:
+                left["repeats"] += 1
+                continue
+            seen.add(key)
+            row = _row(raw, known_shapes, known_chips)
+            if row is None:
+                left["disaggregated without worker counts"] += 1
+            else:
+                rows.append(row)
+    return rows, left
+
+
+def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, Hardware]) -> ServedRow | None:
+    apart = raw["mode"] == "disagg"
+    if apart and not raw["decode_num_workers"]:
+        return None
+    side = "decode_" if apart else ""
+    model = MODELS[raw["model_path"].split("/")[-1]]
+    chip = known_chips[raw["system"].removesuffix("_sxm")]
+    devices, replicated, spread = _parallel(raw, side)
+    concurrency = _concurrency(raw) / (_whole(raw, "decode_num_workers") if apart else 1)
+    precision = raw["precision"] or "fp8"
+    series = [
+        model,
+        chip.name,
+        raw["backend"],
+        precision,
+        raw["mode"],
+        devices,
+        replicated,
+        spread,
+        raw["isl"],
+        raw["osl"],
+    ]
+    return ServedRow(
+        name=raw["id"],
+        shape=known_shapes[model],
+        chip=chip,
+        engine=raw["backend"] + (" disaggregated" if apart else ""),
+        weights=_weights(raw, model),
+        experts=WIDTH[raw["moe_quant_mode"] or precision],
+        kv="fp8" if raw["backend"] == "trtllm" else "bf16",
+        devices=devices,
+        data_parallel=replicated,
+        expert_parallel=spread,
+        concurrency=max(concurrency, 1.0),
+        prompt=float(raw["isl"]),
+        answer=float(raw["osl"]),
+        tpot=float(raw["silicon_tpot_ms"]) / 1e3,
+        ttft=float(raw["silicon_ttft_ms"]) / 1e3,
+        series=" ".join(str(part) for part in series),
+        release=raw["backend_version"][:7],
+        disaggregated=apart,
+        prefill_devices=_parallel(raw, "prefill_")[0] if apart else 0,
+        prefill_workers=_whole(raw, "prefill_num_workers") if apart else 1,
+    )
+
+
+def _parallel(raw: Raw, side: str) -> tuple[int, bool, bool]:
+    """(devices of an instance, attention replicated, experts spread)."""
+    tensor, data = _whole(raw, side + "tp_size"), _whole(raw, side + "attention_dp_size")
+    split, spread = _whole(raw, side + "moe_tp_size"), _whole(raw, side + "moe_ep_size")
+    if split == spread > 1:
+        devices = split
+    elif tensor == data > 1 and spread == tensor * data:
+        devices = tensor
+    else:
+        devices = split * spread
+    return max(devices, 1), data > 1 and tensor == 1, spread > 1
+
+
+def _weights(raw: Raw, model: str) -> str:
+    """Four-bit DeepSeek, GLM and Kimi checkpoints and gpt-oss keep attention in 16 bits."""
+    width = WIDTH[raw["gemm_quant_mode"] or raw["precision"] or "fp8"]
+    wide = model in ("deepseek-v3", "kimi-k2", "glm-5") and width in ("fp4", "int4")
+    return "bf16" if wide or model == "gpt-oss-120b" else width
+
+
+def _concurrency(raw: Raw) -> float:
+    found = re.search(r"concurrency=(\d+)", raw["silicon_data_source"]) or re.search(r"_c(\d+)_", raw["id"])
+    return float(found.group(1)) if found else float(raw["batch_size"] or raw["decode_batch_size"] or 1)
+
+
+def _whole(raw: Raw, key: str) -> int:
+    return int(raw[key]) if raw[key] not in ("", "0") else 1
+
+
+def fold(row: ServedRow, folds: int = 5) -> int:
+    """Whole series (every concurrency of one configuration) share a fold, by a hash of what they are."""
+    return int(hashlib.sha256(row.series.encode()).hexdigest(), 16) % folds
