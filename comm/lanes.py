@@ -47,6 +47,10 @@ class Lanes:
             bells.append(segment.bell(attention))
             for box in segment.map.boxes(attention):
                 sent, taken = segment.word(box, out), segment.word(box, incoming)
+                if self._attention_side and sent != taken:
+                    sent = following(
+                        sent
+                    )  # a predecessor's dispatch is still unanswered: stay clear of its number
                 words.append(segment.lane_words(box, attention_side=self._attention_side))
                 boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
                 self._lanes[box] = _Lane(box, len(self._lanes), *boxes, sent, taken, sent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from afserve.comm.fp8 import dequantise
-from afserve.comm.transport import Box, Header, Kind, Transport
+from afserve.comm.transport import Box, Header, Kind, Layout, Transport
 from afserve.errors import ProtocolError
 
 
@@ -32,6 +32,10 @@ class ExpertPort:
         self._boxes = list(transport.boxes() if boxes is None else boxes)
         self._wire = transport.layout.combine_wire
         self.refused = 0
+
+    @property
+    def layout(self) -> Layout:
+        return self._transport.layout
 
     def poll(self) -> list[Arrival]:
         """What has arrived and was not yet taken. What no correct peer sends is refused and counted, not returned."""

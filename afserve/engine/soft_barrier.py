@@ -62,7 +62,8 @@ class SoftBarrier:
             self._call = seconds
         self._call += _WEIGHT * (seconds - self._call)
         for stream in streams:
-            self._streams[stream].answered = now
+            if stream in self._streams:
+                self._streams[stream].answered = now
 
     def forget(self, node: int) -> None:
         """An attention node is gone."""

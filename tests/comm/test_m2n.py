@@ -1,0 +1,155 @@
+"""M2N against an oracle that computes every expert in place: any A:F, replicas, wire type, order, number of rows."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.comm.bank import LocalBankLink
+from afserve.comm.transport import WireType
+from afserve.errors import DeadlineError, PeerLost, ProtocolError
+from afserve.placement.plan import FREE, LayerPlacement, Placement
+
+EXPERTS, LAYERS = 8, 2
+
+
+@st.composite
+def placements(draw):
+    """Every expert on one or more nodes, with uneven shares; free slots between."""
+    nodes = draw(st.integers(1, 4))
+    layers = []
+    for _ in range(LAYERS):
+        homes = [draw(st.sets(st.integers(0, nodes - 1), min_size=1)) for _ in range(EXPERTS)]
+        slots, share = [], []
+        for node in range(nodes):
+            held = [e for e in range(EXPERTS) if node in homes[e]]
+            row = draw(st.permutations(held + [FREE] * (9 - len(held))))
+            slots.append(tuple(row))
+            share.append(tuple(0.0 if e == FREE else 1.0 / len(homes[e]) for e in row))
+        layers.append(LayerPlacement(tuple(slots), tuple(share)))
+    return Placement(draw(st.integers(0, 5)), nodes, EXPERTS, tuple(layers))
+
+
+@given(placement=placements(), attention=st.integers(1, 3), seed=st.integers(0, 99), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_sums_are_the_oracles(open_cluster, placement, attention, seed, data):
+    cluster = open_cluster("local", attention, placement)
+    flying = []
+    for a, m in itertools.product(range(attention), range(2)):
+        layer, rows = data.draw(st.integers(0, LAYERS - 1)), data.draw(st.integers(0, 8))
+        batch = cluster.rows(rows, seed + 10 * a + m)
+        flying.append((a, layer, batch, cluster.links[a].dispatch(*batch, layer=layer, micro_batch=m)))
+    for a, layer, batch, ticket in data.draw(st.permutations(flying)):
+        y_TH = cluster.finish(cluster.links[a], ticket)
+        assert torch.equal(y_TH, cluster.expected(layer, *batch))
+    cluster.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "shm"])
+@pytest.mark.parametrize("wire", [WireType.FLOAT32, WireType.BFLOAT16, WireType.FLOAT16])
+def test_wire_types(build_cluster, kind, wire):
+    cluster = build_cluster(kind, 2, wire=wire)
+    for a in range(2):
+        batch = cluster.rows(5, a)
+        ticket = cluster.links[a].dispatch(*batch, layer=1, micro_batch=0)
+        assert torch.equal(cluster.finish(cluster.links[a], ticket), cluster.expected(1, *batch))
+
+
+def test_all_rows_to_one_node_leaves_the_other_alone(build_cluster):
+    cluster = build_cluster()
+    x_TH, _, weight_TK = cluster.rows(6, 1)
+    expert_TK = torch.tensor([[0, 1, 2]] * 6, dtype=torch.int32)
+    ticket = cluster.links[0].dispatch(x_TH, expert_TK, weight_TK, layer=0, micro_batch=0)
+    assert torch.equal(
+        cluster.finish(cluster.links[0], ticket), cluster.expected(0, x_TH, expert_TK, weight_TK)
+    )
+    assert [len(bank.calls) for bank in cluster.banks] == [1, 0]
+
+
+def test_no_rows_is_answered_without_a_message(build_cluster):
+    cluster = build_cluster()
+    ticket = cluster.links[0].dispatch(*cluster.rows(0, 1), layer=0, micro_batch=0)
+    assert cluster.links[0].ready(ticket)
+    assert cluster.links[0].combine(ticket).shape == (0, 8)
+    assert not any(bank.calls for bank in cluster.banks)
+
+
+def test_a_choice_of_no_expert_adds_nothing(build_cluster):
+    cluster = build_cluster()
+    x_TH, expert_TK, weight_TK = cluster.rows(4, 1)
+    expert_TK[1] = -1
+    expert_TK[2, 1] = -1
+    ticket = cluster.links[0].dispatch(x_TH, expert_TK, weight_TK, layer=0, micro_batch=0)
+    y_TH = cluster.finish(cluster.links[0], ticket)
+    expected_TH = cluster.expected(0, x_TH, expert_TK, weight_TK)
+    assert torch.equal(y_TH, expected_TH)
+    assert not y_TH[1].any()
+
+
+def test_a_node_says_which_epochs_it_holds(build_cluster):
+    cluster = build_cluster()
+    cluster.links[0].adopt(cluster.placement.with_epoch(7))
+    ticket = cluster.links[0].dispatch(*cluster.rows(3, 1), layer=0, micro_batch=0)
+    with pytest.raises(ProtocolError, match=r"routed under epoch 7, expert-\d holds epoch 0"):
+        cluster.finish(cluster.links[0], ticket)
+    for node in cluster.nodes:
+        node.accept(7)
+    batch = cluster.rows(3, 2)
+    ticket = cluster.links[0].dispatch(*batch, layer=0, micro_batch=1)
+    assert torch.equal(cluster.finish(cluster.links[0], ticket), cluster.expected(0, *batch))
+    for node in cluster.nodes:
+        node.retire(0)
+    cluster.links[0].adopt(cluster.placement)
+    ticket = cluster.links[0].dispatch(*batch, layer=0, micro_batch=1)
+    with pytest.raises(ProtocolError, match=r"under epoch 0, expert-\d holds epoch 7"):
+        cluster.finish(cluster.links[0], ticket)
+
+
+def test_who_owes_an_answer_is_named_at_the_deadline(build_cluster):
+    cluster = build_cluster(options={"deadline": 2.0})
+    batch = cluster.rows(4, 1)
+    ticket = cluster.links[0].dispatch(*batch, layer=1, micro_batch=1)
+    cluster.nodes[0].poll()
+    cluster.links[0].wait([ticket], 0.0)
+    cluster.clock.advance(2.5)
+    with pytest.raises(
+        DeadlineError, match="expert-1 did not answer layer 1 of attention-0, micro-batch 1, within 2 s"
+    ):
+        cluster.links[0].wait([ticket], 0.0)
+
+
+def test_a_closed_node_is_named(build_cluster):
+    cluster = build_cluster()
+    ticket = cluster.links[0].dispatch(*cluster.rows(4, 1), layer=1, micro_batch=1)
+    cluster.nodes[0].poll()
+    cluster.nodes[1].close()
+    with pytest.raises(PeerLost) as lost:
+        for _ in range(3):
+            cluster.links[0].wait([ticket], 1.0)
+    assert lost.value.peer == "expert-1"
+
+
+def test_fp8_rows_are_close_and_scaled_per_block():
+    from afserve.comm.fp8 import dequantise, quantise
+
+    generator = torch.Generator().manual_seed(1)
+    x_RH = torch.randn(5, 300, generator=generator) * torch.tensor([1e-4, 1.0, 30.0, 1e4, 0.0])[:, None]
+    value_RH, scale_RS = torch.empty(5, 300, dtype=torch.float8_e4m3fn), torch.empty(5, 3)
+    quantise(x_RH, value_RH, scale_RS)
+    back_RH = dequantise(value_RH, scale_RS)
+    block = torch.stack([part.abs().amax(1) for part in x_RH.split(128, dim=1)], dim=1)
+    bound_RH = block.repeat_interleave(128, dim=1)[:, :300] / 448 * 16 + x_RH.abs() / 15
+    assert ((back_RH - x_RH).abs() <= bound_RH).all()
+    assert not back_RH[4].any()
+
+
+def test_a_bank_in_process_is_the_same_kind_of_link(build_cluster):
+    cluster = build_cluster()
+    link = LocalBankLink(cluster.oracle)
+    batch = cluster.rows(5, 3)
+    ticket = link.dispatch(*batch, layer=1, micro_batch=0)
+    link.wait([ticket], 0.0)
+    assert link.ready(ticket)
+    assert torch.equal(link.combine(ticket), cluster.expected(1, *batch))

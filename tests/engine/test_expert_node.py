@@ -1,0 +1,208 @@
+"""The expert node and its soft barrier, by hand-moved clock: what is merged, what is held and for how long."""
+
+import pytest
+import torch
+
+from afserve.clock import FakeClock
+from afserve.comm import connect
+from afserve.comm.m2n import ExpertLink, ExpertPort
+from afserve.comm.transport import Layout, WireType
+from afserve.engine.expert_node import ExpertNode
+from afserve.engine.slot_rows import SlotRows
+from afserve.engine.soft_barrier import SoftBarrier
+from afserve.placement.plan import Placement
+
+LAYERS = 4
+MS = 1e-3
+
+
+class TimedBank:
+    """Doubles its rows; every call takes `seconds` of the fake clock."""
+
+    def __init__(self, clock, seconds=MS):
+        self.clock, self.seconds = clock, seconds
+        self.calls = []
+
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+        self.calls.append((layer, len(x_RH)))
+        self.clock.advance(self.seconds)
+        out_RH.copy_(2 * x_RH)
+
+
+class Rig:
+    def __init__(self, attention=2, longest_hold=MS, micro_batches=2):
+        self.clock = FakeClock()
+        self.placement = Placement.contiguous(layers=LAYERS, experts=4, nodes=1)
+        wire = WireType.FLOAT32
+        layout = Layout(8, 2, 16, micro_batches, LAYERS, 4, wire, wire)
+        end, address = connect.listen("local", expert=0, attention_nodes=attention, layout=layout)
+        self.bank = TimedBank(self.clock)
+        self.node = ExpertNode(ExpertPort(end), self.bank, longest_hold=longest_hold, clock=self.clock)
+        self.links = [
+            ExpertLink(
+                connect.connect([address], attention=a, layout=layout, timeout=1.0),
+                attention=a,
+                layout=layout,
+                placement=self.placement,
+                clock=self.clock,
+            )
+            for a in range(attention)
+        ]
+
+    def send(self, a, layer, micro_batch=0, rows=2):
+        x_TH = torch.full((rows, 8), 10.0 * a + layer)
+        expert_TK = torch.tensor([[0, 3]] * rows, dtype=torch.int32)
+        return self.links[a].dispatch(
+            x_TH, expert_TK, torch.ones(rows, 2), layer=layer, micro_batch=micro_batch
+        )
+
+    def take(self, a, ticket, layer):
+        assert self.links[a].ready(ticket)
+        assert (self.links[a].combine(ticket) == 2 * (10.0 * a + layer)).all()
+
+
+def test_rows_of_one_layer_that_are_there_together_are_one_call():
+    rig = Rig(attention=3)
+    tickets = [rig.send(a, 1, m, rows=1 + a) for a in range(3) for m in range(2)]
+    assert rig.node.poll() == 6
+    assert rig.bank.calls == [(1, 12)]
+    for number, ticket in enumerate(tickets):
+        rig.take(number // 2, ticket, 1)
+
+
+def test_layers_are_not_mixed():
+    rig = Rig(attention=3)
+    tickets = [rig.send(a, a % 2) for a in range(3)]
+    assert rig.node.poll() == 3
+    assert sorted(rig.bank.calls) == [(0, 4), (1, 2)]
+    for a, ticket in enumerate(tickets):
+        rig.take(a, ticket, a % 2)
+
+
+def test_nothing_to_do_is_nothing_done():
+    rig = Rig()
+    assert rig.node.poll() == 0
+    rig.node.wait(0.0)
+    assert rig.node.stats().calls == 0
+
+
+def warm(rig):
+    """Two nodes in step, one millisecond from answer to dispatch."""
+    for turn in range(8):
+        tickets = [rig.send(a, turn % LAYERS) for a in range(len(rig.links))]
+        rig.node.poll()
+        for a, ticket in enumerate(tickets):
+            rig.take(a, ticket, turn % LAYERS)
+        rig.clock.advance(MS)
+    rig.bank.calls.clear()
+
+
+def test_an_expected_companion_is_waited_for():
+    rig = Rig()
+    warm(rig)
+    together = [rig.send(a, 0) for a in range(2)]
+    rig.node.poll()
+    for a, ticket in enumerate(together):
+        rig.take(a, ticket, 0)
+    rig.clock.advance(0.8 * MS)
+    early = rig.send(1, 1)
+    assert rig.node.poll() == 0, "attention-0 was answered for layer 0 and is expected within the hold"
+    rig.clock.advance(0.1 * MS)
+    joined = rig.send(0, 1)
+    assert rig.node.poll() == 2
+    assert rig.bank.calls == [(0, 4), (1, 4)]
+    rig.take(1, early, 1)
+    rig.take(0, joined, 1)
+    assert rig.node.stats().hold_seconds == pytest.approx(0.1 * MS)
+
+
+def test_a_companion_that_does_not_come_is_waited_for_until_its_usual_time():
+    rig = Rig()
+    warm(rig)
+    together = [rig.send(a, 0) for a in range(2)]
+    rig.node.poll()
+    for a, ticket in enumerate(together):
+        rig.take(a, ticket, 0)
+    rig.clock.advance(0.8 * MS)
+    early = rig.send(1, 1)
+    assert rig.node.poll() == 0
+    rig.clock.advance(0.21 * MS)
+    assert rig.node.poll() == 1
+    rig.take(1, early, 1)
+
+
+def test_no_hold_is_longer_than_its_bound_or_than_one_call():
+    barrier = SoftBarrier(LAYERS, longest=0.5 * MS)
+    assert barrier.limit == 0.0, "before the first call nothing is known"
+    barrier.answered([], now=0.0, seconds=2 * MS)
+    assert barrier.limit == 0.5 * MS
+    assert SoftBarrier(LAYERS, longest=0.0).limit == 0.0
+    short = SoftBarrier(LAYERS, longest=1.0)
+    short.answered([], now=0.0, seconds=0.2 * MS)
+    assert short.limit == pytest.approx(0.2 * MS)
+
+
+def barrier_of(gaps):
+    """One stream per node, each learnt with its own gap; all were answered for layer 0 at time 10."""
+    barrier = SoftBarrier(LAYERS, longest=MS)
+    for node, gap in enumerate(gaps):
+        for turn in range(9):
+            now = 0.1 + turn
+            barrier.arrived(node, node, turn % LAYERS, now + gap)
+            barrier.answered([node], now + 1.0, MS)
+    for node in range(len(gaps)):
+        barrier.answered([node], 10.0, MS)
+    return barrier
+
+
+def test_a_slow_an_idle_and_a_dead_node_are_not_waited_for():
+    gap = 0.5 * MS
+    barrier = barrier_of([gap, gap, 10 * MS])
+    now = 10.0 + gap
+    assert barrier.due(1, {0}, since=now - 0.2 * MS, now=now - 0.2 * MS) == pytest.approx(now, abs=0.01 * MS)
+    assert barrier.due(1, {0, 1}, since=now, now=now) == now, "the slow one is not waited for"
+    assert barrier.due(1, {0}, since=11.0, now=11.0) == 11.0, "an idle one is not waited for"
+    barrier.forget(1)
+    early = now - 0.2 * MS
+    assert barrier.due(1, {0}, since=early, now=early) == early, "a dead one is not waited for"
+    assert barrier.due(3, {0}, since=early, now=early) == early, "nor one that is at another layer"
+
+
+def test_a_node_that_leaves_takes_its_rows_along():
+    rig = Rig()
+    warm(rig)
+    rig.node.poll()
+    kept = rig.send(0, 0)
+    rig.send(1, 0)
+    rig.links[1].close()
+    for _ in range(3):
+        rig.node.wait(0.0)
+        rig.node.poll()
+    rig.take(0, kept, 0)
+
+
+def test_stats_count_messages_rows_calls_and_slots():
+    rig = Rig()
+    warm(rig)
+    rig.node.wait(0.0)
+    stats = rig.node.stats()
+    assert (stats.messages, stats.rows, stats.calls) == (16, 32, 8)
+    assert stats.busy_seconds == pytest.approx(8 * MS)
+    assert stats.slot_rows == ((8, 0, 0, 8),) * LAYERS
+
+
+def test_slot_rows_leave_out_no_slot_and_fold_by_themselves():
+    counts = SlotRows(1, 3)
+    for _ in range(256):
+        counts.note(0, [torch.tensor([[0, -1], [2, 2]], dtype=torch.int32)])
+    assert counts.totals() == ((256, 0, 512),)
+
+
+def test_a_newer_dispatch_replaces_one_that_was_given_up():
+    rig = Rig()
+    warm(rig)
+    rig.send(0, 0)
+    ticket = rig.send(0, 2)
+    rig.node.poll()
+    rig.take(0, ticket, 2)
+    assert [layer for layer, _ in rig.bank.calls] == [2]
