@@ -10,10 +10,14 @@ from torch import Tensor
 
 from afserve.kernels import _native
 from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
+from afserve.kernels.routing import RouterRule, Scoring, Selection
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 INT8_CODE = 2
+SCORINGS = (Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX)
+SELECTIONS = (Selection.PLAIN, Selection.GROUP_TOP2_SUM, Selection.GROUP_MAX)
 
 
 class Native(Reference):
@@ -23,6 +27,7 @@ class Native(Reference):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         self._engine = _native.Engine(threads, isa)
+        self._rules: dict[RouterRule, object] = {}
 
     @property
     def isa(self) -> str:
@@ -78,6 +83,206 @@ class Native(Reference):
             self._engine, x.data_ptr(), x.stride(0), x.shape[0], code, out.data_ptr(), CODES[made]
         )
         return out.to(out_dtype)
+
+    def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        wide = self.linear(x_TH, gate_up)
+        code = CODES.get(wide.dtype)
+        if code is None:
+            gate, up = wide.chunk(2, dim=-1)
+            return self.linear(torch.nn.functional.silu(gate) * up, down)
+        middle = torch.empty((*wide.shape[:-1], down.inputs), dtype=wide.dtype)
+        rows = middle.numel() // down.inputs
+        _native.gated(self._engine, code, wide.data_ptr(), rows, down.inputs, middle.data_ptr())
+        return self.linear(middle, down)
+
+    def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        code = CODES.get(x_TH.dtype)
+        if code is None or weight_H.dtype is not x_TH.dtype or not weight_H.is_contiguous():
+            return super().rms_norm(x_TH, weight_H, eps)
+        size = weight_H.shape[0]
+        x = x_TH if x_TH.dim() == 2 and x_TH.stride(1) == 1 else x_TH.reshape(-1, size)
+        out = torch.empty(x_TH.shape, dtype=x_TH.dtype)
+        _native.rms_norm(
+            self._engine,
+            code,
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            size,
+            weight_H.data_ptr(),
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        code = CODES.get(x_TH.dtype)
+        plain = x_TH.is_contiguous() and y_TH.is_contiguous() and weight_H.is_contiguous()
+        if code is None or not plain or not x_TH.dtype == y_TH.dtype == weight_H.dtype:
+            return super().add_rms_norm(x_TH, y_TH, weight_H, eps)
+        out = torch.empty_like(x_TH)
+        size = weight_H.shape[0]
+        _native.add_rms_norm(
+            self._engine,
+            code,
+            x_TH.data_ptr(),
+            y_TH.data_ptr(),
+            x_TH.numel() // size,
+            size,
+            weight_H.data_ptr(),
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def rope(
+        self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
+    ) -> Tensor:
+        code = CODES.get(x_TAD.dtype)
+        if code is None:
+            return super().rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
+        x = x_TAD if x_TAD.stride(2) == 1 else x_TAD.contiguous()
+        cos, sin = _plain(cos_PD, torch.float32), _plain(sin_PD, torch.float32)
+        position = _plain(position_T, torch.int64)
+        out = torch.empty(x_TAD.shape, dtype=x_TAD.dtype)
+        _native.rope(
+            self._engine,
+            code,
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            x.shape[0],
+            x.shape[1],
+            cos.data_ptr(),
+            sin.data_ptr(),
+            position.data_ptr(),
+            cos.shape[0],
+            cos.shape[1],
+            interleaved,
+            out.data_ptr(),
+        )
+        return out
+
+    def write_kv(
+        self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
+    ) -> None:
+        caches_fit = k_TGD.dtype is k_NGBD.dtype and v_TGD.dtype is v_NGBD.dtype
+        if k_TGD.dtype not in CODES or not caches_fit or not _last_plain(k_NGBD, v_NGBD):
+            super().write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
+            return
+        slot = _plain(kv_slot_T, torch.int64)
+        _write(k_TGD, k_NGBD, slot)
+        _write(v_TGD, v_NGBD, slot)
+
+    def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
+        fits = latent_TC.dtype is cache_NBC.dtype and latent_TC.dtype in CODES
+        if not fits or not _last_plain(cache_NBC):
+            super().write_latent(latent_TC, cache_NBC, kv_slot_T)
+            return
+        _write(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), _plain(kv_slot_T, torch.int64))
+
+    def attend_gqa(
+        self,
+        q_TAD: Tensor,
+        k_NGBD: Tensor,
+        v_NGBD: Tensor,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None,
+        sink_A: Tensor | None = None,
+    ) -> Tensor:
+        fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
+        if sink_A is not None or not fits or not _last_plain(k_NGBD, v_NGBD):
+            return super().attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A)
+        return self._attend(q_TAD, k_NGBD, v_NGBD, v_NGBD.shape[3], batch, scale, window or 0)
+
+    def attend_mla(
+        self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
+    ) -> Tensor:
+        if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not _last_plain(cache_NBC):
+            return super().attend_mla(q_TAC, cache_NBC, rank, batch, scale)
+        cache = cache_NBC.unsqueeze(1)
+        return self._attend(q_TAC, cache, cache, rank, batch, scale, 0)
+
+    def _attend(
+        self,
+        q_TAD: Tensor,
+        k_NGBD: Tensor,
+        v_NGBD: Tensor,
+        columns: int,
+        batch: PagedBatch,
+        scale: float,
+        window: int,
+    ) -> Tensor:
+        q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
+        out = torch.empty((*q.shape[:2], columns), dtype=q.dtype)
+        blocks, groups, block_size, size = k_NGBD.shape
+        _native.attend(
+            self._engine,
+            CODES[q.dtype],
+            q.data_ptr(),
+            q.stride(0),
+            q.stride(1),
+            q.shape[1],
+            groups,
+            k_NGBD.data_ptr(),
+            k_NGBD.stride()[:3],
+            size,
+            v_NGBD.data_ptr(),
+            v_NGBD.stride()[:3],
+            columns,
+            blocks,
+            block_size,
+            scale,
+            window,
+            out.data_ptr(),
+            _native_batch(batch),
+        )
+        return out
+
+    def route(
+        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+    ) -> tuple[Tensor, Tensor]:
+        code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
+        if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():
+            return super().route(x_TH, gate_EH, bias_E, rule)
+        x = _rows(x_TH)
+        tokens, hidden = x.shape
+        bias = None if bias_E is None else _plain(bias_E, torch.float32)
+        expert = torch.empty((tokens, rule.top_k), dtype=torch.int32)
+        weight = torch.empty((tokens, rule.top_k), dtype=torch.float32)
+        _native.route(
+            self._engine,
+            code,
+            x.data_ptr(),
+            x.stride(0),
+            tokens,
+            gate_EH.data_ptr(),
+            gate_code,
+            gate_EH.shape[0],
+            hidden,
+            0 if bias is None else bias.data_ptr(),
+            self._rule(rule),
+            expert.data_ptr(),
+            weight.data_ptr(),
+        )
+        return expert, weight
+
+    def _rule(self, rule: RouterRule) -> object:
+        made = self._rules.get(rule)
+        if made is None:
+            made = self._rules[rule] = _native.Rule(
+                rule.top_k,
+                SCORINGS.index(rule.scoring),
+                SELECTIONS.index(rule.selection),
+                rule.groups,
+                rule.top_groups,
+                rule.renormalise,
+                rule.epsilon,
+                rule.scale,
+                rule.closed_value,
+            )
+        return made
 
     def expert_ffn(
         self,
@@ -138,3 +343,37 @@ def _rows(x_RC: Tensor) -> Tensor:
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()
+
+
+def _last_plain(*caches: Tensor) -> bool:
+    return all(cache.stride(-1) == 1 for cache in caches)
+
+
+def _write(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
+    x = x_TGD if x_TGD.stride(2) == 1 else x_TGD.contiguous()
+    blocks, groups, block_size, size = cache_NGBD.shape
+    _native.write_cache(
+        CODES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        x.stride(1),
+        x.shape[0],
+        slot_T.data_ptr(),
+        cache_NGBD.data_ptr(),
+        cache_NGBD.stride()[:3],
+        groups,
+        size,
+        blocks,
+        block_size,
+    )
+
+
+def _native_batch(batch: PagedBatch) -> object:
+    table = batch.block_table_SB
+    return _native.Batch(
+        batch.query_start_S1.data_ptr(),
+        batch.context_S.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        batch.sequences,
+    )

@@ -73,6 +73,12 @@ class Ops:
         _shape("weight_H", weight_H, (x_TH.shape[-1],))
         return self._backend.rms_norm(x_TH, weight_H, eps)
 
+    def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        """x_TH += y_TH in place, then the norm of the new x_TH."""
+        _shape("weight_H", weight_H, (x_TH.shape[-1],))
+        _shape("y_TH", y_TH, tuple(x_TH.shape))
+        return self._backend.add_rms_norm(x_TH, y_TH, weight_H, eps)
+
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         _last("x_TI", x_TI, packed.inputs)
         return self._backend.linear(x_TI, packed)

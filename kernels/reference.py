@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afserve.kernels.paged import PagedBatch
 from afserve.kernels.packed import PackedExperts, PackedLinear, int8_rounded
+from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
 
@@ -43,6 +43,10 @@ class Reference:
         x = x_TH.float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         return weight_H * x.to(x_TH.dtype)
+
+    def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        x_TH += y_TH
+        return self.rms_norm(x_TH, weight_H, eps)
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         assert packed.weight_OI is not None

@@ -101,12 +101,12 @@ float softmax(const float* score, float scale, int low, int high, float* top, fl
   for (int t = 0; t < 4; t++) {
     s[t] = load(score + t * 16) * scale;
     seen[t] = (lane + t * 16 >= low) & (lane + t * 16 < high);
-    best = select(seen[t], maximum(best, s[t]), best);
+    best = seen[t] ? maximum(best, s[t]) : best;
   }
   float peak = max_lanes(best);
   f32v sum = {};
   for (int t = 0; t < 4; t++) {
-    f32v w = select(seen[t], exp_lanes(s[t] - peak), f32v{});
+    f32v w = seen[t] ? exp_lanes(s[t] - peak) : f32v{};
     store(weight + t * 16, w);
     sum += w;
   }

@@ -1,6 +1,7 @@
 // What the binding files share: addresses as integers, and the choice of element type from a dtype code.
 #pragma once
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <stdexcept>
 
@@ -19,4 +20,6 @@ inline Dtype dtype_of(int code) {
   return static_cast<Dtype>(code);
 }
 
-void bind_weights(py::module_& m);
+void bind_weights(py::module_& m);  // bind_weights.cpp
+void bind_ops(py::module_& m);      // bind_ops.cpp
+void bind_flags(py::module_& m);    // flags.cpp

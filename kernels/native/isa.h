@@ -22,6 +22,7 @@ struct Loops {
   void (*store)(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns);
   // Panel of gate tile, up tile, gate tile, up tile -> out[rows][32] = silu(gate) * up.
   void (*swiglu)(const float* sum, int rows, E* out, size_t stride);
+  void (*gated)(const E* gate, const E* up, int size, E* out);  // silu(gate) * up
   void (*rms_norm)(const E* x, const E* weight, float eps, int size, E* out);
   void (*add)(E* x, const E* y, int size);  // x += y, rounded to E
   // Pairs (i, i + half), or (2 i, 2 i + 1) if interleaved; out always split in halves.

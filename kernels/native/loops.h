@@ -34,14 +34,24 @@ void store_sums(const float* sum, int rows, const float* bias, E* out, size_t st
   }
 }
 
+INLINE f32v silu(f32v x) { return x / (exp_lanes(-x) + 1.0f); }
+
 template <class E>
 void swiglu(const float* sum, int rows, E* out, size_t stride) {
   for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
     for (int half = 0; half < 2; half++) {
       f32v gate = load(sum + half * 32);
       f32v up = load(sum + half * 32 + LANES);
-      store(out + half * LANES, gate / (exp_lanes(-gate) + 1.0f) * up);
+      store(out + half * LANES, silu(gate) * up);
     }
+  }
+}
+
+template <class E>
+void gated(const E* gate, const E* up, int size, E* out) {
+  for (int i = 0; i < size; i += LANES) {
+    int n = size - i < LANES ? size - i : LANES;
+    store_part(out + i, silu(load_part(gate + i, n)) * load_part(up + i, n), n);
   }
 }
 

@@ -12,4 +12,6 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("isa", [](const Engine& e) { return e.isa->name; })
       .def_property_readonly("threads", [](const Engine& e) { return e.pool.threads(); });
   bind_weights(m);
+  bind_ops(m);
+  bind_flags(m);
 }

@@ -15,7 +15,7 @@ Loops<E> loops_of() {
       [](const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add) {
         gemm_i8<E>(a, stride, rows, panel, blocks, sum, add, GEMM);
       },
-      store_sums<E>, swiglu<E>, rms_norm<E>, add_rows<E>, rope<E>, pack_keys<E>, pack_values, softmax<E>, dot<E>,
+      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E>, rope<E>, pack_keys<E>, pack_values, softmax<E>, dot<E>,
   };
 }
 

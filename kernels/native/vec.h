@@ -34,9 +34,7 @@ INLINE f32v widen(u16v v) { return (f32v)(__builtin_convertvector(v, u32v) << 16
 INLINE u16v narrow(f32v x) {
   u32v u = (u32v)x;
   u32v rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  i32v nan = x != x;
-  u32v picked = ((u32v)nan & ((u >> 16) | 0x40u)) | (~(u32v)nan & rounded);
-  return __builtin_convertvector(picked, u16v);
+  return __builtin_convertvector(x != x ? (u >> 16) | 0x40u : rounded, u16v);
 }
 
 INLINE f32v load(const float* p) { return load_raw<f32v>(p); }
@@ -64,8 +62,7 @@ INLINE void store_part(E* p, f32v v, int n) {
 INLINE f32v rounded(const float*, f32v v) { return v; }
 INLINE f32v rounded(const bf16*, f32v v) { return widen(narrow(v)); }
 
-INLINE f32v select(i32v mask, f32v a, f32v b) { return (f32v)((mask & (i32v)a) | (~mask & (i32v)b)); }
-INLINE f32v maximum(f32v a, f32v b) { return select(a > b, a, b); }
+INLINE f32v maximum(f32v a, f32v b) { return a > b ? a : b; }
 
 INLINE float sum_lanes(f32v v) {
   float x[LANES];
@@ -85,8 +82,8 @@ INLINE float max_lanes(f32v v) {
 
 // e^x to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial).
 INLINE f32v exp_lanes(f32v x) {
-  x = select(x < -87.0f, splat(-87.0f), x);
-  x = select(x > 88.0f, splat(88.0f), x);
+  x = x > -87.0f ? x : splat(-87.0f);
+  x = x < 88.0f ? x : splat(88.0f);
   f32v shifted = x * 1.44269504f + 12582912.0f;
   f32v n = shifted - 12582912.0f;
   f32v r = x - n * 0.693359375f;

@@ -21,8 +21,9 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 
 
 @pytest.fixture(params=ISAS)
-def threaded(request: pytest.FixtureRequest) -> Ops:
-    return _native(request.param, 3)
+def pair(request: pytest.FixtureRequest) -> tuple[Ops, Ops]:
+    """One instruction set with one thread and with three."""
+    return _native(request.param, 1), _native(request.param, 3)
 
 
 @pytest.fixture

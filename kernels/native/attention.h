@@ -1,0 +1,37 @@
+// Paged attention: every sequence's new tokens over its whole cached context. GQA and absorbed MLA are the same
+// loop: MLA has one key/value head, and its values are the first columns of its keys.
+#pragma once
+#include "engine.h"
+
+// One of the two caches, block by block. Strides in elements; the last dimension is contiguous.
+template <class E>
+struct Cache {
+  const E* data;
+  size_t block_stride, group_stride, token_stride;
+  int size;  // elements of one key or value
+};
+
+// The integers of afserve.kernels.paged.PagedBatch, for S sequences.
+struct Batch {
+  const int32_t* query_start;
+  const int32_t* context;
+  const int32_t* table;
+  size_t table_stride;
+  int sequences;
+};
+
+template <class E>
+struct Attention {
+  const E* q;
+  size_t q_token, q_head;  // strides in elements
+  int heads, groups;
+  Cache<E> keys, values;
+  int blocks, block_size;  // of both caches
+  float scale;
+  int window;  // 0: all of the context
+  E* out;      // (tokens, heads, values.size)
+};
+
+// Throws when a block id is not below a.blocks.
+template <class E>
+void attend(Engine& engine, const Attention<E>& a, const Batch& batch);

@@ -1,0 +1,107 @@
+// Bindings of attention, rows and the router.
+#include "attention.h"
+#include "bind.h"
+#include "router.h"
+#include "rows.h"
+
+namespace {
+
+// Calls work(E{}) with the element type of a dtype code, the GIL free.
+template <class Work>
+void with_dtype(int dtype, const Work& work) {
+  Dtype d = dtype_of(dtype);
+  py::gil_scoped_release released;
+  if (d == Dtype::f32)
+    work(float{});
+  else
+    work(bf16{});
+}
+
+void bind_attention(py::module_& m) {
+  py::class_<Batch>(m, "Batch")
+      .def(py::init([](Address query_start, Address context, Address table, size_t table_stride, int sequences) {
+        return Batch{at<int32_t>(query_start), at<int32_t>(context), at<int32_t>(table), table_stride, sequences};
+      }));
+  m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, int groups,
+                     Address keys, std::array<size_t, 3> key_strides, int key_size, Address values,
+                     std::array<size_t, 3> value_strides, int value_size, int blocks, int block_size, float scale,
+                     int window, Address out, const Batch& batch) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      Cache<E> k{at<E>(keys), key_strides[0], key_strides[1], key_strides[2], key_size};
+      Cache<E> v{at<E>(values), value_strides[0], value_strides[1], value_strides[2], value_size};
+      attend(engine, Attention<E>{at<E>(q), q_token, q_head, heads, groups, k, v, blocks, block_size, scale, window,
+                                  at<E>(out)}, batch);
+    });
+  });
+}
+
+void bind_rows(py::module_& m) {
+  m.def("rms_norm", [](Engine& engine, int dtype, Address x, size_t stride, int rows, int size, Address weight,
+                       float eps, Address out) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      rms_norm(engine, at<E>(x), stride, rows, size, at<E>(weight), eps, at<E>(out));
+    });
+  });
+  m.def("add_rms_norm", [](Engine& engine, int dtype, Address x, Address y, int rows, int size, Address weight,
+                           float eps, Address out) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      add_rms_norm(engine, at<E>(x), at<E>(y), rows, size, at<E>(weight), eps, at<E>(out));
+    });
+  });
+  m.def("gated", [](Engine& engine, int dtype, Address wide, int rows, int size, Address out) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      gated(engine, at<E>(wide), rows, size, at<E>(out));
+    });
+  });
+  m.def("rope", [](Engine& engine, int dtype, Address x, size_t token_stride, size_t head_stride, int tokens,
+                   int heads, Address cos, Address sin, Address position, int positions, int half, bool interleaved,
+                   Address out) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      Turn turn{at<float>(cos), at<float>(sin), at<int64_t>(position), positions, half, interleaved};
+      rope(engine, at<E>(x), token_stride, head_stride, tokens, heads, turn, at<E>(out));
+    });
+  });
+  m.def("write_cache", [](int dtype, Address x, size_t token_stride, size_t group_stride, int tokens, Address slot,
+                          Address cache, std::array<size_t, 3> strides, int groups, int size, int blocks,
+                          int block_size) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      Store<E> store{at<E>(cache), strides[0], strides[1], strides[2], groups, size, blocks, block_size};
+      write_cache(at<E>(x), token_stride, group_stride, tokens, at<int64_t>(slot), store);
+    });
+  });
+}
+
+void bind_router(py::module_& m) {
+  py::class_<Rule>(m, "Rule")
+      .def(py::init([](int top_k, int scoring, int selection, int groups, int top_groups, bool renormalise,
+                       float epsilon, float scale, float closed_value) {
+        return Rule{top_k, scoring, selection, groups, top_groups, renormalise, epsilon, scale, closed_value};
+      }));
+  m.def("route", [](Engine& engine, int dtype, Address x, size_t stride, int tokens, Address gate, int gate_dtype,
+                    int experts, int hidden, Address bias, const Rule& rule, Address expert, Address weight) {
+    dtype_of(gate_dtype);
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      float* logits = engine.shared[1].at_least<float>(size_t(tokens) * experts);
+      if (gate_dtype == dtype)
+        router_logits(engine, at<E>(x), stride, tokens, at<E>(gate), experts, hidden, logits);
+      else
+        router_logits_widened(engine, at<E>(x), stride, tokens, at<float>(gate), experts, hidden, logits);
+      choose(engine, logits, tokens, experts, at<float>(bias), rule, at<int32_t>(expert), at<float>(weight));
+    });
+  });
+}
+
+}  // namespace
+
+void bind_ops(py::module_& m) {
+  bind_attention(m);
+  bind_rows(m);
+  bind_router(m);
+}

@@ -1,0 +1,23 @@
+// Choice of experts from router logits; the meaning of every field is afserve.kernels.routing.RouterRule's.
+#pragma once
+#include "engine.h"
+
+struct Rule {
+  int top_k, scoring, selection, groups, top_groups;  // scoring 0 sigmoid, 1 softmax, 2 softmax over the chosen
+  bool renormalise;                                   // selection 0 plain, 1 sum of two best, 2 best
+  float epsilon, scale, closed_value;
+};
+
+// logits (tokens, experts), overwritten by the scores. Ties go to the lower expert.
+void choose(Engine& engine, float* logits, int tokens, int experts, const float* bias, const Rule& rule,
+            int32_t* expert, float* weight);
+
+// x (tokens, hidden) times gate (experts, hidden), both of E -> logits in float.
+template <class E>
+void router_logits(Engine& engine, const E* x, size_t stride, int tokens, const E* gate, int experts, int hidden,
+                   float* logits);
+
+// The same with a float gate and rows of another type.
+template <class E>
+void router_logits_widened(Engine& engine, const E* x, size_t stride, int tokens, const float* gate, int experts,
+                           int hidden, float* logits);

@@ -1,0 +1,80 @@
+#include "rows.h"
+
+#include <atomic>
+#include <stdexcept>
+
+namespace {
+
+constexpr int ROWS = 16;  // rows of one task
+
+template <class Work>
+void by_rows(Engine& engine, int rows, const Work& work) {
+  engine.pool.run((rows + ROWS - 1) / ROWS, [&](int index, int) {
+    int end = (index + 1) * ROWS < rows ? (index + 1) * ROWS : rows;
+    for (int r = index * ROWS; r < end; r++) work(size_t(r));
+  });
+}
+
+}  // namespace
+
+template <class E>
+void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, const E* weight, float eps, E* out) {
+  auto norm = engine.isa->of<E>().rms_norm;
+  by_rows(engine, rows, [&](size_t r) { norm(x + r * x_stride, weight, eps, size, out + r * size); });
+}
+
+template <class E>
+void add_rms_norm(Engine& engine, E* x, const E* y, int rows, int size, const E* weight, float eps, E* out) {
+  const Loops<E>& loops = engine.isa->of<E>();
+  by_rows(engine, rows, [&](size_t r) {
+    loops.add(x + r * size, y + r * size, size);
+    loops.rms_norm(x + r * size, weight, eps, size, out + r * size);
+  });
+}
+
+template <class E>
+void gated(Engine& engine, const E* wide, int rows, int size, E* out) {
+  auto loop = engine.isa->of<E>().gated;
+  by_rows(engine, rows, [&](size_t r) { loop(wide + 2 * r * size, wide + (2 * r + 1) * size, size, out + r * size); });
+}
+
+template <class E>
+void rope(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, int heads, const Turn& turn,
+          E* out) {
+  auto loop = engine.isa->of<E>().rope;
+  for (int t = 0; t < tokens; t++)
+    if (turn.position[t] < 0 || turn.position[t] >= turn.positions)
+      throw std::out_of_range("position_T: " + std::to_string(turn.position[t]) + ", the tables have " +
+                              std::to_string(turn.positions) + " positions");
+  by_rows(engine, tokens, [&](size_t t) {
+    size_t at = size_t(turn.position[t]) * turn.half;
+    for (size_t h = 0; h < size_t(heads); h++)
+      loop(x + t * token_stride + h * head_stride, turn.cos + at, turn.sin + at, turn.half, turn.interleaved,
+           out + (t * heads + h) * 2 * turn.half);
+  });
+}
+
+template <class E>
+void write_cache(const E* x, size_t token_stride, size_t group_stride, int tokens, const int64_t* slot,
+                 const Store<E>& cache) {
+  int64_t most = int64_t(cache.blocks) * cache.block_size;
+  for (int t = 0; t < tokens; t++)
+    if (slot[t] < 0 || slot[t] >= most)
+      throw std::out_of_range("kv_slot_T: " + std::to_string(slot[t]) + ", the cache has " + std::to_string(most) +
+                              " slots");
+  for (int t = 0; t < tokens; t++) {
+    E* to = cache.data + slot[t] / cache.block_size * cache.block_stride +
+            slot[t] % cache.block_size * cache.token_stride;
+    for (int g = 0; g < cache.groups; g++)
+      memcpy(to + g * cache.group_stride, x + t * token_stride + g * group_stride, cache.size * sizeof(E));
+  }
+}
+
+#define FOR(E)                                                                                                    \
+  template void rms_norm(Engine&, const E*, size_t, int, int, const E*, float, E*);                               \
+  template void add_rms_norm(Engine&, E*, const E*, int, int, const E*, float, E*);                               \
+  template void gated(Engine&, const E*, int, int, E*);                                                           \
+  template void rope(Engine&, const E*, size_t, size_t, int, int, const Turn&, E*);                               \
+  template void write_cache(const E*, size_t, size_t, int, const int64_t*, const Store<E>&);
+FOR(bf16)
+FOR(float)
