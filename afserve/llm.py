@@ -91,7 +91,7 @@ class LLM:
         """Returns when every node serves."""
         self._thread.start()
         try:
-            self._wait(self._start())
+            self.call(self._start())
         except BaseException:
             self.close()
             raise
@@ -100,7 +100,7 @@ class LLM:
     def close(self) -> None:
         """Stops every node. May be called again."""
         if self._thread.is_alive():
-            self._wait(self._stop())
+            self.call(self._stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
@@ -125,7 +125,18 @@ class LLM:
         """Continuations of texts or of lists of token ids, prompt by prompt, `params.n` for each."""
         self._running()
         requests = self._requests_of(_listed(prompts), params or SamplingParams())
-        return self._wait(self._generate(requests))
+        return self.call(self._generate(requests))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop's thread. One failed request is raised as itself, not as a group."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseExceptionGroup as group:
+            raise next((e for e in group.exceptions if isinstance(e, AfserveError)), group) from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
     # ---- in the loop's thread
 
@@ -183,17 +194,6 @@ class LLM:
         self._loop.run_forever()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in the loop's thread. One failed request is raised as itself, not as a group."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseExceptionGroup as group:
-            raise next((e for e in group.exceptions if isinstance(e, AfserveError)), group) from None
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
 
     def _running(self) -> LocalRun:
         if self._run is None or not self._thread.is_alive():

@@ -264,7 +264,7 @@ class ModelSource(_message.Message):
     def __init__(self, path: _Optional[str] = ..., name: _Optional[str] = ..., dtype: _Optional[str] = ..., load_format: _Optional[str] = ..., layers: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
-    __slots__ = ("max_model_len", "kv_blocks", "block_size", "max_sequences", "max_waiting", "max_batch_tokens", "micro_batches", "prefix_caching", "threads", "device")
+    __slots__ = ("max_model_len", "kv_blocks", "block_size", "max_sequences", "max_waiting", "max_batch_tokens", "micro_batches", "prefix_caching", "threads", "device", "adaptive")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,7 @@ class EngineConfig(_message.Message):
     PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     kv_blocks: int
     block_size: int
@@ -285,7 +286,8 @@ class EngineConfig(_message.Message):
     prefix_caching: bool
     threads: int
     device: str
-    def __init__(self, max_model_len: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    adaptive: bool
+    def __init__(self, max_model_len: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ..., adaptive: _Optional[bool] = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("addresses",)

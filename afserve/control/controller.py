@@ -151,7 +151,7 @@ class Controller:
     async def _join(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await self._authenticate(context)
         member = await self._admit(requests, context)
-        writer = asyncio.create_task(self._write(member, context))
+        writer = asyncio.create_task(_write(member, context))
         try:
             async for data in requests:
                 self._handle(member, messages.decode_from_node(data))
@@ -185,13 +185,9 @@ class Controller:
         self._put(member, Assigned(member.role, member.index, self.run))
         return member
 
-    async def _write(self, member: Member, context: Context) -> None:
-        while True:
-            value = await member.outbox.get()
-            await context.write(messages.encode_to_node(value))
-
     def _put(self, member: Member, value: ToNode) -> None:
-        member.outbox.put_nowait(value)
+        """Encoded here, so that what cannot be encoded fails its sender and not the stream."""
+        member.outbox.put_nowait(messages.encode_to_node(value))
 
     # ---- what nodes say
 
@@ -284,6 +280,11 @@ class Controller:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _write(member: Member, context: Context) -> None:
+    while True:
+        await context.write(await member.outbox.get())
 
 
 def _late(unready: list[str], seconds: float) -> str:

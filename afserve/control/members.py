@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from afserve.control.values import PROTOCOL, ROLES, Endpoint, Progress, Register, Run, ToNode, node_name
+from afserve.control.values import PROTOCOL, ROLES, Endpoint, Progress, Register, Run, node_name
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
 
@@ -32,7 +32,7 @@ class Member:
     progress: Progress = STARTING
     stats: AttentionStats | ExpertStats = field(default_factory=AttentionStats)
     progress_at: float = 0.0
-    outbox: "asyncio.Queue[ToNode]" = field(default_factory=asyncio.Queue)
+    outbox: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
 
     @property
     def name(self) -> str:

@@ -68,7 +68,8 @@ def _experts(topology: Topology) -> RenderableType:
 def _between(topology: Topology) -> RenderableType:
     if topology.expert is None:
         return Text()
-    count = topology.run.engine.micro_batches
+    engine = topology.run.engine
+    count = f"1-{engine.micro_batches}" if engine.adaptive else str(engine.micro_batches)
     return Text(f"\n── dispatch ─▶\n◀─ combine ───\n{topology.run.transport}, m = {count}")
 
 

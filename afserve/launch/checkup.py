@@ -152,5 +152,5 @@ def _start(machine: Machine) -> Finding:
         "afserve up",
         OK,
         f"{run.attention_nodes} attention x {run.expert_nodes} expert, {run.engine.threads} threads each, "
-        f"{run.engine.micro_batches} micro-batches, {topology.kv_tokens:,} KV tokens",
+        f"{topology.kv_tokens:,} KV tokens",
     )

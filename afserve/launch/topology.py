@@ -98,7 +98,8 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         block_size=_BLOCK,
         max_sequences=_SEQUENCES,
         max_batch_tokens=_BATCH_TOKENS,
-        micro_batches=micro_batches,
+        micro_batches=micro_batches or MAX_MICRO_BATCHES,
+        adaptive=micro_batches is None,
         threads=threads,
         device=wishes.device,
     )
@@ -134,7 +135,8 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     return _Nodes(attention, experts)
 
 
-def _micro_batches(wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:
+def _micro_batches(wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int | None:
+    """None leaves it to each attention node, which measures."""
     text = wishes.micro_batches
     if text != "auto":
         if not text.isdigit():
@@ -143,14 +145,11 @@ def _micro_batches(wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int
             )
         in_range("--micro-batches", int(text), 1, MAX_MICRO_BATCHES)
         return int(text)
-    chosen = 2 if nodes.experts else 1
-    why = (
-        "one attends while the other is with the experts"
-        if nodes.experts
-        else "nothing to overlap in one process"
-    )
-    picked["micro-batches"] = f"{chosen}, {why}"
-    return chosen
+    if not nodes.experts:
+        picked["micro-batches"] = "1, nothing to overlap in one process"
+        return 1
+    picked["micro-batches"] = f"1 to {MAX_MICRO_BATCHES}, by measured speed"
+    return None
 
 
 def _threads(machine: Machine, wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:

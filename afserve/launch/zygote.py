@@ -6,6 +6,7 @@ are JSON lines on one inherited socket.
 """
 
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -141,6 +142,7 @@ def become(order: Order) -> None:
     os.dup2(log, sys.stderr.fileno())
     os.close(log)
     name_process(order.name)
+    faulthandler.register(signal.SIGUSR1)  # `kill -USR1` writes where every thread is into the log
     try:
         run_node(NodeSettings(order.role, order.join, order.token_file, order.index))
     except AfserveError as error:

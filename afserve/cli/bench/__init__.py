@@ -1,0 +1,14 @@
+"""`afserve bench`: the project's own measurements. Every one prints rows that can be appended to a results file."""
+
+from afserve.cli.main import LazyGroup
+
+bench = LazyGroup(
+    {
+        "decode": (
+            "afserve.cli.bench.decode:decode",
+            "Generated tokens per second, TTFT, TPOT, start-up, memory.",
+        )
+    },
+    "bench",
+    "Measure this installation.",
+)

@@ -1,0 +1,93 @@
+"""Measures afserve itself: real node processes, requests submitted together, every event timed as it arrives."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from afserve.cli.bench.case import Case, prompts
+from afserve.cli.bench.figures import Sequence_, figures, spread
+from afserve.cli.bench.report import Row
+from afserve.control.frontend import Frontend
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.llm import LLM
+
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which nodes. None is picked for the machine."""
+
+    colocated: bool
+    attention: int | None = None
+    experts: int | None = None
+    micro_batches: str = "auto"
+
+
+def measure(case: Case, shape: Shape) -> Iterator[Row]:
+    """One row per batch size, all on one start."""
+    llm = LLM(
+        case.model,
+        attention=shape.attention,
+        experts=None if shape.colocated else shape.experts,
+        micro_batches=shape.micro_batches,
+        colocated=shape.colocated,
+        threads=case.threads,
+    )
+    begin = time.perf_counter()
+    with llm:
+        ready = time.perf_counter() - begin
+        _batch(llm, case, _WARM_UP, seed=-1)
+        for batch in case.batches:
+            runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
+            rate, low, high = spread([run.tokens_per_second for run in runs])
+            run, engine = llm.topology.run, llm.topology.run.engine
+            yield Row(
+                engine="colocated" if shape.colocated else "afd",
+                batch=batch,
+                tokens_per_second=rate,
+                low=low,
+                high=high,
+                ttft=spread([one.ttft for one in runs])[0],
+                tpot=spread([one.tpot for one in runs])[0],
+                start_to_ready=ready,
+                peak_mib={name: peak_mib(pid) for name, pid in llm.run.processes.pids.items()}
+                | {"gateway": peak_mib()},
+                nodes=f"{run.attention_nodes}x{run.expert_nodes}",
+                micro_batches="auto" if engine.adaptive else str(engine.micro_batches),
+                threads=engine.threads,
+            )
+
+
+def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Sequence_]:
+    params = SamplingParams(max_tokens=case.output_len, temperature=0.0, ignore_eos=True)
+    ids = prompts(llm.topology.spec.vocab_size, batch, case.prompt_len, seed)
+    requests = [
+        GenerationRequest(f"bench-{seed}-{batch}-{i}", tuple(prompt), params) for i, prompt in enumerate(ids)
+    ]
+    return llm.call(_together(llm.run.frontend, requests))
+
+
+async def _together(frontend: Frontend, requests: Sequence[GenerationRequest]) -> list[Sequence_]:
+    return list(await asyncio.gather(*(_timed(frontend, request) for request in requests)))
+
+
+async def _timed(frontend: Frontend, request: GenerationRequest) -> Sequence_:
+    submitted, times = time.perf_counter(), []
+    async with aclosing(frontend.generate(request)) as events:
+        async for event in events:
+            times += [time.perf_counter()] * len(event.token_ids)
+    return Sequence_(submitted, tuple(times))
+
+
+def peak_mib(pid: int | str = "self") -> float | None:
+    """The most resident memory a process ever had."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
+    return round(int(line.split()[1]) / 1024, 1) if line else None

@@ -1,0 +1,115 @@
+"""Rows of a decode measurement: as JSON lines with machine, commit and date, or as a table."""
+
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import afserve
+from afserve.cli.bench.case import Case
+from afserve.launch.machine import this_machine
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine at one batch size: medians over the repeats, rates with the smallest and largest. Seconds, MiB."""
+
+    engine: str
+    batch: int
+    tokens_per_second: float | None
+    low: float | None
+    high: float | None
+    ttft: float | None
+    tpot: float | None
+    start_to_ready: float
+    peak_mib: Mapping[str, float | None]
+    nodes: str = ""
+    micro_batches: str = ""
+    threads: int | None = None
+
+
+def record(row: Row, case: Case) -> dict[str, object]:
+    """The row as it goes into a results file."""
+    values = {
+        key: round(value, 5) if isinstance(value, float) else value for key, value in asdict(row).items()
+    }
+    return {
+        "bench": "decode",
+        "model": Path(case.model).name,
+        "prompt_len": case.prompt_len,
+        "output_len": case.output_len,
+        "repeats": case.repeats,
+        **values,
+        "machine": f"{processor()}, {this_machine().cores} cores",
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
+
+
+def commit() -> str:
+    """Of the checkout that runs, "-dirty" if it was changed; the version where there is no checkout."""
+    folder = Path(afserve.__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],  # noqa: S607  whichever git the user has
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return afserve.__version__
+    return found.stdout.strip()
+
+
+def table(rows: Sequence[Row]) -> object:
+    from rich.table import Table
+
+    drawn = Table()
+    for column in (
+        "engine",
+        "nodes",
+        "m",
+        "batch",
+        "tok/s",
+        "(low - high)",
+        "TTFT ms",
+        "TPOT ms",
+        "ready s",
+        "peak MiB",
+    ):
+        drawn.add_column(column, justify="left" if column == "engine" else "right")
+    for row in rows:
+        drawn.add_row(
+            row.engine,
+            row.nodes,
+            row.micro_batches,
+            str(row.batch),
+            _number(row.tokens_per_second),
+            f"{_number(row.low)} - {_number(row.high)}",
+            _number(row.ttft, 1000),
+            _number(row.tpot, 1000),
+            f"{row.start_to_ready:.1f}",
+            " ".join(f"{_number(value)}" for value in row.peak_mib.values()),
+        )
+    return drawn
+
+
+def _number(value: float | None, scale: float = 1) -> str:
+    if value is None:
+        return "-"
+    scaled = value * scale
+    return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.1f}"
