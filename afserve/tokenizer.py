@@ -13,6 +13,8 @@ from tokenizers import decoders
 
 from afserve.errors import CheckpointError, RequestError
 
+PIECE_CHARACTERS = 16_384
+CUT_TOKENS = 64
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -53,6 +55,20 @@ class Tokenizer:
                 "the text holds a lone surrogate, which is not valid Unicode", param="prompt"
             ) from error
         return ids
+
+    def surely_longer(self, text: str, limit: int) -> bool:
+        """Whether a text has clearly more than `limit` tokens, without holding its encoding in memory.
+
+        Counts pieces and allows for the tokens that cutting adds; False leaves the question to `encode`, whose
+        encoding takes about 400 bytes of memory per token.
+        """
+        count, bound = 0, limit + limit // 8
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            count += len(self.encode(text[start : start + PIECE_CHARACTERS], add_special_tokens=False))
+            bound += CUT_TOKENS
+            if count > bound:
+                return True
+        return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._vocabulary.decode(list(ids), skip_special_tokens=skip_special_tokens)

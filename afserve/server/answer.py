@@ -5,7 +5,6 @@ When the client leaves, generation is cancelled.
 """
 
 import asyncio
-import logging
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -18,8 +17,6 @@ from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
 from afserve.server.refusal import error_body, internal_error, json_response
 from afserve.server.replies import DONE, Choice, Reply, Usage, encode, event
-
-log = logging.getLogger("afserve.server")
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -49,19 +46,11 @@ class Answer(Response):
         self._write_deadline = write_deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._inflight.enter():
-            try:
-                if self._stream is None:
-                    whole = await until_gone(receive, self._collect())
-                    await whole(scope, receive, send)
-                else:
-                    await self._send_stream(receive, _Stream(send, self._write_deadline), self._stream)
-            except ClientGone:
-                log.info("%s: the client left, generation cancelled", self._task.request_id)
-            except asyncio.CancelledError:
-                if not self._inflight.aborted:
-                    raise
-                raise DrainingError from None
+        if self._stream is None:
+            whole = await until_gone(receive, self._collect())
+            await whole(scope, receive, send)
+        else:
+            await self._send_stream(receive, _Stream(send, self._write_deadline), self._stream)
 
     async def _collect(self) -> Response:
         usage = Usage(self._task.prompt_tokens)
@@ -77,12 +66,12 @@ class Answer(Response):
             await until_gone(receive, self._write_all(stream, options))
         except AfserveError as error:
             await stream.fail(error_body(error), error)
-        except ClientGone:
-            raise
         except asyncio.CancelledError as error:
             if not self._inflight.aborted:
                 raise
             await stream.fail(error_body(DrainingError()), error)
+        except ClientGone:
+            raise
         except Exception as error:
             await stream.fail(internal_error(), error)
             raise

@@ -11,7 +11,7 @@ from afserve.server.backend import Backend
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
 from afserve.server.generation import Generator
-from afserve.server.inflight import Inflight
+from afserve.server.inflight import Counted, Inflight
 from afserve.server.info import Info
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
@@ -52,9 +52,11 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
 
 def _routes(service: Service) -> list[Route]:
     generate, info = Generate(service), Info(service)
+    completions = Counted(service.inflight, generate.completions)
+    chat = Counted(service.inflight, generate.chat)
     return [
-        Route("/v1/completions", generate.completions, methods=["POST"]),
-        Route("/v1/chat/completions", generate.chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", info.models, methods=["GET"]),
         Route("/v1/models/{name:path}", info.model, methods=["GET"]),
         Route("/tokenize", info.tokenize, methods=["POST"]),

@@ -1,6 +1,7 @@
 """What every HTTP request passes first: the API key, a request id, the count of its answer."""
 
 import hmac
+import logging
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,6 +13,7 @@ from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
 
+log = logging.getLogger("afserve.server")
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
 ADMIN_PREFIXES = ("/admin", "/status")
 
@@ -52,7 +54,7 @@ class Gate:
         try:
             await self._app(scope, receive, stamped)
         except ClientGone:
-            return
+            log.info("%s: the client left, its request was cancelled", request_id)
 
     def _check_headers(self, scope: Scope) -> None:
         """The parser bounds what it buffers, this bounds what it let through in one piece."""

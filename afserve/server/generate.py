@@ -27,7 +27,9 @@ class Generate:
         self._service = service
 
     async def completions(self, request: Request) -> Response:
-        asked = completion_request(await self._service.read(request))
+        body = await self._service.read(request)
+        arrived = self._service.metrics.clock.now()
+        asked = completion_request(body)
         self._service.check_model(asked.model)
         self._service.check_ready()
         prompts = await self._service.tokenize(asked.prompts, add_special_tokens=asked.add_special_tokens)
@@ -36,26 +38,33 @@ class Generate:
         params = sampling_params(
             asked.sampling, max_tokens=min(rooms), logprobs=asked.logprobs, echo=asked.echo
         )
-        task = self._task("cmpl", prompts, params, asked.sampling)
+        task = self._task("cmpl", prompts, params, asked.sampling, arrived)
         echo = self._echo(asked, prompts) if asked.echo else None
         reply = CompletionReply(self._header(task), self._service.tokenizer, params.n, asked.logprobs, echo)
         return self._answer(task, reply, asked)
 
     async def chat(self, request: Request) -> Response:
-        asked = chat_request(await self._service.read(request))
+        body = await self._service.read(request)
+        arrived = self._service.metrics.clock.now()
+        asked = chat_request(body)
         self._service.check_model(asked.model)
         self._service.check_ready()
         text = await self._service.render(asked)
-        prompts = await self._service.tokenize([text], add_special_tokens=False)
+        prompts = await self._service.tokenize([text], add_special_tokens=False, param="messages")
         room = self._service.room(prompts[0], asked.wanted_tokens, None, "messages")
         params = sampling_params(asked.sampling, max_tokens=room, logprobs=asked.logprobs)
-        task = self._task("chatcmpl", prompts, params, asked.sampling)
+        task = self._task("chatcmpl", prompts, params, asked.sampling, arrived)
         return self._answer(
             task, ChatReply(self._header(task), self._service.tokenizer, asked.logprobs), asked
         )
 
     def _task(
-        self, kind: str, prompts: tuple[tuple[int, ...], ...], params: SamplingParams, fields: Fields
+        self,
+        kind: str,
+        prompts: tuple[tuple[int, ...], ...],
+        params: SamplingParams,
+        fields: Fields,
+        arrived: float,
     ) -> Task:
         self._check_ids(params)
         count, limit = len(prompts) * params.n, self._service.settings.max_sequences
@@ -63,7 +72,8 @@ class Generate:
             raise RequestError(
                 f"n: {len(prompts)} prompts x n {params.n} = {count} sequences, at most {limit}", param="n"
             )
-        return Task(f"{kind}-{uuid.uuid4().hex}", prompts, params, fields.flag("skip_special_tokens", True))
+        skip = fields.flag("skip_special_tokens", True)
+        return Task(f"{kind}-{uuid.uuid4().hex}", prompts, params, arrived, skip)
 
     def _check_ids(self, params: SamplingParams) -> None:
         top = self._service.backend.model.vocab_size

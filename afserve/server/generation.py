@@ -23,11 +23,15 @@ HELD_PIECES = 64
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to generate: every prompt `params.n` times, choice p*n+i being the i-th of prompt p."""
+    """What to generate: every prompt `params.n` times, choice p*n+i being the i-th of prompt p.
+
+    `arrived` is when its request was read, on the metrics' clock: times to first token count from there.
+    """
 
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
+    arrived: float
     skip_special_tokens: bool = True
 
     @property
@@ -74,7 +78,7 @@ class Generator:
         self, index: int, request: GenerationRequest, task: Task
     ) -> AsyncGenerator[Numbered, None]:
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
-        timer = self._metrics.started()
+        timer = self._metrics.timer(task.arrived)
         reason = "abandoned"
         try:
             async with aclosing(self._backend.generate(request)) as events:

@@ -1,8 +1,12 @@
 """Who is being answered: the limit on it, and the end of it when the server drains."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from afserve.errors import CapacityError, OverloadedError
 
@@ -61,3 +65,21 @@ class Inflight:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
+
+
+class Counted:
+    """An endpoint, counted from the first byte of its body to the last of its answer."""
+
+    def __init__(self, inflight: Inflight, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
+        self._inflight = inflight
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._inflight.enter():
+            try:
+                response = await self._endpoint(Request(scope, receive))
+                await response(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._inflight.aborted:
+                    raise
+                raise DrainingError from None

@@ -40,8 +40,8 @@ class ServerMetrics:
         self.finished = Counter("finished_reason")
         self.responses = Counter("route", "status")
 
-    def started(self) -> "RequestTimer":
-        return RequestTimer(self, self.clock.now())
+    def timer(self, arrived: float) -> "RequestTimer":
+        return RequestTimer(self, arrived)
 
     def text(self, backend: Backend, in_flight: int) -> str:
         families = (*self._own(in_flight), *_cluster(backend.view()))
@@ -50,9 +50,9 @@ class ServerMetrics:
     def _own(self, in_flight: int) -> Iterator[Family]:
         yield gauge(("afserve_http_requests_in_flight",), "Requests being answered.", [((), in_flight)])
         for name, help, histogram in (
-            ("time_to_first_token_seconds", "From the parsed request to its first token.", self.first_token),
+            ("time_to_first_token_seconds", "From the request read to its first token.", self.first_token),
             ("inter_token_latency_seconds", "Between two tokens of one sequence.", self.inter_token),
-            ("e2e_request_latency_seconds", "From the parsed request to its last token.", self.request),
+            ("e2e_request_latency_seconds", "From the request read to its last token.", self.request),
         ):
             yield Family(_both(name), "histogram", help, histogram.samples())
         for name, help, counter in (

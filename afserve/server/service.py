@@ -22,6 +22,8 @@ from afserve.tokenizer import Tokenizer
 T = TypeVar("T")
 # Prompts shorter than this are tokenized where they are: a thread costs more than it saves.
 INLINE_CHARACTERS = 2048
+# Texts with more characters than this per token of context are counted in pieces first.
+SCREENED_CHARACTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,10 @@ class Service:
             )
 
     async def tokenize(
-        self, prompts: Sequence[Prompt], *, add_special_tokens: bool
+        self, prompts: Sequence[Prompt], *, add_special_tokens: bool, param: str = "prompt"
     ) -> tuple[tuple[int, ...], ...]:
         def work() -> tuple[tuple[int, ...], ...]:
-            return tuple(self._ids(prompt, add_special_tokens) for prompt in prompts)
+            return tuple(self._ids(prompt, add_special_tokens, param) for prompt in prompts)
 
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         return work() if size < INLINE_CHARACTERS else await self.worker.run(work)
@@ -77,8 +79,9 @@ class Service:
             extra=chat.template_values,
         )
 
-    def _ids(self, prompt: Prompt, add_special_tokens: bool) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            self._screen(prompt, param)
             return tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         top = self.backend.model.vocab_size
         for i, token_id in enumerate(prompt):
@@ -87,6 +90,15 @@ class Service:
                     f"prompt: token id {token_id} at position {i} is outside [0, {top - 1}]", param="prompt"
                 )
         return prompt
+
+    def _screen(self, text: str, param: str) -> None:
+        """Refuses a text that is far too long before its encoding, many times its size, is built."""
+        limit = self.backend.model.max_model_len
+        if len(text) > SCREENED_CHARACTERS * limit and self.tokenizer.surely_longer(text, limit):
+            raise ContextLengthError(
+                f"{param}: {len(text)} characters are more tokens than the model's context of {limit}; send fewer",
+                param=param,
+            )
 
     def room(self, ids: Sequence[int], wanted: int | None, default: int | None, param: str) -> int:
         """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""

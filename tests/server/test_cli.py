@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -63,12 +64,15 @@ class Terminal:
             [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
+        self._unread = ""
 
     def until(self, text: str) -> str:
-        seen = ""
-        while text not in seen:
-            seen += os.read(self._ours, 4096).decode(errors="replace")
-        return seen
+        """What was printed up to and with `text`."""
+        while text not in self._unread:
+            assert select.select([self._ours], [], [], 30)[0], f"no {text!r} after {self._unread!r}"
+            self._unread += os.read(self._ours, 4096).decode(errors="replace")
+        before, _, self._unread = self._unread.partition(text)
+        return before + text
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -128,6 +132,7 @@ def test_ctrl_c_stops_the_answer_only(server, terminal):
     server.backend.hold_at = None
     terminal.type("two\n")
     terminal.until("tokens/s")
+    terminal.until(">>> ")
     terminal.type("\x04")
     assert terminal.process.wait(20) == 0
 

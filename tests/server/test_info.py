@@ -65,3 +65,13 @@ def test_large_prompts_are_tokenized_off_the_loop(make_backend, run_server):
         reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "the quick brown fox " * 2000})
     assert reply.status_code == 200
     assert reply.json()["usage"]["prompt_tokens"] == len(backend.requests[0].prompt_ids) > 2000
+
+
+def test_texts_far_too_long_are_refused_in_pieces(http, server):
+    for path, field in (("/v1/completions", "prompt"), ("/tokenize", "prompt")):
+        reply = http.post(path, json={field: "the quick brown fox " * 50_000})
+        assert reply.status_code == 400 and "context of 256" in reply.json()["error"]["message"]
+    tokenizer = server.backend.tokenizer
+    text = "naïve 😀 " * 3000
+    assert not tokenizer.surely_longer(text, len(tokenizer.encode(text)))
+    assert tokenizer.surely_longer(text, len(tokenizer.encode(text)) // 2)

@@ -51,7 +51,7 @@ def test_over_http(http, server, nodes):
 def test_times_of_a_request():
     clock = FakeClock()
     metrics = ServerMetrics(clock)
-    timer = metrics.started()
+    timer = metrics.timer(clock.now())
     for seconds, tokens in ((0.03, 1), (0.0035, 1), (0.006, 4)):
         clock.advance(seconds)
         timer.saw(TokenEvent("r", (5,) * tokens, cached_tokens=3))
