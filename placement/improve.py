@@ -18,7 +18,7 @@ from afserve.placement.split import count_replicas, split
 Flags = NDArray[np.bool_]
 
 _ENOUGH = 1e-6  # a smaller fall of the norm, relative to the number of nodes, is not worth a move
-_COOL = 8  # cool nodes tried for a copy; half as many for a trade
+_SCORES = 80_000  # trades scored in a round: the cool nodes tried are as many as that allows, at least 4
 _TRIES = 3  # failures before a layer is split exactly, and again before it is left alone
 _EXACT_NODES = 128  # above, an exact split costs more than it finds
 
@@ -64,17 +64,14 @@ class Search:
         layer, who = np.arange(len(slot_LNS))[:, None, None], np.maximum(self.slot, 0)
         even = np.where(self.slot == FREE, 0, 1 / np.maximum(self._copies[layer, who], 1))
         self.rows = self._load[layer, :, who].transpose(0, 3, 1, 2) * even[:, None]
+        self.level = self.rows.sum(3) / self._pace  # level_LCN, kept in step with the rows
+        self._few = max(4, _SCORES // (len(self.slot) * len(weights) * self.slot.shape[2] ** 2))
         self._refused = np.zeros(self.slot.shape[:2], dtype=bool)
         self._failed = np.zeros(len(self.slot), dtype=np.int64)
 
-    def level(self, row: Ints) -> Floats:
-        """level_LCN of the layers `row`: rows over speed."""
-        level: Floats = self.rows[row].sum(3) / self._pace
-        return level
-
     def norm(self, row: Ints) -> Floats:
         """norm_L: sum over nodes and weighted scenarios of speed * level^8."""
-        norm: Floats = (_eighth(self.level(row)) * self._pace * self._weight_C1).sum((1, 2))
+        norm: Floats = (_eighth(self.level[row]) * self._pace * self._weight_C1).sum((1, 2))
         return norm
 
     def run(self, budget: int, *, copies: bool = True, rounds: int = 10_000) -> int:
@@ -117,18 +114,19 @@ class Search:
                 share = split(self.slot[stuck], load_LE, self._pace, tolerance=1e-4)
                 who = np.maximum(self.slot[stuck], 0)
                 self.rows[stuck, scenario] = share * load_LE[np.arange(len(stuck))[:, None, None], who]
+            self.level[stuck] = self.rows[stuck].sum(3) / self._pace
 
     def _best(self, row: Ints, copies: bool) -> Exchange:
-        level = self.level(row)
+        level = self.level[row]
         heat = (_eighth(level) * self._weight_C1).sum(1)
         hot = np.where(self._refused[row], -1.0, heat).argmax(1)
-        few = min(_COOL, len(self._pace))
+        few = min(2 * self._few, len(self._pace))
         chill = np.where(self._room > 0, heat, np.inf)
         cool_LK = np.argpartition(chill, few - 1, axis=1)[:, :few]
         if not copies:
             return self._trade(row, level, hot, cool_LK)
         copy = self._copy(row, level, hot, cool_LK)
-        few = max(1, few // 2)
+        few = min(self._few, len(self._pace))
         coldest = np.argpartition(np.take_along_axis(chill, cool_LK, 1), few - 1, axis=1)[:, :few]
         return copy.better(self._trade(row, level, hot, np.take_along_axis(cool_LK, coldest, 1)))
 
@@ -152,7 +150,7 @@ class Search:
         return Exchange(row, best, one, one == 0, hot, give, cool_LK[line, near], victim_LK[line, near])
 
     def _victims(self, row: Ints, cool_LK: Ints) -> tuple[Ints, Floats, Floats]:
-        """Per cool node the slot that is missed least: an empty one, or a replica that its expert can spare."""
+        """Per cool node the slot that is missed least: an empty one, or a replica whose traffic its other replicas take best."""
         at = row[:, None]
         slot, rows = self.slot[at, cool_LK], self.rows[at, :, cool_LK].transpose(0, 2, 1, 3)
         who = np.maximum(slot, 0)
@@ -160,10 +158,31 @@ class Search:
             self._copies[at[:, :, None], who] > np.maximum(self._least[at[:, :, None], who], 1)
         )
         spare &= self._usable[cool_LK]
-        victim = np.where(spare, (rows * self._weight_C1[:, :, None]).sum(1), np.inf).argmin(2)
+        refuge = self._refuge(row, cool_LK, who)[:, None]
+        fall = ((_eighth(refuge + rows) - _eighth(refuge)) * self._weight_C1[:, :, None]).sum(1)
+        penalty = np.where(slot == FREE, 0.0, fall)
+        victim = np.where(spare, penalty, np.inf).argmin(2)
         lost = np.take_along_axis(rows, victim[:, None, :, None], 3)[..., 0]
-        penalty = ((_eighth(1 + lost) - 1) * self._weight_C1).sum(1)
-        return np.where(spare.any(2), victim, -1), lost, penalty
+        return (
+            np.where(spare.any(2), victim, -1),
+            lost,
+            np.take_along_axis(penalty, victim[:, :, None], 2)[:, :, 0],
+        )
+
+    def _refuge(self, row: Ints, cool_LK: Ints, expert_LKS: Ints) -> Floats:
+        """level_LKS of the coolest other node that holds each expert of the nodes `cool`."""
+        line, experts = np.arange(len(row))[:, None, None], self._load.shape[2]
+        mean_LN = (self.level[row] * self._weight_C1).sum(1)
+        order_LN = np.argsort(-mean_LN, axis=1)
+        held = np.where(self.slot[row] == FREE, experts, self.slot[row])
+        coolest = np.zeros((len(row), experts + 1), dtype=np.int64)
+        coolest[line, np.take_along_axis(held, order_LN[:, :, None], 1)] = order_LN[:, :, None]
+        others = np.where(coolest[line, held] == np.arange(len(self._pace))[:, None], experts, held)
+        second = coolest.copy()
+        second[line, np.take_along_axis(others, order_LN[:, :, None], 1)] = order_LN[:, :, None]
+        first_LKS, second_LKS = coolest[line, expert_LKS], second[line, expert_LKS]
+        refuge: Floats = mean_LN[line, np.where(first_LKS == cool_LK[:, :, None], second_LKS, first_LKS)]
+        return refuge
 
     def _trade(self, row: Ints, level: Floats, hot: Ints, cool_LK: Ints) -> Exchange:
         """An expert of `hot` and one of a cool node change places, or it goes into an empty slot there.
@@ -194,20 +213,27 @@ class Search:
     def _attempt(self, made: Exchange) -> Flags:
         """Makes the exchanges, undoes those that do not help. Flags those kept."""
         row = made.row
-        before, slot, rows, copies = self.norm(row), self.slot[row], self.rows[row], self._copies[row]
+        saved = [array[row] for array in (self.slot, self.rows, self.level, self._copies)]
+        before = self.norm(row)
         own, theirs = self.slot[row, made.hot, made.give], self.slot[row, made.cool, made.take]
-        self.slot[row, made.cool, made.take] = own
-        self.rows[row, :, made.cool, made.take] = 0.0
+        self._put(row, made.cool, made.take, own)
         back = made.only(made.trade)
-        self.slot[back.row, back.hot, back.give] = theirs[made.trade]
-        self.rows[back.row, :, back.hot, back.give] = 0.0
-        self._copies[row] = count_replicas(self.slot[row], self._load.shape[2])
+        self._put(back.row, back.hot, back.give, theirs[made.trade])
         for expert in (theirs, own, self._movable(row, made.hot)):
             self._pour(row, expert)
         kept = self.norm(row) < before - _ENOUGH * len(self._pace)
-        undo = row[~kept]
-        self.slot[undo], self.rows[undo], self._copies[undo] = slot[~kept], rows[~kept], copies[~kept]
+        for array, old in zip((self.slot, self.rows, self.level, self._copies), saved, strict=True):
+            array[row[~kept]] = old[~kept]
         return kept
+
+    def _put(self, row: Ints, node: Ints, place: Ints, expert: Ints) -> None:
+        """Another expert in a slot, without traffic yet."""
+        old = self.slot[row, node, place]
+        self._copies[row[old != FREE], old[old != FREE]] -= 1
+        self._copies[row[expert != FREE], expert[expert != FREE]] += 1
+        self.level[row, :, node] -= self.rows[row, :, node, place] / self._pace[node][:, None]
+        self.slot[row, node, place] = expert
+        self.rows[row, :, node, place] = 0.0
 
     def _movable(self, row: Ints, node: Ints) -> Ints:
         """The replicated expert with most traffic on `node`, FREE where there is none."""
@@ -220,10 +246,15 @@ class Search:
     def _pour(self, row: Ints, expert_L: Ints) -> None:
         """Water-fills one expert per layer over its replicas, for every scenario, the others as they are."""
         held = (self.slot[row] == expert_L[:, None, None]) & (expert_L != FREE)[:, None, None]
-        rows = np.where(held[:, None], 0.0, self.rows[row])
-        base = np.where(held.any(2)[:, None], rows.sum(3) / self._pace, np.inf)
+        index, node = np.nonzero(held.any(2))
+        layer, place = row[index], held[index, node].argmax(1)
+        base = np.full((len(row), len(self._weight_C1), len(self._pace)), np.inf)
+        old = self.rows[layer, :, node, place]
+        base[index, :, node] = self.level[layer, :, node] - old / self._pace[node][:, None]
         amount = self._load[row, :, np.maximum(expert_L, 0)][:, :, None]
-        self.rows[row] = rows + _fill(base, amount, self._pace)[..., None] * held[:, None]
+        part = _fill(base, amount, self._pace)[index, :, node]
+        self.rows[layer, :, node, place] = part
+        self.level[layer, :, node] += (part - old) / self._pace[node][:, None]
 
 
 def _eighth(x: Floats) -> Floats:

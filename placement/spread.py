@@ -14,6 +14,7 @@ from afserve.placement.problem import Floats, Ints
 _POWER = 4
 _OVERLAP = 0.3  # against the dearest node = 1; from bench/placement.py on recorded domains
 _SAME_RACK = 10.0
+_GRAPH_NODES = 256  # above, who shares with whom is not tracked: neighbours are rarely the same by chance
 
 
 def replicate(load_LE: Floats, least_LE: Ints, slots: int, nodes: int) -> Ints:
@@ -85,7 +86,7 @@ class _Table:
         self._used = np.zeros((layers, nodes), dtype=np.int64)
         self._room = room_N
         self._same_rack = (rack_N[:, None] == rack_N) * _SAME_RACK if np.ptp(rack_N) else None
-        self._shared = np.zeros((layers, nodes, nodes))
+        self._shared = np.zeros((layers, nodes, nodes)) if nodes <= _GRAPH_NODES else None
         self._holding = np.zeros((layers, nodes))  # nodes that hold the expert being placed
         self._row = np.arange(layers)
         self._late: list[tuple[int, int]] = []
@@ -102,7 +103,7 @@ class _Table:
         on, at = self._row[done], node_L[done]
         self._slot[on, at, self._used[on, at]] = expert_L[done]
         self._used[on, at] += 1
-        if again_L.any():
+        if again_L.any() and self._shared is not None:
             self._shared[on, at] += self._holding[on]
             self._shared[on, :, at] += self._holding[on]
         self._holding[on, at] = 1.0
@@ -110,10 +111,12 @@ class _Table:
 
     def _crowding(self) -> Floats:
         """How much each node already shares with the nodes that hold this expert; racks count far more."""
-        near = self._shared if self._same_rack is None else self._shared * _OVERLAP + self._same_rack
-        scale = _OVERLAP if self._same_rack is None else 1.0
-        crowd: Floats = scale * np.matmul(self._holding[:, None, :], near)[:, 0]
-        return crowd
+        crowd_LN = np.zeros(self._holding.shape)
+        if self._shared is not None:
+            crowd_LN += _OVERLAP * np.matmul(self._holding[:, None, :], self._shared)[:, 0]
+        if self._same_rack is not None:
+            crowd_LN += self._holding @ self._same_rack
+        return crowd_LN
 
     def finish(self) -> Ints:
         for layer, expert in self._late:

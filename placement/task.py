@@ -8,7 +8,7 @@ from afserve.placement.improve import Search
 from afserve.placement.pack import pack
 from afserve.placement.plan import FREE
 from afserve.placement.problem import Floats, Ints, Problem, TimeModel
-from afserve.placement.split import node_load, split
+from afserve.placement.split import count_replicas, node_load, split
 from afserve.placement.spread import replicate, spread
 
 _WORK = 40_000_000  # candidate scores of one search: bounds its time alike on every machine
@@ -40,13 +40,13 @@ class Task:
             answer = self._quickest(answer, self.problem.time)
         return answer[0], answer[1]
 
-    def shares(self, slot_LNS: Ints) -> Floats:
+    def shares(self, slot_LNS: Ints, tolerance: float = 1e-8) -> Floats:
         """Optimal for the one load; for several, for the mean and the variance that they show."""
         risk_LE = None
         if len(self.wary_CLE) > 1:
             variance_LE = np.tensordot(self.wary_C, (self.wary_CLE - self.mean_LE) ** 2, 1)
             risk_LE = variance_LE / np.maximum(self.mean_LE**2, 1e-300)
-        return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE)
+        return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE, tolerance=tolerance)
 
     def search(self, slot_LNS: Ints) -> Search:
         return Search(slot_LNS, self.wary_CLE, self.wary_C, self.pace_N, self.least_LE, self.room_N)
@@ -101,16 +101,24 @@ class Task:
 
     def _hunted(self, load_LE: Floats, least_LE: Ints) -> Answer:
         """Spread, then searched where that is not at the bound: no construction is optimal with so few slots."""
-        one = np.ones(1)
+        one, who = np.ones(1), np.arange(len(load_LE))[:, None, None]
         slot = self._spread(load_LE[None], one, least_LE)
-        share = split(slot, load_LE, self.pace_N)
-        top_L = (node_load(slot, share, load_LE) / self.pace_N).max(1)
-        rest = top_L > self._bound(load_LE) * (1 + 1e-6)
+        copies_LNS = count_replicas(slot, self.experts)[who, np.maximum(slot, 0)]
+        share = np.where(slot == FREE, 0.0, 1.0 / np.maximum(copies_LNS, 1))
+        rest = self._above(load_LE, slot, share)
+        if rest.any():
+            share[rest] = split(slot[rest], load_LE[rest], self.pace_N)
+        rest = self._above(load_LE, slot, share)
         if rest.any():
             search = Search(slot[rest], load_LE[None, rest], one, self.pace_N, least_LE[rest], self.room_N)
             search.run(slot.size, rounds=_rounds(search))
             slot[rest], share[rest] = search.slot, split(search.slot, load_LE[rest], self.pace_N)
         return slot, share
+
+    def _above(self, load_LE: Floats, slot_LNS: Ints, share_LNS: Floats) -> NDArray[np.bool_]:
+        top_L = (node_load(slot_LNS, share_LNS, load_LE) / self.pace_N).max(1)
+        above: NDArray[np.bool_] = top_L > self._bound(load_LE) * (1 + 1e-6)
+        return above
 
     def _wary(self) -> Answer:
         slot = self._spread(self.wary_CLE, self.wary_C, self.least_LE)
