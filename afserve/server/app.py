@@ -13,6 +13,7 @@ from afserve.server.generate import Generate
 from afserve.server.generation import Generator
 from afserve.server.inflight import Counted, Inflight
 from afserve.server.info import Info
+from afserve.server.live import Live
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.service import Service
@@ -55,6 +56,7 @@ def _routes(service: Service) -> list[Route]:
     completions = Counted(service.inflight, generate.completions)
     chat = Counted(service.inflight, generate.chat)
     return [
+        Route("/", Live().page, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", info.models, methods=["GET"]),

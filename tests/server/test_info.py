@@ -75,3 +75,10 @@ def test_texts_far_too_long_are_refused_in_pieces(http, server):
     text = "naïve 😀 " * 3000
     assert not tokenizer.surely_longer(text, len(tokenizer.encode(text)))
     assert tokenizer.surely_longer(text, len(tokenizer.encode(text)) // 2)
+
+
+def test_the_page_brings_everything_itself(http):
+    reply = http.get("/")
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "://" not in reply.text and "innerHTML" not in reply.text

@@ -129,7 +129,6 @@ def test_surrogates_in_the_model_name(http):
 def test_unknown_paths_methods_and_models(http):
     for method, path, status in [
         ("GET", "/v1/nothing", 404),
-        ("GET", "/", 404),
         ("POST", "/v1/completions/", 404),
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
