@@ -15,10 +15,10 @@ from torch import Tensor
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.bank import Bank, LocalBankLink
-from afserve.comm.fp8 import quantise
 from afserve.comm.port import Arrival, ExpertPort
 from afserve.comm.routes import RouteTable
-from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Layout, Parcel, Transport
+from afserve.comm.rows import RowSplit, Splitter, native_rows
+from afserve.comm.transport import Box, Header, Kind, Layout, Transport
 from afserve.comm.wire import name
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.placement.plan import Placement
@@ -54,11 +54,10 @@ class Link(Protocol[_AnyTicket]):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One message of a dispatch. `row_R` are its rows' places in the micro-batch, None for all of them in order."""
+    """One message of a dispatch."""
 
     box: Box
     header: Header
-    row_R: Tensor | None
 
 
 @dataclass(slots=True)
@@ -70,6 +69,7 @@ class Ticket:
     rows: int
     device: torch.device
     deadline: float
+    split: RowSplit | None = None
     parts: list[Part] = field(default_factory=list)
     missing: list[Box] = field(default_factory=list)
 
@@ -92,7 +92,9 @@ class ExpertLink:
         self._layout = layout
         self._deadline = deadline
         self._clock = MonotonicClock() if clock is None else clock
-        self._table = RouteTable(placement, layout.slots)
+        self._native = native_rows()
+        self._splitter = Splitter(self._native)
+        self.adopt(placement)
 
     @property
     def epoch(self) -> int:
@@ -101,7 +103,7 @@ class ExpertLink:
 
     def adopt(self, placement: Placement) -> None:
         """Route later dispatches by another placement; tickets under way are not touched."""
-        self._table = RouteTable(placement, self._layout.slots)
+        self._table = RouteTable(placement, self._layout.slots, self._native)
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -110,11 +112,9 @@ class ExpertLink:
         deadline = self._clock.now() + self._deadline
         ticket = Ticket(layer, micro_batch, rows, x_TH.device, deadline)
         if rows:
-            slot_TK = self._table.layers[layer].choose(x_TH, expert_TK)
-            if self._table.nodes == 1:
-                self._send(ticket, 0, None, x_TH, slot_TK, weight_TK)
-            else:
-                self._scatter(ticket, x_TH, slot_TK, weight_TK)
+            split = ticket.split = self._splitter.split(self._table.layers[layer], x_TH, expert_TK, weight_TK)
+            for node, count in split.parts():
+                self._send(ticket, split, node, count)
         return ticket
 
     def ready(self, ticket: Ticket) -> bool:
@@ -135,64 +135,34 @@ class ExpertLink:
 
     def combine(self, ticket: Ticket) -> Tensor:
         assert self.ready(ticket), "combine called on a ticket that is not ready"
-        shape = (ticket.rows, self._layout.hidden)
-        if len(ticket.parts) == 1 and ticket.parts[0].row_R is None:
-            x_RH = self._answer(ticket.parts[0]).x_RH
+        if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
+            x_RH = self._answer(ticket.parts[0])
             return x_RH.to(ticket.device, torch.float32, copy=True)
-        y_TH = torch.zeros(shape, dtype=torch.float32)
+        y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=ticket.device)
         for part in ticket.parts:
-            x_RH = self._answer(part).x_RH.float()
-            if part.row_R is None:
-                y_TH += x_RH
-            else:
-                y_TH.index_add_(0, part.row_R, x_RH)
-        return y_TH.to(ticket.device)
+            assert ticket.split is not None
+            ticket.split.add(part.box.expert, self._answer(part), y_TH)
+        return y_TH
 
     def close(self) -> None:
         self._transport.close()
 
-    def _scatter(self, ticket: Ticket, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor) -> None:
-        slots = self._layout.slots
-        for node in range(self._table.nodes):
-            local_TK = slot_TK - node * slots
-            outside_TK = (local_TK < 0) | (local_TK >= slots)
-            local_TK.masked_fill_(outside_TK, NO_SLOT)
-            row_R = (~outside_TK.all(1)).nonzero().flatten()
-            if row_R.numel() == ticket.rows:
-                self._send(ticket, node, None, x_TH, local_TK, weight_TK)
-            elif row_R.numel():
-                self._send(ticket, node, row_R, x_TH, local_TK, weight_TK)
-
-    def _send(
-        self,
-        ticket: Ticket,
-        node: int,
-        row_R: Tensor | None,
-        x_TH: Tensor,
-        slot_TK: Tensor,
-        weight_TK: Tensor,
-    ) -> None:
+    def _send(self, ticket: Ticket, split: RowSplit, node: int, rows: int) -> None:
         box = Box(self._attention, node, ticket.micro_batch)
         sequence = self._transport.next_sequence(box)
-        rows = ticket.rows if row_R is None else row_R.numel()
-        header = Header(
-            Kind.DISPATCH, self._table.epoch, sequence, ticket.layer, rows, self._layout.dispatch_wire
-        )
-        parcel = self._transport.stage(box, header)
-        if row_R is None:
-            _fill(parcel, x_TH, slot_TK, weight_TK)
-        else:
-            _fill(parcel, x_TH[row_R], slot_TK[row_R], weight_TK[row_R])
+        wire = self._layout.dispatch_wire
+        header = Header(Kind.DISPATCH, self._table.epoch, sequence, ticket.layer, rows, wire)
+        split.fill(node, self._transport.stage(box, header))
         self._transport.post(box)
-        ticket.parts.append(Part(box, header, row_R))
+        ticket.parts.append(Part(box, header))
         ticket.missing.append(box)
 
-    def _answer(self, part: Part) -> Parcel:
+    def _answer(self, part: Part) -> Tensor:
         parcel = self._transport.take(part.box)
         sent, got = part.header, parcel.header
         if (got.epoch, got.layer, got.rows) != (sent.epoch, sent.layer, sent.rows):
             raise ProtocolError(f"{name(part.box)}: {got} does not answer {sent}")
-        return parcel
+        return parcel.x_RH
 
     def _overdue(self, ticket: Ticket) -> str:
         who = ", ".join(f"expert-{box.expert}" for box in ticket.missing)
@@ -200,13 +170,3 @@ class ExpertLink:
             f"{who} did not answer layer {ticket.layer} of attention-{self._attention}, micro-batch "
             f"{ticket.micro_batch}, within {self._deadline:g} s"
         )
-
-
-def _fill(parcel: Parcel, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor) -> None:
-    assert parcel.slot_RK is not None and parcel.weight_RK is not None
-    if parcel.scale_RS is None:
-        parcel.x_RH.copy_(x_RH)
-    else:
-        quantise(x_RH, parcel.x_RH, parcel.scale_RS)
-    parcel.slot_RK.copy_(slot_RK)
-    parcel.weight_RK.copy_(weight_RK)

@@ -6,6 +6,7 @@ shares are met on average, and experts that are replicated on the same nodes sen
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +26,15 @@ _NEVER = 2.0
 class LayerRoutes:
     """Slots are global: node * slots + slot. The last row stands for expert -1, a choice that does not count.
 
-    P replicas at most. `below_EP` are the upper ends of the intervals of all but the last replica.
+    P replicas at most. `below_EP` are the upper ends of the intervals of all but the last replica (one if P is 1).
+    `handle` is the native library's form of the same, over the same memory.
     """
 
     slot_EP: Tensor
     below_EP: Tensor
+    nodes: int
+    slots: int
+    handle: object | None = None
 
     def choose(self, x_TH: Tensor, expert_TK: Tensor) -> Tensor:
         """Global slots, int32, shaped like expert_TK."""
@@ -41,9 +46,9 @@ class LayerRoutes:
 
 
 class RouteTable:
-    """All layers of one placement, for nodes of `slots` slots each."""
+    """All layers of one placement, for nodes of `slots` slots each. `native` is the native library's module."""
 
-    def __init__(self, placement: Placement, slots: int) -> None:
+    def __init__(self, placement: Placement, slots: int, native: Any | None = None) -> None:
         if placement.slots_per_node() > slots:
             raise ConfigError(
                 f"placement needs {placement.slots_per_node()} slots per expert node, they have {slots}"
@@ -53,7 +58,7 @@ class RouteTable:
         seen: dict[LayerPlacement, LayerRoutes] = {}
         for layer in placement.layers:
             if layer not in seen:
-                seen[layer] = _tables(layer, placement.experts, slots)
+                seen[layer] = _tables(layer, placement.experts, slots, native)
         self.layers = tuple(seen[layer] for layer in placement.layers)
 
 
@@ -63,13 +68,13 @@ def row_number(x_TH: Tensor) -> Tensor:
     key_TC = x_TH[:, :columns]
     if key_TC.shape[1] < columns:
         key_TC = functional.pad(key_TC, (0, columns - key_TC.shape[1]))
-    word_T2 = key_TC.contiguous().view(torch.int64)
+    word_T2 = key_TC.clone(memory_format=torch.contiguous_format).view(torch.int64)
     mixed_T = word_T2[:, 0] * _MIX[0] + word_T2[:, 1] * _MIX[1]
     mixed_T = (mixed_T ^ (mixed_T >> 29)) * _MIX[2]
     return ((mixed_T >> (64 - _BITS)) & ((1 << _BITS) - 1)).float() / (1 << _BITS)
 
 
-def _tables(layer: LayerPlacement, experts: int, slots: int) -> LayerRoutes:
+def _tables(layer: LayerPlacement, experts: int, slots: int, native: Any | None) -> LayerRoutes:
     replicas = [[r for r in layer.replicas(e) if r[2] > 0] for e in range(experts)]
     width = max((len(found) for found in replicas), default=1)
     slot_EP = torch.full((experts + 1, width), NO_SLOT, dtype=torch.int32)
@@ -81,4 +86,8 @@ def _tables(layer: LayerPlacement, experts: int, slots: int) -> LayerRoutes:
             slot_EP[expert, position:] = node * slots + slot
             if position < len(found) - 1:
                 below_EP[expert, position] = total
-    return LayerRoutes(slot_EP, below_EP)
+    handle = None
+    if native is not None:
+        addresses = slot_EP.data_ptr(), below_EP.data_ptr()
+        handle = native.Routes(*addresses, experts, width, len(layer.slots), slots)
+    return LayerRoutes(slot_EP, below_EP, len(layer.slots), slots, handle)

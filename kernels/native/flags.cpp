@@ -227,7 +227,10 @@ class FlagBoard {
 
 }  // namespace
 
+void bind_m2n(py::module_& module);  // m2n.cpp
+
 void bind_flags(py::module_& module) {
+    bind_m2n(module);
     py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/flags.py.")
         .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&>())
         .def("value", &FlagBoard::value)

@@ -1,0 +1,160 @@
+"""The rows of one dispatch by expert node: which go where, into a mailbox, and partial sums back into their rows.
+
+In PyTorch, and in the native library where it is built and the tensors lie as it needs them; both do the same, bit by
+bit. It knows slots and rows, no boxes.
+
+Shapes: T rows of a micro-batch, R rows that go to one node, H hidden size, K top-k.
+"""
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from afserve.comm.fp8 import quantise
+from afserve.comm.routes import LayerRoutes
+from afserve.comm.transport import NO_SLOT, Parcel
+
+_CODES = {torch.float32: 0, torch.bfloat16: 1}
+_EXPERT_DTYPES = (torch.int32, torch.int64)
+
+
+class RowSplit(Protocol):
+    def parts(self) -> list[tuple[int, int]]:
+        """(node, number of rows) of every node that gets any, in order."""
+        ...
+
+    def fill(self, node: int, parcel: Parcel) -> None:
+        """The node's rows, its slots and the weights into a mailbox's views."""
+        ...
+
+    def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
+        """Add the node's partial sums to their rows, in float32."""
+        ...
+
+
+class TorchSplit:
+    """Any device, any dtype. With one node all rows go there in order, and no index is made."""
+
+    def __init__(self, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:
+        self._x_TH, self._weight_TK, self._slots = x_TH, weight_TK, routes.slots
+        self._slot_TK = routes.choose(x_TH, expert_TK)
+        self._row_R: dict[int, Tensor | None] = (
+            {0: None} if routes.nodes == 1 else self._by_node(routes.nodes)
+        )
+
+    def parts(self) -> list[tuple[int, int]]:
+        rows = len(self._x_TH)
+        return [(node, rows if row_R is None else row_R.numel()) for node, row_R in self._row_R.items()]
+
+    def fill(self, node: int, parcel: Parcel) -> None:
+        assert parcel.slot_RK is not None and parcel.weight_RK is not None
+        row_R = self._row_R[node]
+        if row_R is None:
+            parcel.slot_RK.copy_(self._slot_TK)
+            parcel.weight_RK.copy_(self._weight_TK)
+            _write(self._x_TH, parcel)
+            return
+        slot_RK = self._slot_TK[row_R] - node * self._slots
+        slot_RK.masked_fill_((slot_RK < 0) | (slot_RK >= self._slots), NO_SLOT)
+        parcel.slot_RK.copy_(slot_RK)
+        parcel.weight_RK.copy_(self._weight_TK[row_R])
+        _write(self._x_TH[row_R], parcel)
+
+    def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
+        row_R = self._row_R[node]
+        assert row_R is not None, "the only node's sums need no adding"
+        y_TH.index_add_(0, row_R.to(y_TH.device), part_RH.to(y_TH.device, torch.float32))
+
+    def _by_node(self, nodes: int) -> dict[int, Tensor | None]:
+        node_TK = torch.div(self._slot_TK, self._slots, rounding_mode="floor")
+        row_R = {node: (node_TK == node).any(1).nonzero()[:, 0] for node in range(nodes)}
+        return {node: row_R for node, row_R in row_R.items() if row_R.numel()}
+
+
+class NativeSplit:
+    """In host memory. Keeps the tensors whose addresses it uses."""
+
+    def __init__(
+        self, native: Any, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor
+    ) -> None:
+        self._x_TH, self._weight_TK = x_TH, weight_TK
+        size = x_TH.element_size()
+        rows, choices = expert_TK.shape
+        self._split = native.RowSplit(
+            routes.handle,
+            x_TH.data_ptr(),
+            x_TH.shape[1] * size,
+            x_TH.stride(0) * size,
+            expert_TK.data_ptr(),
+            expert_TK.dtype is torch.int64,
+            rows,
+            choices,
+        )
+
+    def parts(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = self._split.parts()
+        return found
+
+    def fill(self, node: int, parcel: Parcel) -> None:
+        assert parcel.slot_RK is not None and parcel.weight_RK is not None
+        alike = parcel.x_RH.dtype is self._x_TH.dtype
+        self._split.fill(
+            node,
+            self._weight_TK.data_ptr(),
+            parcel.x_RH.data_ptr() if alike else 0,
+            parcel.slot_RK.data_ptr(),
+            parcel.weight_RK.data_ptr(),
+        )
+        if not alike:
+            _write(self._x_TH[self._rows(node)], parcel)
+
+    def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
+        code = _CODES.get(part_RH.dtype)
+        if code is None:
+            y_TH.index_add_(0, self._rows(node), part_RH.float())
+        else:
+            self._split.add(node, part_RH.data_ptr(), code, y_TH.data_ptr(), y_TH.shape[1])
+
+    def _rows(self, node: int) -> Tensor:
+        return torch.tensor(self._split.rows(node))
+
+
+class Splitter:
+    """Makes the split of a dispatch, in the native library where that is possible."""
+
+    def __init__(self, native: Any | None) -> None:
+        self._native = native
+
+    def split(self, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> RowSplit:
+        if self._native is None or routes.handle is None or not _plain(x_TH, expert_TK, weight_TK):
+            return TorchSplit(routes, x_TH, expert_TK, weight_TK)
+        return NativeSplit(self._native, routes, x_TH, expert_TK, weight_TK)
+
+
+def native_rows() -> Any | None:
+    """The native library's module if it is built and has what is needed here."""
+    try:
+        native = import_module("afserve.kernels._native")
+    except ImportError:
+        return None
+    return native if hasattr(native, "RowSplit") else None
+
+
+def _plain(x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> bool:
+    return (
+        x_TH.is_cpu
+        and x_TH.stride(1) == 1
+        and expert_TK.dtype in _EXPERT_DTYPES
+        and expert_TK.is_contiguous()
+        and weight_TK.dtype is torch.float32
+        and weight_TK.is_contiguous()
+    )
+
+
+def _write(x_RH: Tensor, parcel: Parcel) -> None:
+    if parcel.scale_RS is None:
+        parcel.x_RH.copy_(x_RH)
+    else:
+        quantise(x_RH, parcel.x_RH, parcel.scale_RS)
