@@ -28,6 +28,21 @@ def layer_period(attention: Number, experts: Number, dispatch: Number, combine: 
     return larger(m * station, attention + experts + dispatch + combine)  # type: ignore[operator, no-any-return]
 
 
+def step_seconds(
+    attention: Number, experts: Number, period: Number, outside: Number, layers: int, micro_batches: int
+) -> Number:
+    """Seconds from one step of a micro-batch to its next: `layers` periods and the work outside of them.
+
+    `outside` runs on the attention node, once per micro-batch. While one micro-batch is there no other gets attention,
+    so the experts run dry after the m - 1 pieces they may still hold; only that much of it hides. The attention
+    node's whole work is a floor.
+    """
+    others = micro_batches - 1
+    exposed = larger(outside - others * experts, 0 * outside)  # type: ignore[operator]
+    waiting = layers * period + outside + others * exposed  # type: ignore[operator]
+    return larger(waiting, micro_batches * (layers * attention + outside))  # type: ignore[operator]
+
+
 @dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds for one micro-batch and one MoE layer at each station; `outside` is per step, on the attention node
@@ -68,13 +83,9 @@ class StageTimes:
         return layer_period(self.attention, self.experts, self.dispatch, self.combine, micro_batches)
 
     def iteration(self, layers: int, micro_batches: int) -> float:
-        """Seconds from a token to the same request's next token, `layers` MoE layers, in the steady state.
-
-        The attention node also spends `outside` once a micro-batch; it hides behind the other micro-batches only
-        while they wait, so the step is at least the attention node's whole work.
-        """
-        busy = micro_batches * (layers * self.attention + self.outside)
-        return max(layers * self.period(micro_batches) + self.outside, busy)
+        """Seconds from a token to the same request's next token, `layers` MoE layers, in the steady state."""
+        period = self.period(micro_batches)
+        return step_seconds(self.attention, self.experts, period, self.outside, layers, micro_batches)
 
     def first_pass(self, layers: int, micro_batches: int) -> float:
         """Seconds until the last micro-batch of one isolated step is done: fill, m*L - 1 turns of the station."""

@@ -42,9 +42,7 @@ def attention_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
     found = {}
     every = rows(data, name, lambda row: _full_fa3(row) and int(row["step"]) >= 256)
     for label, kv, width in (("bf16", "bfloat16", 2.0), ("fp8", "fp8", 1.0)):
-        chosen = rows(
-            data, name, lambda row: row["kv_cache_dtype"] == kv and _full_fa3(row) and int(row["step"]) >= 256
-        )
+        chosen = [row for row in every if row["kv_cache_dtype"] == kv]
         found[f"core.gqa.{label}"] = fit_decode_attention(
             chosen, chip, width, "vLLM 0.24 FA3, contexts from 256"
         )
@@ -92,9 +90,9 @@ def expert_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
     }
     every = rows(data, "moe_vllm_0.24.0_moe_perf", _plain)
     for label, name in (("bf16", "bfloat16"), ("int4", "int4_wo")):
-        chosen = rows(data, "moe_vllm_0.24.0_moe_perf", lambda row: row["moe_dtype"] in names and _plain(row))
+        chosen = [row for row in every if row["moe_dtype"] == name]
         found[f"experts.{label}"] = fit_experts(
-            chosen, chip, label, f"vLLM 0.24 {names[0]}, up to 8,192 tokens, EP to 8"
+            chosen, chip, label, f"vLLM 0.24 {name}, up to 8,192 tokens, EP to 8"
         )
     return found
 

@@ -76,7 +76,7 @@ def _memory_words(question: Question) -> str:
     needed = int(np.ceil((experts + attention + cache) / (chip.memory * USABLE)))
     return (
         f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
-        f"({precision.experts}), attention weights {attention / _GIB:,.0f} GiB per attention rank ({precision.attention}) and "
+        f"({precision.experts}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
         f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
         f"It takes at least {needed} {chip.name}; offer more devices or a narrower precision"
     )

@@ -4,12 +4,12 @@ The layouts are vectorised: ranks, expert devices and batch may be arrays that b
 `afserve/pipeline.py` turns stage times into iteration time; `search.py` tries layouts. Docstrings state assumptions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.pipeline import larger, layer_period
+from afserve.pipeline import larger, layer_period, step_seconds
 from afserve.placement.hardware import Hardware
 from afserve.placement.perf_attention import (
     AttentionTimes,
@@ -37,6 +37,7 @@ class Setting:
     draft_tokens and acceptance: multi-token prediction; a step yields 1 + acceptance * draft_tokens tokens.
     shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3).
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
+    steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
     percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
     """
 
@@ -49,6 +50,7 @@ class Setting:
     acceptance: float = 0.0
     shared_on_experts: bool = False
     exchange_kernels: bool = True
+    steps_ahead: bool = False
     percentile99: bool = False
 
     @property
@@ -126,7 +128,7 @@ def afd_stages(
     attention = times.moe_layers / layers + 2 * setting.exchange
     experts = experts + 2 * setting.exchange
     period = layer_period(attention, experts, dispatch, combine, micro_batches)
-    step = larger(layers * period + times.outside, micro_batches * (layers * attention + times.outside))
+    step = step_seconds(attention, experts, period, times.outside, layers, micro_batches)
     prompt = _prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
     return _finish(
         setting,
@@ -170,9 +172,7 @@ def colocated_stages(
     exchange = 4 * setting.exchange * (ranks > 1) * (micro_batches > 1)
     attention = times.moe_layers / layers + exchange
     period = layer_period(attention + experts, 0.0 * experts, dispatch, combine, micro_batches)
-    step = larger(
-        layers * period + times.outside, micro_batches * (layers * (attention + experts) + times.outside)
-    )
+    step = step_seconds(attention + experts, 0.0 * experts, period, times.outside, layers, micro_batches)
     prompt = _prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
     prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
     return _finish(
@@ -201,7 +201,7 @@ def attention_half(
     slowest = above * work.context_deviation / np.sqrt(np.maximum(batch, 1.0))
     context = work.context_mean + slowest
     requests = np.asarray(batch + 0.0 * context)
-    return attention_step(
+    times = attention_step(
         setting.shape,
         chip,
         setting.curves,
@@ -212,6 +212,10 @@ def attention_half(
         setting.rows_per_request,
         with_ffn,
     )
+    if not setting.steps_ahead:
+        return times
+    hidden = setting.curves.pick("step", setting.precision.attention).launch
+    return replace(times, outside=times.outside - hidden)
 
 
 def expert_half(setting: Setting, chip: Hardware, tokens: Array, devices: Array) -> Array:

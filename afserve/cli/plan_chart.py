@@ -33,11 +33,11 @@ def pareto_png(path: Path, question: Question, curves: Curves) -> None:
     for kind, plans in curves.items():
         speed = [1 / plan.tpot for plan in plans]
         value = [plan.tok_s_per_device for plan in plans]
-        error = [plan.error * plan.tok_s_per_device for plan in plans]
+        spread = [plan.error * plan.tok_s_per_device for plan in plans]
         axes.errorbar(
             speed,
             value,
-            yerr=error,
+            yerr=spread,
             marker="o",
             ms=4,
             lw=1.5,

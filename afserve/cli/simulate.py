@@ -1,0 +1,194 @@
+"""`afserve simulate`: play the best plan event by event, layers first, then requests."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from afserve.cli.plan_options import build_question, question_flags
+
+if TYPE_CHECKING:
+    from afserve.placement.outline import Plan
+    from afserve.placement.planner import Question
+    from afserve.placement.simulate import Played
+    from afserve.placement.simulate_requests import Served
+
+_SHOWN_RANKS = 8
+
+
+@click.command("simulate", short_help="Play a plan event by event.")
+@question_flags
+@click.option("--kind", type=click.Choice(("afd", "colocated")), help="Play the best plan of this kind.")
+@click.option(
+    "--steps", default=16, type=click.IntRange(2, 10000), help="Decode steps per micro-batch.  [default: 16]"
+)
+@click.option(
+    "--requests", default=400, type=click.IntRange(1, 200000), help="Requests to play.  [default: 400]"
+)
+@click.option(
+    "--load", default=0.8, help="Arrival rate as a share of what the plan can serve.  [default: 0.8]"
+)
+@click.option("--jitter", default=0.02, help="Mean random lengthening of every stage.  [default: 0.02]")
+@click.option("--stall", default=0.0, help="Chance that a stage takes five times as long.  [default: 0]")
+@click.option("--seed", default=0, help="Random seed.")
+@click.option("--timeline", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate(
+    kind: str | None,
+    steps: int,
+    requests: int,
+    load: float,
+    jitter: float,
+    stall: float,
+    seed: int,
+    timeline: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Play the best plan event by event: ping-pong, random lengths, stragglers, arrivals.
+
+    \b
+    afserve simulate --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --input 2000 --output 500
+    """
+    from afserve.errors import ConfigError, DoesNotFitError
+    from afserve.placement.infeasible import explain
+    from afserve.placement.planner import answer
+
+    for name, value in (("load", load), ("jitter", jitter), ("stall", stall)):
+        if not 0 <= value <= (10 if name == "load" else 1) or (name == "load" and value == 0):
+            raise ConfigError(f"--{name}: {value:g} is outside its range", param=name)
+    question = build_question(**flags)
+    if kind is not None:
+        question = replace(question, kinds=(kind,))
+    best = answer(question).best()
+    if best is None:
+        raise DoesNotFitError(explain(question))
+    played = _play_layers(question, best, steps, jitter, stall, seed) if best.kind == "afd" else None
+    served = _play_requests(question, best, played, requests, load, seed)
+    values = _values(question, best, played, served)
+    click.echo(json.dumps(values, indent=2) if as_json else _text(best, values))
+    if timeline is not None:
+        _write_timeline(timeline, played)
+
+
+def _play_layers(
+    question: "Question", plan: "Plan", steps: int, jitter: float, stall: float, seed: int
+) -> "Played":
+    from afserve.placement.simulate import Script, Simulation
+    from afserve.placement.simulate_stages import StageTable
+
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    stages = StageTable(question.setting, plan, chips[plan.attention.hardware], chips[plan.experts.hardware])
+    script = Script(
+        plan.ranks,
+        plan.micro_batches,
+        plan.layers,
+        steps=steps,
+        warm=max(2, steps // 4),
+        jitter=jitter,
+        stall_chance=stall,
+        seed=seed,
+    )
+    simulation = Simulation(script, stages)
+    _progress("layers", simulation.play())
+    return simulation.result
+
+
+def _play_requests(
+    question: "Question", plan: "Plan", played: "Played | None", requests: int, load: float, seed: int
+) -> "Served":
+    import numpy as np
+
+    from afserve.placement.simulate_ranks import arrivals_for, rank_of
+    from afserve.placement.simulate_requests import Served, serve
+
+    rng = np.random.default_rng(seed)
+    rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
+    together = Served()
+    shown = min(plan.ranks, _SHOWN_RANKS)
+    for number in range(shown):
+        arrivals = arrivals_for(question, plan, load, max(requests // shown, 1), number, rng)
+        _progress(f"requests, rank {number + 1} of {shown}", serve(rank, arrivals, rng, together))
+    return together
+
+
+def _progress(what: str, steps: Iterator[float]) -> None:
+    for share in steps:
+        _show(what, share)
+    _show(what, 1.0)
+
+
+def _show(what: str, share: float) -> None:
+    if sys.stderr.isatty():
+        end = "\r" if share < 1 else "\r\033[K"
+        print(f"{what}: {share:4.0%}", end=end, file=sys.stderr, flush=True)
+
+
+def _values(question: "Question", plan: "Plan", played: "Played | None", served: "Served") -> dict[str, Any]:
+    import numpy as np
+
+    from afserve.placement.infeasible import describe
+    from afserve.placement.simulate_requests import goodput
+
+    def percentiles(seconds: list[float]) -> dict[str, float]:
+        return {f"p{p}": round(float(np.percentile(seconds, p)) * 1e3, 3) for p in (50, 90, 99)}
+
+    scale = plan.ranks / min(plan.ranks, _SHOWN_RANKS)
+    values: dict[str, Any] = {
+        "plan": describe(plan),
+        "micro_batches": plan.micro_batches,
+        "batch": plan.batch,
+        "closed_form_tpot_ms": round(plan.tpot * 1e3, 3),
+        "requests": len(served.ttft),
+        "tpot_ms": percentiles(served.tpot),
+        "ttft_ms": percentiles(served.ttft),
+        "tok_s": round(scale * served.tokens / served.seconds, 1),
+        "goodput_requests_per_s": round(
+            scale * goodput(served, question.targets.tpot, question.targets.ttft), 3
+        ),
+    }
+    if played is not None:
+        step = float(np.mean(played.step_seconds)) / question.setting.tokens_per_step
+        decode = plan.tpot * (1 - plan.prefill_share)
+        values["full_batch_tpot_ms"] = round(step * 1e3, 3)
+        values["closed_form_tpot_ms"] = round(decode * 1e3, 3)
+        values["difference"] = round(step / decode - 1, 4)
+        values["idle"] = {name: round(1 - share, 4) for name, share in played.busy.items()}
+    return values
+
+
+def _text(plan: "Plan", values: dict[str, Any]) -> str:
+    lines = [f"{values['plan']}; {plan.micro_batches} micro-batches of {plan.batch}"]
+    if "idle" in values:
+        idle = ", ".join(f"{name} {share:.0%}" for name, share in values["idle"].items())
+        lines.append(
+            f"full batch, decode: {values['full_batch_tpot_ms']} ms per token simulated, "
+            f"{values['closed_form_tpot_ms']} in closed form ({values['difference']:+.1%}); idle: {idle}"
+        )
+    for name, label in (("tpot_ms", "TPOT"), ("ttft_ms", "TTFT")):
+        found = values[name]
+        lines.append(f"{label} ms: p50 {found['p50']:,.1f}, p90 {found['p90']:,.1f}, p99 {found['p99']:,.1f}")
+    lines.append(
+        f"{values['tok_s']:,.0f} tok/s, {values['goodput_requests_per_s']:,.2f} requests/s inside the targets, "
+        f"{values['requests']:,} requests played"
+    )
+    return "\n".join(lines)
+
+
+def _write_timeline(path: Path, played: "Played | None") -> None:
+    from afserve.errors import ConfigError
+    from afserve.placement.timeline import perfetto_json
+
+    if played is None:
+        raise ConfigError(
+            "--timeline: the best plan is colocated and has no ping-pong; add --kind afd", param="timeline"
+        )
+    try:
+        path.write_text(perfetto_json(played.spans), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--timeline {path}: {error.strerror}", param="timeline") from error
+    click.echo(f"wrote {path}; open it at https://ui.perfetto.dev", err=True)

@@ -1,0 +1,96 @@
+"""Requests through one deployment: arrivals, waiting, prompts, decoding to the last token; TTFT, TPOT and goodput.
+
+Ranks are independent queues fed in turn. A rank's step lasts what the closed form says for the requests it holds
+just then, times a factor drawn from the layer-level simulation, plus the prompts it admits. Values in, values out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Seconds, prompt and answer tokens per request, by arrival."""
+
+    seconds: Array
+    prompt: Array
+    answer: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rank:
+    """step[n]: seconds of a step with n requests (n = 0..slots). factors: what to multiply steps by, drawn evenly.
+    prompt_second: seconds one prompt token adds to the step that admits it; chunk: prompt tokens per step at most."""
+
+    slots: int
+    step: Array
+    factors: Array
+    prompt_second: float
+    tokens_per_step: float = 1.0
+    chunk: float = 8192.0
+
+
+@dataclass(slots=True)
+class Served:
+    """Per finished request, seconds: time to first token, per output token, and when it ended."""
+
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+def poisson(rate: float, count: int, prompt: Array, answer: Array, rng: np.random.Generator) -> Arrivals:
+    """`count` arrivals at `rate` per second with lengths drawn together from the samples."""
+    picked = rng.integers(0, len(prompt), count)
+    return Arrivals(np.cumsum(rng.exponential(1 / rate, count)), prompt[picked], answer[picked])
+
+
+def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served) -> Iterator[float]:
+    """One rank until its last request ends, adding to `done`; yields the share of requests admitted."""
+    now, upcoming, total = 0.0, 0, len(arrivals.seconds)
+    left, begun, first, wanted = (np.empty(0) for _ in range(4))
+    while upcoming < total or len(left):
+        if not len(left):
+            now = max(now, float(arrivals.seconds[upcoming]))
+        room, admitted, reading = rank.slots - len(left), upcoming, 0.0
+        while admitted < total and admitted - upcoming < room and arrivals.seconds[admitted] <= now:
+            if reading and reading + arrivals.prompt[admitted] > rank.chunk:
+                break
+            reading += float(arrivals.prompt[admitted])
+            admitted += 1
+        fresh = slice(upcoming, admitted)
+        left = np.concatenate([left, arrivals.answer[fresh]])
+        wanted = np.concatenate([wanted, arrivals.answer[fresh]])
+        begun = np.concatenate([begun, arrivals.seconds[fresh]])
+        first = np.concatenate([first, np.full(admitted - upcoming, np.nan)])
+        now += float(rank.step[len(left)]) * float(rng.choice(rank.factors)) + reading * rank.prompt_second
+        left -= rank.tokens_per_step
+        first = np.where(np.isnan(first), now, first)
+        ended = left <= 0
+        if ended.any():
+            _finish(done, now, begun[ended], first[ended], wanted[ended])
+            left, begun, first, wanted = left[~ended], begun[~ended], first[~ended], wanted[~ended]
+        if admitted != upcoming:
+            upcoming = admitted
+            yield upcoming / total
+
+
+def _finish(done: Served, now: float, begun: Array, first: Array, wanted: Array) -> None:
+    done.ttft.extend((first - begun).tolist())
+    done.tpot.extend(((now - first) / np.maximum(wanted - 1, 1.0)).tolist())
+    done.ended.extend([now] * len(begun))
+    done.tokens += float(wanted.sum())
+    done.seconds = max(done.seconds, now)
+
+
+def goodput(done: Served, tpot: float, ttft: float) -> float:
+    """Requests per second that met both targets."""
+    met = sum(a <= ttft and b <= tpot for a, b in zip(done.ttft, done.tpot, strict=True))
+    return met / done.seconds if done.seconds else 0.0
