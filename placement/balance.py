@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from afserve.placement.hunt import Answer
 from afserve.placement.memory import within_memory
 from afserve.placement.outcome import Balanced, Certificate
 from afserve.placement.plan import Placement
 from afserve.placement.problem import Floats, Ints, MovePrice, Problem
 from afserve.placement.standing import adopt, align, count_moves, relabel
-from afserve.placement.task import Answer, Task
+from afserve.placement.task import Task
 
 _EQUAL = (
     0.002  # plans within 0.2 % of one another count as equally balanced: the one with fewer moves is taken

@@ -4,16 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.bound import lower_bound
+from afserve.placement.hunt import Answer, Hunt, rounds
 from afserve.placement.improve import Search
 from afserve.placement.pack import pack
 from afserve.placement.plan import FREE
 from afserve.placement.problem import Floats, Ints, Problem, TimeModel
-from afserve.placement.split import count_replicas, node_load, split
+from afserve.placement.split import node_load, split
 from afserve.placement.spread import replicate, spread
-
-_WORK = 40_000_000  # candidate scores of one search: bounds its time alike on every machine
-
-Answer = tuple[Ints, Floats]  # slot_LNS, share_LNS
 
 
 class Task:
@@ -96,29 +93,15 @@ class Task:
     def _known(self, load_LE: Floats) -> Answer:
         slot, share, exact_L = pack(load_LE, self.room_N, self.pace_N)
         if not exact_L.all():
-            slot[~exact_L], share[~exact_L] = self._hunted(load_LE[~exact_L], self.least_LE[~exact_L])
+            hunt = Hunt(
+                load_LE[~exact_L],
+                self.least_LE[~exact_L],
+                self.room_N,
+                self.pace_N,
+                self.problem.nodes.racks(),
+            )
+            slot[~exact_L], share[~exact_L] = hunt.run()
         return fill_spare(slot, load_LE, self.room_N), share
-
-    def _hunted(self, load_LE: Floats, least_LE: Ints) -> Answer:
-        """Spread, then searched where that is not at the bound: no construction is optimal with so few slots."""
-        one, who = np.ones(1), np.arange(len(load_LE))[:, None, None]
-        slot = self._spread(load_LE[None], one, least_LE)
-        copies_LNS = count_replicas(slot, self.experts)[who, np.maximum(slot, 0)]
-        share = np.where(slot == FREE, 0.0, 1.0 / np.maximum(copies_LNS, 1))
-        rest = self._above(load_LE, slot, share)
-        if rest.any():
-            share[rest] = split(slot[rest], load_LE[rest], self.pace_N)
-        rest = self._above(load_LE, slot, share)
-        if rest.any():
-            search = Search(slot[rest], load_LE[None, rest], one, self.pace_N, least_LE[rest], self.room_N)
-            search.run(slot.size, rounds=_rounds(search))
-            slot[rest], share[rest] = search.slot, split(search.slot, load_LE[rest], self.pace_N)
-        return slot, share
-
-    def _above(self, load_LE: Floats, slot_LNS: Ints, share_LNS: Floats) -> NDArray[np.bool_]:
-        top_L = (node_load(slot_LNS, share_LNS, load_LE) / self.pace_N).max(1)
-        above: NDArray[np.bool_] = top_L > self._bound(load_LE) * (1 + 1e-6)
-        return above
 
     def _wary(self) -> Answer:
         slot = self._spread(self.wary_CLE, self.wary_C, self.least_LE)
@@ -148,7 +131,7 @@ class Task:
         racks = self.problem.nodes.racks()
         slot = spread(cost_LE[None], np.ones(1), one, self.room_N, self.pace_N, racks)
         search = Search(slot, cost_LE[None], np.ones(1), self.pace_N, one, self.room_N)
-        search.run(slot.size, copies=False, rounds=_rounds(search))
+        search.run(slot.size, copies=False, rounds=rounds(search.slot))
         return fill_spare(search.slot, cost_LE, self.room_N), (search.slot != FREE) * 1.0
 
 
@@ -158,10 +141,6 @@ def _with_surprise(load_CLE: Floats, weight_C: Floats, prior: float) -> tuple[Fl
         return load_CLE, weight_C
     even_LE = np.tensordot(weight_C, load_CLE, 1).mean(1, keepdims=True) * np.ones(load_CLE.shape[2])
     return np.concatenate([load_CLE, even_LE[None]]), np.append(weight_C, prior) / (1 + prior)
-
-
-def _rounds(search: Search) -> int:
-    return max(20, _WORK // (search.slot.size * search.slot.shape[2]))
 
 
 def fill_spare(slot_LNS: Ints, load_LE: Floats, room_N: Ints) -> Ints:
