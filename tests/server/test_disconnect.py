@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from afserve import Client, SamplingParams
-from afserve.errors import CapacityError, PeerLost
+from afserve.errors import CapacityError, ConfigError, PeerLost
+from afserve.server.serve import bind
 
 
 def post(port: int, path: str, **body: object) -> socket.socket:
@@ -122,3 +123,26 @@ def test_gateway_limit(make_backend, run_server):
         backend.release.set()
         assert b"200 OK" in sock.recv(65536)
         sock.close()
+
+
+def test_half_a_request_line_does_not_stay(make_backend, run_server, monkeypatch):
+    monkeypatch.setattr("afserve.server.protocol.HEADER_SECONDS", 0.05)
+    with run_server(make_backend()) as server:
+        for start in (b"", b"GET /health HT"):
+            with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+                sock.sendall(start)
+                assert read_all(sock) == b""
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+        sock.sendall(
+            b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /version HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        )
+        answer = read_all(sock)
+    assert answer.index(b'"status"') < answer.index(b'"version"')
+
+
+def test_port_in_use_is_said_plainly(server):
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{server.port}: Address already in use; choose another"):
+        bind("127.0.0.1", server.port)
