@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native
+from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -16,6 +17,7 @@ from afserve.kernels.routing import RouterRule, Scoring, Selection
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 INT8_CODE = 2
+MOST_HEAD = 1024  # elements of a head in the fused half
 SCORINGS = (Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX)
 SELECTIONS = (Selection.PLAIN, Selection.GROUP_TOP2_SUM, Selection.GROUP_MAX)
 
@@ -28,6 +30,7 @@ class Native(Reference):
     def __init__(self, threads: int, isa: str = "") -> None:
         self._engine = _native.Engine(threads, isa)
         self._rules: dict[RouterRule, object] = {}
+        self._batch: tuple[PagedBatch, object] | None = None
 
     @property
     def isa(self) -> str:
@@ -236,9 +239,113 @@ class Native(Reference):
             scale,
             window,
             out.data_ptr(),
-            _native_batch(batch),
+            self._batch_handle(batch),
         )
         return out
+
+    def _batch_handle(self, batch: PagedBatch) -> object:
+        """Addresses of the batch's integers. All layers of a step pass the same batch, so the last one is kept."""
+        if self._batch is not None and self._batch[0] is batch:
+            return self._batch[1]
+        table = batch.block_table_SB
+        handle = _native.Batch(
+            batch.query_start_S1.data_ptr(),
+            batch.context_S.data_ptr(),
+            table.data_ptr(),
+            table.stride(0),
+            batch.sequences,
+            batch.position_T.data_ptr(),
+            batch.kv_slot_T.data_ptr(),
+            batch.tokens,
+        )
+        self._batch = (batch, handle)
+        return handle
+
+    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
+        dtype = layer.input_norm_H.dtype
+        norms = [
+            n
+            for n in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)
+            if n is not None
+        ]
+        plain = all(n.dtype is dtype and n.is_contiguous() for n in norms)
+        packed = all(p.handle is not None and p.dtype is dtype for p in (layer.qkv, layer.out))
+        gate = self._packed_gate(layer, dtype)
+        if (
+            dtype not in CODES
+            or not plain
+            or not packed
+            or layer.head_dim > MOST_HEAD
+            or (layer.rule and not gate)
+        ):
+            return layer
+        layer.cos_PD, layer.sin_PD = _plain(layer.cos_PD, torch.float32), _plain(layer.sin_PD, torch.float32)
+        if layer.bias_E is not None:
+            layer.bias_E = _plain(layer.bias_E, torch.float32)
+        shape = _native.LayerShape(
+            layer.input_norm_H.shape[0],
+            layer.heads,
+            layer.groups,
+            layer.head_dim,
+            layer.eps,
+            layer.scale,
+            layer.window or 0,
+        )
+        weights = _native.LayerWeights(
+            _address(layer.input_norm_H),
+            _address(layer.q_norm_D),
+            _address(layer.k_norm_D),
+            _address(layer.post_norm_H),
+            layer.qkv.handle,
+            layer.out.handle,
+            None if gate is None else gate.handle,
+            _address(layer.bias_E),
+            self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
+        )
+        layer.handle = _native.GqaLayer(
+            CODES[dtype],
+            shape,
+            weights,
+            _address(layer.cos_PD),
+            _address(layer.sin_PD),
+            layer.cos_PD.shape[0],
+        )
+        return layer
+
+    def _packed_gate(self, layer: GqaLayer, dtype: torch.dtype) -> PackedLinear | None:
+        """None when the rows' dtype would lose bits of the gate."""
+        if layer.gate_EH is None or not torch.equal(layer.gate_EH.to(dtype).float(), layer.gate_EH.float()):
+            return None
+        return self.pack_linear(layer.gate_EH.to(dtype), None)
+
+    def gqa_half(
+        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
+    ) -> Half:
+        handle, dtype = layer.handle, x_TH.dtype
+        fits = dtype is k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype
+        if handle is None or not fits or not x_TH.is_contiguous() or not _last_plain(k_NGBD, v_NGBD):
+            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+        tokens = x_TH.shape[0]
+        normed, expert, weight = torch.empty_like(x_TH), None, None
+        if layer.rule is not None:
+            expert = torch.empty((tokens, layer.rule.top_k), dtype=torch.int32)
+            weight = torch.empty((tokens, layer.rule.top_k), dtype=torch.float32)
+        blocks, _, block_size, _ = k_NGBD.shape
+        handle.run(
+            self._engine,
+            self._batch_handle(batch),
+            x_TH.data_ptr(),
+            k_NGBD.data_ptr(),
+            k_NGBD.stride()[:3],
+            v_NGBD.data_ptr(),
+            v_NGBD.stride()[:3],
+            blocks,
+            block_size,
+            normed.data_ptr(),
+            _address(expert),
+            _address(weight),
+        )
+        return Half(normed, expert, weight)
 
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
@@ -345,6 +452,10 @@ def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()
 
 
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
 def _last_plain(*caches: Tensor) -> bool:
     return all(cache.stride(-1) == 1 for cache in caches)
 
@@ -365,15 +476,4 @@ def _write(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
         size,
         blocks,
         block_size,
-    )
-
-
-def _native_batch(batch: PagedBatch) -> object:
-    table = batch.block_table_SB
-    return _native.Batch(
-        batch.query_start_S1.data_ptr(),
-        batch.context_S.data_ptr(),
-        table.data_ptr(),
-        table.stride(0),
-        batch.sequences,
     )

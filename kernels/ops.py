@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -155,6 +156,38 @@ class Ops:
         _batch("q_TAC", q_TAC, batch)
         return self._backend.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
 
+    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
+        """Called once at load: checks the layer and lets the backend bind it. Use what it returns."""
+        hidden, size = layer.input_norm_H.shape[0], layer.head_dim
+        _shape("post_norm_H", layer.post_norm_H, (hidden,))
+        _fits("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
+        _fits("out", layer.out, hidden, layer.heads * size)
+        for name, norm in (("q_norm_D", layer.q_norm_D), ("k_norm_D", layer.k_norm_D)):
+            if norm is not None:
+                _shape(name, norm, (size,))
+        _shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
+        _shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
+        if (layer.rule is None) != (layer.gate_EH is None):
+            raise ValueError("gate_EH: a router needs both its gate and its rule")
+        if layer.gate_EH is not None:
+            _last("gate_EH", layer.gate_EH, hidden)
+            if layer.bias_E is not None:
+                _shape("bias_E", layer.bias_E, (layer.gate_EH.shape[0],))
+        return self._backend.prepare_gqa(layer)
+
+    def gqa_half(
+        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
+    ) -> Half:
+        """Norm, qkv, rope, cache write, attention, output projection, residual, norm, router in one call.
+
+        x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
+        """
+        _shape("x_TH", x_TH, (batch.tokens, layer.input_norm_H.shape[0]))
+        size = (layer.groups, k_NGBD.shape[2], layer.head_dim)
+        _shape("k_NGBD", k_NGBD, (k_NGBD.shape[0], *size))
+        _shape("v_NGBD", v_NGBD, (k_NGBD.shape[0], *size))
+        return self._backend.gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
     ) -> tuple[Tensor, Tensor]:
@@ -209,6 +242,11 @@ def _rank(name: str, x: Tensor, rank: int) -> None:
 def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
+
+
+def _fits(name: str, packed: PackedLinear, outputs: int, inputs: int) -> None:
+    if (packed.outputs, packed.inputs) != (outputs, inputs):
+        raise ValueError(f"{name}: ({packed.outputs}, {packed.inputs}), expected ({outputs}, {inputs})")
 
 
 def _last(name: str, x: Tensor, size: int) -> None:

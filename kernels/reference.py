@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedLinear, int8_rounded
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -121,6 +122,31 @@ class Reference:
             scores = scores.masked_fill(~visible(stop - start, context, None, q_TAC.device), float("-inf"))
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)
         return out
+
+    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
+        return layer
+
+    def gqa_half(
+        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
+    ) -> Half:
+        heads, groups = layer.heads, layer.groups
+        normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
+        qkv = self.linear(normed, layer.qkv).view(-1, heads + 2 * groups, layer.head_dim)
+        q, k, v = qkv.split((heads, groups, groups), dim=1)
+        if layer.q_norm_D is not None:
+            q = self.rms_norm(q, layer.q_norm_D, layer.eps)
+        if layer.k_norm_D is not None:
+            k = self.rms_norm(k, layer.k_norm_D, layer.eps)
+        q = self.rope(q, layer.cos_PD, layer.sin_PD, batch.position_T, False)
+        k = self.rope(k, layer.cos_PD, layer.sin_PD, batch.position_T, False)
+        self.write_kv(k, v, k_NGBD, v_NGBD, batch.kv_slot_T)
+        seen = self.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window)
+        normed = self.add_rms_norm(
+            x_TH, self.linear(seen.flatten(1), layer.out), layer.post_norm_H, layer.eps
+        )
+        if layer.gate_EH is None or layer.rule is None:
+            return Half(normed, None, None)
+        return Half(normed, *self.route(normed, layer.gate_EH, layer.bias_E, layer.rule))
 
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule

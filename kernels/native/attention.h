@@ -18,6 +18,9 @@ struct Batch {
   const int32_t* table;
   size_t table_stride;
   int sequences;
+  const int64_t* position;  // by token
+  const int64_t* slot;      // by token
+  int tokens;
 };
 
 template <class E>

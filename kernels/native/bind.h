@@ -22,4 +22,5 @@ inline Dtype dtype_of(int code) {
 
 void bind_weights(py::module_& m);  // bind_weights.cpp
 void bind_ops(py::module_& m);      // bind_ops.cpp
+void bind_layer(py::module_& m);    // bind_layer.cpp
 void bind_flags(py::module_& m);    // flags.cpp

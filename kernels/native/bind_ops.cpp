@@ -19,8 +19,10 @@ void with_dtype(int dtype, const Work& work) {
 
 void bind_attention(py::module_& m) {
   py::class_<Batch>(m, "Batch")
-      .def(py::init([](Address query_start, Address context, Address table, size_t table_stride, int sequences) {
-        return Batch{at<int32_t>(query_start), at<int32_t>(context), at<int32_t>(table), table_stride, sequences};
+      .def(py::init([](Address query_start, Address context, Address table, size_t table_stride, int sequences,
+                       Address position, Address slot, int tokens) {
+        return Batch{at<int32_t>(query_start), at<int32_t>(context), at<int32_t>(table), table_stride,
+                     sequences,                at<int64_t>(position), at<int64_t>(slot),  tokens};
       }));
   m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, int groups,
                      Address keys, std::array<size_t, 3> key_strides, int key_size, Address values,

@@ -35,7 +35,7 @@ void run_experts(Experts& experts, Engine& engine, Address x, size_t stride, int
 }  // namespace
 
 void bind_weights(py::module_& m) {
-  py::class_<Linear>(m, "Linear")
+  py::class_<Linear, std::shared_ptr<Linear>>(m, "Linear")
       .def(py::init([](int outputs, int inputs, int dtype) { return new Linear(outputs, inputs, dtype_of(dtype)); }))
       .def("pack", [](Linear& l, Address w, int dtype, size_t stride) { l.pack(source(w, dtype, stride)); })
       .def("set_bias", [](Linear& l, Address bias, int dtype) { l.set_bias(source(bias, dtype, 0)); })

@@ -13,5 +13,6 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("threads", [](const Engine& e) { return e.pool.threads(); });
   bind_weights(m);
   bind_ops(m);
+  bind_layer(m);
   bind_flags(m);
 }

@@ -1,21 +1,20 @@
 #include "rows.h"
 
-#include <atomic>
 #include <stdexcept>
 
-namespace {
-
-constexpr int ROWS = 16;  // rows of one task
-
-template <class Work>
-void by_rows(Engine& engine, int rows, const Work& work) {
-  engine.pool.run((rows + ROWS - 1) / ROWS, [&](int index, int) {
-    int end = (index + 1) * ROWS < rows ? (index + 1) * ROWS : rows;
-    for (int r = index * ROWS; r < end; r++) work(size_t(r));
-  });
+void check_positions(const Turn& turn, int tokens) {
+  for (int t = 0; t < tokens; t++)
+    if (turn.position[t] < 0 || turn.position[t] >= turn.positions)
+      throw std::out_of_range("position_T: " + std::to_string(turn.position[t]) + ", the tables have " +
+                              std::to_string(turn.positions) + " positions");
 }
 
-}  // namespace
+void check_slots(int64_t most, const int64_t* slot, int tokens) {
+  for (int t = 0; t < tokens; t++)
+    if (slot[t] < 0 || slot[t] >= most)
+      throw std::out_of_range("kv_slot_T: " + std::to_string(slot[t]) + ", the cache has " + std::to_string(most) +
+                              " slots");
+}
 
 template <class E>
 void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, const E* weight, float eps, E* out) {
@@ -42,10 +41,7 @@ template <class E>
 void rope(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, int heads, const Turn& turn,
           E* out) {
   auto loop = engine.isa->of<E>().rope;
-  for (int t = 0; t < tokens; t++)
-    if (turn.position[t] < 0 || turn.position[t] >= turn.positions)
-      throw std::out_of_range("position_T: " + std::to_string(turn.position[t]) + ", the tables have " +
-                              std::to_string(turn.positions) + " positions");
+  check_positions(turn, tokens);
   by_rows(engine, tokens, [&](size_t t) {
     size_t at = size_t(turn.position[t]) * turn.half;
     for (size_t h = 0; h < size_t(heads); h++)
@@ -57,17 +53,10 @@ void rope(Engine& engine, const E* x, size_t token_stride, size_t head_stride, i
 template <class E>
 void write_cache(const E* x, size_t token_stride, size_t group_stride, int tokens, const int64_t* slot,
                  const Store<E>& cache) {
-  int64_t most = int64_t(cache.blocks) * cache.block_size;
+  check_slots(cache, slot, tokens);
   for (int t = 0; t < tokens; t++)
-    if (slot[t] < 0 || slot[t] >= most)
-      throw std::out_of_range("kv_slot_T: " + std::to_string(slot[t]) + ", the cache has " + std::to_string(most) +
-                              " slots");
-  for (int t = 0; t < tokens; t++) {
-    E* to = cache.data + slot[t] / cache.block_size * cache.block_stride +
-            slot[t] % cache.block_size * cache.token_stride;
     for (int g = 0; g < cache.groups; g++)
-      memcpy(to + g * cache.group_stride, x + t * token_stride + g * group_stride, cache.size * sizeof(E));
-  }
+      memcpy(cache.at(slot[t], g), x + t * token_stride + g * group_stride, cache.size * sizeof(E));
 }
 
 #define FOR(E)                                                                                                    \

@@ -2,6 +2,16 @@
 #pragma once
 #include "engine.h"
 
+// Calls work(row) for every row, a few rows per task.
+template <class Work>
+void by_rows(Engine& engine, int rows, const Work& work) {
+  constexpr int together = 16;
+  engine.pool.run((rows + together - 1) / together, [&](int index, int) {
+    int end = (index + 1) * together < rows ? (index + 1) * together : rows;
+    for (int r = index * together; r < end; r++) work(size_t(r));
+  });
+}
+
 // out = weight * norm(x), rows of `size`. `x_stride` in elements; out is contiguous.
 template <class E>
 void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, const E* weight, float eps, E* out);
@@ -13,6 +23,8 @@ void add_rms_norm(Engine& engine, E* x, const E* y, int rows, int size, const E*
 // wide rows of gate, then up, `size` each -> out = silu(gate) * up.
 template <class E>
 void gated(Engine& engine, const E* wide, int rows, int size, E* out);
+
+void check_slots(int64_t most, const int64_t* slot, int tokens);
 
 struct Turn {
   const float *cos, *sin;  // (positions, half), contiguous
@@ -32,7 +44,19 @@ struct Store {
   E* data;
   size_t block_stride, group_stride, token_stride;
   int groups, size, blocks, block_size;
+
+  E* at(int64_t slot, int group) const {
+    return data + slot / block_size * block_stride + group * group_stride + slot % block_size * token_stride;
+  }
 };
+
+// Throw std::out_of_range, naming the argument, for a position without a row in the tables or a slot outside the cache.
+void check_positions(const Turn& turn, int tokens);
+
+template <class E>
+void check_slots(const Store<E>& cache, const int64_t* slot, int tokens) {
+  check_slots(int64_t(cache.blocks) * cache.block_size, slot, tokens);
+}
 
 // x (tokens, groups, size) with strides. Throws when a slot is outside the cache.
 template <class E>

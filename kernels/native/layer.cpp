@@ -1,0 +1,79 @@
+#include "layer.h"
+
+namespace {
+
+constexpr int MOST_HEAD = 1024;  // elements of one head; checked at the door
+
+// Several arrays in one piece of memory, each on its own cache line.
+class Carver {
+ public:
+  explicit Carver(char* memory) : at_(memory) {}
+  template <class T>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(at_);
+    at_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+
+ private:
+  char* at_;
+};
+
+template <class E>
+Cache<E> cache_of(const Store<E>& s) {
+  return {s.data, s.block_stride, s.group_stride, s.token_stride, s.size};
+}
+
+}  // namespace
+
+template <class E>
+void GqaLayer::place_heads(Engine& engine, const LayerCall<E>& call, const E* qkv, E* q) const {
+  const Loops<E>& loops = engine.isa->of<E>();
+  int size = shape_.size, heads = shape_.heads, groups = shape_.groups, wide = heads + 2 * groups;
+  auto turn = [&](const E* head, const void* norm, size_t t, E* out) {
+    E normed[MOST_HEAD];
+    if (norm) loops.rms_norm(head, static_cast<const E*>(norm), shape_.eps, size, normed);
+    size_t at = size_t(call.turn.position[t]) * call.turn.half;
+    loops.rope(norm ? normed : head, call.turn.cos + at, call.turn.sin + at, call.turn.half, false, out);
+  };
+  by_rows(engine, call.tokens, [&](size_t t) {
+    const E* row = qkv + t * wide * size;
+    for (int h = 0; h < heads; h++) turn(row + h * size, weights_.q_norm, t, q + (t * heads + h) * size);
+    for (int g = 0; g < groups; g++) {
+      turn(row + (heads + g) * size, weights_.k_norm, t, call.keys.at(call.slot[t], g));
+      memcpy(call.values.at(call.slot[t], g), row + (heads + groups + g) * size, size * sizeof(E));
+    }
+  });
+}
+
+template <class E>
+void GqaLayer::run(Engine& engine, const LayerCall<E>& call, const Batch& batch) const {
+  size_t tokens = call.tokens, hidden = shape_.hidden, wide = size_t(shape_.heads) * shape_.size;
+  size_t all = wide + size_t(2 * shape_.groups) * shape_.size;
+  size_t experts = weights_.gate ? weights_.gate->outputs() : 0;
+  check_positions(call.turn, call.tokens);
+  check_slots(call.keys, call.slot, call.tokens);
+
+  size_t bytes = tokens * ((2 * hidden + all + 2 * wide) * sizeof(E) + experts * sizeof(float)) + 6 * 64;
+  Carver carver(engine.shared[3].at_least<char>(bytes));
+  E *h = carver.take<E>(tokens * hidden), *qkv = carver.take<E>(tokens * all), *q = carver.take<E>(tokens * wide);
+  E *o = carver.take<E>(tokens * wide), *y = carver.take<E>(tokens * hidden);
+  float* logits = carver.take<float>(tokens * experts);
+
+  rms_norm<E>(engine, call.x, hidden, call.tokens, hidden, static_cast<const E*>(weights_.input_norm), shape_.eps, h);
+  weights_.qkv->run(engine, h, hidden, call.tokens, qkv, all);
+  place_heads(engine, call, qkv, q);
+  Attention<E> attention{q, wide, size_t(shape_.size), shape_.heads, shape_.groups, cache_of(call.keys),
+                         cache_of(call.values), call.keys.blocks, call.keys.block_size, shape_.scale,
+                         shape_.window, o};
+  attend(engine, attention, batch);
+  weights_.out->run(engine, o, wide, call.tokens, y, hidden);
+  add_rms_norm<E>(engine, call.x, y, call.tokens, hidden, static_cast<const E*>(weights_.post_norm), shape_.eps,
+                  call.normed);
+  if (!weights_.gate) return;
+  weights_.gate->run(engine, call.normed, hidden, call.tokens, logits, experts);
+  choose(engine, logits, call.tokens, int(experts), weights_.bias, weights_.rule, call.expert, call.weight);
+}
+
+template void GqaLayer::run(Engine&, const LayerCall<bf16>&, const Batch&) const;
+template void GqaLayer::run(Engine&, const LayerCall<float>&, const Batch&) const;

@@ -1,0 +1,110 @@
+"""The fused attention half against the single ops it is made of."""
+
+import pytest
+import torch
+
+from afserve.kernels.layer import GqaLayer
+from afserve.kernels.ops import Ops
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.routing import RouterRule, Scoring
+
+HEADS, GROUPS, SIZE, HIDDEN, EXPERTS = 4, 2, 32, 96, 8
+
+
+def decode_batch(contexts: list[int]) -> PagedBatch:
+    """One new token each; sequence s owns blocks 4 s .. 4 s + 3 of 16."""
+    n = len(contexts)
+    position = torch.tensor(contexts) - 1
+    table = torch.arange(4 * n, dtype=torch.int32).view(n, 4)
+    slot = table[torch.arange(n), position // 16].long() * 16 + position % 16
+    context = torch.tensor(contexts, dtype=torch.int32)
+    return PagedBatch(
+        position, slot, torch.arange(n + 1, dtype=torch.int32), context, table, 1, max(contexts)
+    )
+
+
+def layer(ops: Ops, dtype: torch.dtype, norms: bool, router: bool) -> GqaLayer:
+    g = torch.Generator().manual_seed(5)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=g) / shape[-1] ** 0.5).to(dtype)
+
+    angle = torch.rand(64, SIZE // 2, generator=g) * 6
+    return ops.prepare_gqa(
+        GqaLayer(
+            input_norm_H=1 + noise(HIDDEN),
+            qkv=ops.pack_linear(
+                noise((HEADS + 2 * GROUPS) * SIZE, HIDDEN), noise((HEADS + 2 * GROUPS) * SIZE)
+            ),
+            q_norm_D=1 + noise(SIZE) if norms else None,
+            k_norm_D=1 + noise(SIZE) if norms else None,
+            cos_PD=angle.cos(),
+            sin_PD=angle.sin(),
+            out=ops.pack_linear(noise(HIDDEN, HEADS * SIZE)),
+            post_norm_H=1 + noise(HIDDEN),
+            gate_EH=noise(EXPERTS, HIDDEN).float() if router else None,
+            bias_E=torch.rand(EXPERTS, generator=g) if router else None,
+            rule=RouterRule(2, Scoring.SIGMOID, renormalise=True) if router else None,
+            heads=HEADS,
+            groups=GROUPS,
+            head_dim=SIZE,
+            eps=1e-6,
+            scale=SIZE**-0.5,
+        )
+    )
+
+
+def caches(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(6)
+    return [torch.randn(4 * n, GROUPS, 16, SIZE, generator=g).to(dtype) for _ in range(2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("norms", "router"), [(True, True), (False, False)])
+@pytest.mark.parametrize("contexts", [[1], [5, 64, 17], list(range(1, 41))])
+def test_the_fused_half_is_its_parts(
+    pair: tuple[Ops, Ops], truth: Ops, dtype: torch.dtype, norms: bool, router: bool, contexts: list[int]
+) -> None:
+    batch = decode_batch(contexts)
+    x = torch.randn(len(contexts), HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
+    results = []
+    for ops in (*pair, truth):
+        made = layer(ops, dtype, norms, router)
+        assert (made.handle is None) == (ops is truth)
+        k, v = caches(len(contexts), dtype)
+        stream = x.clone()
+        half = ops.gqa_half(stream, made, k, v, batch)
+        results.append((stream, half.normed_TH, k, v, half.expert_TK, half.weight_TK))
+    alone, threaded, wanted = results
+    for mine, same, right in zip(alone, threaded, wanted):
+        assert (mine is None) == (right is None)
+        if mine is not None and same is not None:
+            assert torch.equal(mine, same)
+            if dtype == torch.float32:
+                torch.testing.assert_close(mine, right, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(alone[0], wanted[0], atol=4e-2, rtol=4e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_half_has_the_bits_of_the_single_ops(ops: Ops, dtype: torch.dtype) -> None:
+    contexts = [3, 40, 64]
+    batch, made = decode_batch(contexts), layer(ops, dtype, True, True)
+    x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
+    results = []
+    for handle in (made.handle, None):
+        made.handle = handle
+        k, v = caches(3, dtype)
+        stream = x.clone()
+        half = ops.gqa_half(stream, made, k, v, batch)
+        results.append((stream, half.normed_TH, k, v, half.expert_TK))
+    for fused, single in zip(*results):
+        assert fused is not None and single is not None and torch.equal(fused, single)
+
+
+def test_a_layer_that_does_not_fit_is_named(ops: Ops) -> None:
+    made = layer(ops, torch.float32, True, True)
+    made.post_norm_H = made.post_norm_H[:-1]
+    with pytest.raises(ValueError, match="post_norm_H"):
+        ops.prepare_gqa(made)
+    with pytest.raises(ValueError, match="x_TH"):
+        ops.gqa_half(torch.zeros(1, HIDDEN + 1), made, *caches(1, torch.float32), decode_batch([1]))
