@@ -135,7 +135,11 @@ def _verdict(task: Task, best: _Choice, stay: _Choice) -> Certificate:
 
 
 def _outcome(task: Task, answer: Answer, proof: Certificate) -> Balanced:
-    width_LN = np.broadcast_to(np.array(task.problem.nodes.slots), (task.layers, len(task.room_N)))
+    standing = 0 if task.problem.current is None else task.problem.current.slots_per_node()
+    width_N = np.minimum(
+        task.problem.nodes.slots, max(task.experts, standing)
+    )  # more slots than experts stay unbuilt
+    width_LN = np.broadcast_to(width_N, (task.layers, len(width_N)))
     slot, share = answer
     short = int(width_LN.max(initial=0)) - slot.shape[2]
     if short > 0:

@@ -187,10 +187,13 @@ def _check(problem: Problem) -> None:
             "give more slots or nodes"
         )
     if problem.weight_C and (
-        len(problem.weight_C) != scenarios or min(problem.weight_C) < 0 or sum(problem.weight_C) <= 0
+        len(problem.weight_C) != scenarios
+        or not np.isfinite(problem.weight_C).all()
+        or min(problem.weight_C) < 0
+        or sum(problem.weight_C) <= 0
     ):
         raise ConfigError(
-            f"{len(problem.weight_C)} scenario weights for {scenarios} scenarios: one each, not negative"
+            f"{len(problem.weight_C)} scenario weights for {scenarios} scenarios: one each, finite and not negative"
         )
     if problem.moves is not None and problem.moves < 0:
         raise ConfigError(f"a budget of {problem.moves} moves: give 0 or more")

@@ -6,7 +6,7 @@ tried first; weights move where that is not enough and the gain pays for the tra
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -68,13 +68,13 @@ class Rebalancer:
             self._unsettled = None
 
     def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
-        """A node died: its experts go elsewhere at once, whatever else is under way."""
-        self.nodes = Nodes(self.nodes.slots, self.nodes.speed, self.nodes.group, self.nodes.dead | {node})
+        """A node died: its experts go elsewhere at once, whatever else is under way. To stay means that nothing can hold them."""
+        self.nodes = replace(self.nodes, dead=self.nodes.dead | {node})
         return self._answer(now, stats, Action.RESCUE, f"node {node} is lost")
 
     def regain(self, node: int) -> None:
         """A lost node is back, empty. The next decision may use it."""
-        self.nodes = Nodes(self.nodes.slots, self.nodes.speed, self.nodes.group, self.nodes.dead - {node})
+        self.nodes = replace(self.nodes, dead=self.nodes.dead - {node})
 
     def decide(self, now: float, stats: RoutingStats) -> Decision | None:
         """None between checks and while a move is under way; else a decision, most often to stay."""
@@ -109,53 +109,45 @@ class Rebalancer:
     def _answer(self, now: float, stats: RoutingStats, action: Action, why: str) -> Decision:
         fast = stats.load(0)
         before = imbalance(self.placement, fast, self.nodes)
-        load_CLE, weights = self._scenarios(stats)
-        shares = self._plan(load_CLE, weights, 0)
-        after = imbalance(shares, fast, self.nodes)
-        forced = self.placement.diff(shares).moves
+        room, experts = int(self.nodes.room().clip(max=self.placement.experts).sum()), self.placement.experts
+        if room < experts:
+            return self._stay(
+                now, before, f"{why}, and the live nodes' {room} slots cannot hold {experts} experts"
+            )
+        shares = self._reshared(self.placement, fast)
+        after, forced = imbalance(shares, fast, self.nodes), self.placement.diff(shares).moves
+        reshare = Decision(
+            now, Action.SHARES, f"{why}: new shares reach {after:.3f}", before, after, forced, shares
+        )
         if action is Action.RESCUE:
-            return self._take(
-                Decision(
-                    now,
-                    action,
-                    f"{why}: {forced} experts are filled elsewhere",
-                    before,
-                    after,
-                    forced,
-                    shares,
-                )
-            )
+            reason = f"{why}: {forced} experts are filled elsewhere"
+            return self._take(replace(reshare, action=action, reason=reason))
         if after <= self._limit(fast):
-            return self._take(
-                Decision(now, Action.SHARES, f"{why}: new shares are enough", before, after, forced, shares)
-            )
-        moved = self._plan(load_CLE, weights, self.rules.moves_per_layer * len(fast))
+            return self._take(reshare)
+        moved = self._moved(stats, fast)
         moves, best = self.placement.diff(moved).moves, imbalance(moved, fast, self.nodes)
         if moves and best <= after * (1 - self.rules.least_gain):
             return self._take(
                 Decision(now, action, f"{why}: {moves} moves reach {best:.3f}", before, best, moves, moved)
             )
         if after <= before * (1 - self.rules.least_gain):
-            return self._take(
-                Decision(
-                    now, Action.SHARES, f"{why}: moving more does not pay", before, after, forced, shares
-                )
-            )
+            return self._take(reshare)
         return self._stay(now, before, f"{why}, but no plan gains {self.rules.least_gain:.0%}")
 
-    def _scenarios(self, stats: RoutingStats) -> tuple[Floats, tuple[float, ...]]:
-        """What is now, and what was: mostly the fastest window, so that a switch of domain is followed."""
-        loads = [stats.load(window) for window in range(len(stats.half_lives))]
-        loads = [load for load in loads if load.sum() > 0] or loads[:1]
-        rest = len(loads) - 1
-        return scenarios(np.array(loads)), (1.0,) if rest == 0 else (0.8, *([0.2 / rest] * rest))
-
-    def _plan(self, load_CLE: Floats, weights: tuple[float, ...], moves: int) -> Placement:
-        price = self.rules.price if moves else None
-        asked = Problem(
-            load_CLE, self.nodes, weights, current=self.placement, moves=moves, price=price, prior=0.0
-        )
+    def _reshared(self, placement: Placement, load_LE: Floats) -> Placement:
+        """The same slots (but for lost experts) with the shares that suit the load of now."""
+        asked = Problem(load_LE[None], self.nodes, current=placement, moves=0)
         return balance(asked).placement(self.placement.epoch + 1)
+
+    def _moved(self, stats: RoutingStats, fast: Floats) -> Placement:
+        """Slots for what is now and what was: mostly the fastest window, so that a switch of domain is followed."""
+        loads = [stats.load(window) for window in range(len(stats.half_lives))]
+        loads = [fast, *(load for load in loads[1:] if load.sum() > 0)]
+        rest = len(loads) - 1
+        weights = (1.0,) if rest == 0 else (0.8, *([0.2 / rest] * rest))
+        budget, price = self.rules.moves_per_layer * len(fast), self.rules.price
+        asked = Problem(scenarios(loads), self.nodes, weights, self.placement, budget, price, prior=0.0)
+        return self._reshared(balance(asked).placement(), fast)
 
     def _stay(self, now: float, before: float, reason: str) -> Decision:
         decision = Decision(now, Action.STAY, reason, before, before)

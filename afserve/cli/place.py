@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from afserve.placement.plan import Placement
     from afserve.placement.problem import Floats, Nodes, Problem
 
+_LARGEST = 1_000_000
 _SHOWN = 40  # layers in the table; --json has all
 
 
@@ -181,16 +182,26 @@ def _nodes(
 
     from afserve.placement.problem import Nodes
 
+    for flag, value in (("--nodes", count), ("--slots", slots), ("--memory", memory)):
+        if value is not None and value > _LARGEST:
+            raise ConfigError(f"{flag} {value} is more than {_LARGEST}, the largest that makes sense here")
     if slots is not None and memory is not None:
         raise ConfigError("give --slots or --memory, not both")
     if slots is None:
         slots = experts * max(count, 1) if memory is not None else (-(-experts // max(count, 1)) + 1) * count
-    pool = Nodes.even(count, slots, groups=groups, dead=frozenset(int(n) for n in _numbers("--dead", dead)))
+    pool = Nodes.even(count, slots, groups=groups, dead=_whole("--dead", dead))
     return pool if speed is None else replace(pool, speed=_numbers("--speed", speed))
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
     return tuple(_number(flag, part) for part in text.split(",") if part.strip())
+
+
+def _whole(flag: str, text: str) -> frozenset[int]:
+    values = _numbers(flag, text)
+    if any(value != value // 1 for value in values):
+        raise ConfigError(f"{flag}: {text!r} are not all whole numbers")
+    return frozenset(int(value) for value in values)
 
 
 def _number(flag: str, text: str) -> float:
@@ -261,6 +272,7 @@ def _plot(target: Path, found: "Balanced", problem: "Problem") -> None:
     top = max(2.0, min(4.0, max(float(h.max()) for h in heats.values())))
     for panel, (title, heat) in zip(panels, heats.items(), strict=True):
         image = panel.imshow(heat, aspect="auto", vmin=0, vmax=top, cmap="magma", interpolation="nearest")
+        panel.locator_params(integer=True)
         panel.set(
             title=f"{title}: max/mean {heat.max(1).mean():.3f}", xlabel="expert node", ylabel="MoE layer"
         )

@@ -96,6 +96,6 @@ def test_contiguous_and_print():
     placement = Placement.contiguous(layers=2, experts=5, nodes=2, slots_per_node=4)
     assert placement.layers[0].slots == ((0, 1, 2, FREE), (3, 4, FREE, FREE))
     assert "2 layers of 5 experts on 2 nodes" in str(placement)
-    assert list(placement.held(1))[0] == (0, 0, 3)
+    assert next(placement.held(1)) == (0, 0, 3)
     with pytest.raises(ConfigError, match="slots per node"):
         Placement.contiguous(layers=1, experts=5, nodes=2, slots_per_node=2)

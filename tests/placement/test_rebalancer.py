@@ -1,0 +1,157 @@
+"""The rebalancer against simulated traffic: calm under noise, quick after a switch, right after a loss."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from afserve.placement.balance import balance
+from afserve.placement.plan import FREE
+from afserve.placement.problem import MovePrice, Nodes, Problem
+from afserve.placement.rebalancer import Action, Rebalancer, Rules, imbalance, imbalances
+from afserve.placement.stats import RoutingStats
+
+LAYERS, EXPERTS, TICK = 3, 32, 0.25
+
+
+def domain(seed: int):
+    load = np.random.default_rng(seed).lognormal(0, 1.1, (LAYERS, EXPERTS))
+    return load / load.sum(1, keepdims=True)
+
+
+class Traffic:
+    """Rows of a domain, drawn layer by layer; time passes in ticks."""
+
+    def __init__(self, rows: int, seed: int = 0) -> None:
+        self.rows, self.rng, self.now = rows, np.random.default_rng(seed), 0.0
+        self.stats = RoutingStats(LAYERS, EXPERTS)
+
+    def flow(self, share_LE, seconds: float, core: Rebalancer | None = None):
+        decisions = []
+        for _ in range(int(seconds / TICK)):
+            self.now += TICK
+            self.stats.merge(np.array([self.rng.multinomial(self.rows, row) for row in share_LE]))
+            self.stats.tick(self.now)
+            decision = core.decide(self.now, self.stats) if core else None
+            if decision and decision.placement is not None:
+                core.settle(decision.placement.epoch)
+            decisions += [decision] if decision else []
+        return decisions
+
+
+def started(rows: int = 20_000, rules: Rules | None = None, seed: int = 1, slots: int = 40):
+    nodes = Nodes.even(4, slots)
+    placement = balance(Problem(domain(seed)[None] * 1e6, nodes)).placement(1)
+    return Rebalancer(placement, nodes, rules), Traffic(rows)
+
+
+@pytest.mark.parametrize("rows", [3, 30, 300, 20_000])
+def test_noise_moves_nothing(rows):
+    core, traffic = started(rows)
+    decisions = traffic.flow(domain(1), 90, core)
+    assert {d.action for d in decisions} == {Action.STAY}
+    assert core.placement.epoch == 1
+    assert len(decisions) > 100
+
+
+def test_a_switch_of_domain_is_followed_within_seconds():
+    core, traffic = started()
+    traffic.flow(domain(1), 20, core)
+    switch = traffic.now
+    before = imbalance(core.placement, domain(2), core.nodes)
+    decisions = traffic.flow(domain(2), 20, core)
+    acted = [d for d in decisions if d.action is not Action.STAY]
+    assert before > 1.2
+    assert acted[0].now - switch <= 3.0
+    good = next(d for d in decisions if imbalance(core.placement, domain(2), core.nodes) < 1.1)
+    assert good
+    assert imbalance(core.placement, domain(2), core.nodes) < 1.1
+    assert sum(d.moves for d in acted) <= 8 * LAYERS * len(acted)
+    calm = traffic.flow(domain(2), 30, core)
+    assert {d.action for d in calm} == {Action.STAY}
+
+
+def test_epochs_only_rise_and_every_step_is_a_valid_placement():
+    core, traffic = started()
+    epochs = [core.placement.epoch]
+    for seed in (2, 3, 4):
+        for decision in traffic.flow(domain(seed), 12, core):
+            if decision.placement is not None:
+                epochs.append(decision.placement.epoch)
+                assert (decision.placement.nodes, decision.placement.experts) == (4, EXPERTS)
+    assert len(epochs) >= 4
+    assert all(a < b for a, b in itertools.pairwise(epochs))
+
+
+def test_nothing_is_decided_while_a_move_is_under_way():
+    core, traffic = started()
+    traffic.flow(domain(2), 10)
+    decision = None
+    while decision is None or decision.placement is None:
+        traffic.now += 0.5
+        decision = core.decide(traffic.now, traffic.stats)
+    assert core.decide(traffic.now + 60, traffic.stats) is None
+    core.settle(decision.placement.epoch - 1)
+    assert core.decide(traffic.now + 60, traffic.stats) is None
+    core.settle(decision.placement.epoch)
+    assert core.decide(traffic.now + 60, traffic.stats) is not None
+
+
+def test_a_lost_node_is_answered_at_once_even_during_a_move():
+    core, traffic = started(slots=64)
+    traffic.flow(domain(1), 5)
+    first = core.lose(2, traffic.now, traffic.stats)
+    assert first.action is Action.RESCUE
+    assert "node 2 is lost" in first.reason
+    assert all(set(layer.slots[2]) == {FREE} for layer in first.placement.layers)
+    second = core.lose(0, traffic.now, traffic.stats)
+    assert second.placement.epoch > first.placement.epoch
+    assert all(set(layer.slots[0]) == set(layer.slots[2]) == {FREE} for layer in second.placement.layers)
+    core.regain(2)
+    assert core.nodes.dead == frozenset({0})
+
+
+def test_a_loss_that_nothing_can_hold_is_said_not_raised():
+    core, traffic = started(slots=40)
+    traffic.flow(domain(1), 5)
+    decision = core.lose(2, traffic.now, traffic.stats)
+    assert decision.placement is None
+    assert "30 slots cannot hold 32 experts" in decision.reason
+    assert all(d.placement is None for d in traffic.flow(domain(2), 5, core))
+    core.regain(2)
+    assert any(d.placement is not None for d in traffic.flow(domain(2), 5, core))
+
+
+def test_shares_are_tried_before_weights():
+    core, traffic = started()
+    tilted = domain(1) ** 1.15
+    tilted /= tilted.sum(1, keepdims=True)
+    decisions = [d for d in traffic.flow(tilted, 10, core) if d.action is not Action.STAY]
+    assert all(d.moves == 0 for d in decisions if d.action is Action.SHARES)
+    if decisions:
+        assert decisions[0].action is Action.SHARES
+
+
+def test_a_dear_move_is_not_made():
+    price = MovePrice(expert_bytes=1e15, link_bytes_per_s=1e9)
+    core, traffic = started(rules=Rules(price=price))
+    decisions = traffic.flow(domain(2), 15, core)
+    assert all(d.moves == 0 for d in decisions)
+    assert {d.action for d in decisions} <= {Action.STAY, Action.SHARES}
+
+
+def test_patience_and_rest_are_told():
+    core, traffic = started(rules=Rules(rest_s=1000.0, patience=3))
+    reasons = " | ".join(
+        d.reason for d in traffic.flow(domain(2), 4, core) + traffic.flow(domain(3), 6, core)
+    )
+    assert "check 1 of 3" in reasons
+    assert "resting" in reasons
+    assert "balanced" in reasons or "reach" in reasons
+    assert len(core.decisions) > 5
+
+
+def test_imbalance_without_rows_is_one():
+    core, _ = started()
+    assert imbalance(core.placement, np.zeros((LAYERS, EXPERTS)), core.nodes) == 1.0
+    assert imbalances(core.placement, domain(1), core.nodes) == pytest.approx(1.0)
