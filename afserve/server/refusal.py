@@ -4,14 +4,16 @@ Nothing of an unexpected exception reaches the client: it goes to the log.
 """
 
 import json
+import logging
 import math
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, RequestError
+from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, PeerLost, RequestError
 
+log = logging.getLogger("afserve.server")
 _HTTP_MESSAGES = {
     404: "there is no {method} {path}; see GET /v1/models, POST /v1/completions, POST /v1/chat/completions",
     405: "{path} does not take {method}",
@@ -19,9 +21,14 @@ _HTTP_MESSAGES = {
 
 
 def error_body(error: AfserveError) -> dict[str, object]:
-    return _body(
-        error.message if hasattr(error, "message") else str(error), error.kind, error.param, code_of(error)
-    )
+    return _body(_told(error), error.kind, error.param, code_of(error))
+
+
+def _told(error: AfserveError) -> str:
+    """The message, without what is the operator's alone: a lost node's last words may show paths and code."""
+    if isinstance(error, PeerLost):
+        return f"{error.peer}: this node was lost while it was needed; send the request again"
+    return error.message if error.status < 500 else error.message.partition("\n")[0]
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
@@ -64,6 +71,8 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
 
 async def on_afserve_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AfserveError)
+    if error.status >= 500:
+        log.warning("%s %s: %s", request.method, request.url.path, error.message)
     return refusal(error)
 
 

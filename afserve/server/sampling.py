@@ -5,6 +5,8 @@ from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_LISTED_IDS = 1024
 MAX_TOKENS = 1 << 24
 
 
@@ -23,8 +25,8 @@ def sampling_params(
         presence_penalty=or_else(fields.number("presence_penalty", -2, 2), plain.presence_penalty),
         frequency_penalty=or_else(fields.number("frequency_penalty", -2, 2), plain.frequency_penalty),
         seed=fields.integer("seed", -(1 << 63), (1 << 63) - 1),
-        stop=fields.texts("stop", MAX_STOPS),
-        stop_token_ids=fields.integers("stop_token_ids"),
+        stop=_stops(fields),
+        stop_token_ids=_stop_token_ids(fields),
         include_stop_str_in_output=fields.flag("include_stop_str_in_output"),
         min_tokens=or_else(fields.integer("min_tokens", 0, MAX_TOKENS), 0),
         ignore_eos=fields.flag("ignore_eos"),
@@ -35,10 +37,32 @@ def sampling_params(
     )
 
 
+def _stops(fields: Fields) -> tuple[str, ...]:
+    stops = fields.texts("stop", MAX_STOPS)
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise RequestError(
+            f"stop: has {longest} characters, at most {MAX_STOP_CHARACTERS} are allowed", param="stop"
+        )
+    return stops
+
+
+def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
+    ids = fields.integers("stop_token_ids")
+    _check_count("stop_token_ids", len(ids))
+    return ids
+
+
+def _check_count(name: str, count: int) -> None:
+    if count > MAX_LISTED_IDS:
+        raise RequestError(f"{name}: has {count} entries, at most {MAX_LISTED_IDS} are allowed", param=name)
+
+
 def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     bias = fields.section("logit_bias")
     if bias is None:
         return ()
+    _check_count("logit_bias", len(bias.raw()))
     pairs = []
     for key in bias.raw():
         if not key.isascii() or not key.isdigit():

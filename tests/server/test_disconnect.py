@@ -55,8 +55,9 @@ def test_client_gone_while_the_body_comes(server):
 
 def test_one_failing_choice_cancels_the_others(server):
     server.backend.hold_at, server.backend.fail_at = None, 1
-    server.backend.error = PeerLost("attention-0", "died")
+    server.backend.error = PeerLost("attention-0", "died:\n  File /secret")
     reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "n": 4})
+    assert "secret" not in reply.text
     assert reply.status_code == 503 and "attention-0" in reply.json()["error"]["message"]
     assert len(server.backend.closed) == len(server.backend.requests)
 
