@@ -132,7 +132,7 @@ class _Gateway:
             await asyncio.wait({ending, failing, starting}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({ending, failing}, return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
-                raise failing.result()
+                raise self._run.explained(failing.result())
         finally:
             for task in (ending, failing, starting):
                 task.cancel()

@@ -14,6 +14,7 @@ from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.lanes import Lanes
 from afserve.control.members import Member
+from afserve.errors import AfserveError, PeerLost
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.topology import Topology
@@ -63,8 +64,19 @@ class LocalRun:
                 self.processes.spawn(role, index, address)
 
     async def wait_ready(self) -> None:
-        """Raises what kept a node from becoming ready."""
-        await self.controller.wait_ready()
+        """Raises what kept a node from becoming ready, with the node's last words."""
+        try:
+            await self.controller.wait_ready()
+        except AfserveError as error:
+            raise self.explained(error) from None
+
+    def explained(self, error: AfserveError) -> AfserveError:
+        """For the one who started the run: a lost node's last words below the reason."""
+        if not isinstance(error, PeerLost):
+            return error
+        words = self.processes.last_words(error.peer)
+        reason = error.message.removeprefix(f"{error.peer}: ")
+        return PeerLost(error.peer, f"{reason}; its last words:\n{words}") if words else error
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Take nothing new and let running requests finish, for at most `seconds`."""

@@ -34,8 +34,7 @@ class NodeProcesses:
     """`start()` begins, `with` ends. Every node runs in the helper's session, away from the terminal's Ctrl-C."""
 
     def __init__(self) -> None:
-        self.folder = Path()
-        self.token_file = Path()
+        self._folder: Path | None = None
         self.pids: dict[str, int] = {}
         self.exited: dict[str, int] = {}
         self._helper: subprocess.Popen[bytes] | None = None
@@ -52,9 +51,19 @@ class NodeProcesses:
     ) -> None:
         self.stop()
 
+    @property
+    def folder(self) -> Path:
+        """The run's own folder, readable by this user only; gone when the run is."""
+        assert self._folder is not None, "start() first"
+        return self._folder
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / channel.TOKEN_FILE
+
     def start(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="afserve-"))
-        self.token_file = channel.new_token(self.folder)
+        self._folder = Path(tempfile.mkdtemp(prefix="afserve-"))
+        channel.new_token(self._folder)
         self._socket, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self.folder)]
         with theirs, open(self._log(HELPER), "wb") as log:
@@ -90,7 +99,7 @@ class NodeProcesses:
         finally:
             writer.close()
         if not self._stopping:
-            on_exit(HELPER, self._reason(HELPER, self._helper_code()))
+            on_exit(HELPER, _ended(self._helper_code()))
 
     def stop(self) -> None:
         """End everything that is left; asks first, then makes sure. May be called again."""
@@ -107,7 +116,7 @@ class NodeProcesses:
                 self._helper.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear()
 
     def kill(self) -> None:
         """At once."""
@@ -116,7 +125,11 @@ class NodeProcesses:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._helper.pid, signal.SIGKILL)
             self._helper.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _note(self, report: dict[str, object], on_exit: OnExit) -> None:
         if "started" in report:
@@ -125,7 +138,7 @@ class NodeProcesses:
         name, code = str(report["exited"]), int(str(report["code"]))
         self.exited[name] = code
         if not self._stopping:
-            on_exit(name, self._reason(name, code))
+            on_exit(name, _ended(code))
 
     def _helper_code(self) -> int:
         assert self._helper is not None
@@ -134,19 +147,15 @@ class NodeProcesses:
         except subprocess.TimeoutExpired:
             return 0
 
-    def _reason(self, name: str, code: int) -> str:
-        tail = self.tail(name)
-        return _ended(code) + (f"; its last words:\n{tail}" if tail else "")
-
-    def tail(self, name: str) -> str:
-        """The last lines of a node's log, without the token or anything else of ours."""
+    def last_words(self, name: str) -> str:
+        """The last lines of a node's log, for the one who started it; clients never see them."""
         try:
             with open(self._log(name), "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -51,22 +52,26 @@ class Nursery:
         self._reaper.setblocking(False)
         self._bell.setblocking(False)
 
-    def serve(self) -> Order | None:
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    def watch_signals(self) -> None:
+        """Signals only ring a bell, which `serve` hears: nothing is ever interrupted half-way."""
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, _noted)
         signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> Order | None:
         while True:
             readable, _, _ = select.select([self._orders, self._reaper], [], [])
             if self._reaper in readable:
-                self._reaper.recv(_LINE)
+                if signal.SIGTERM in self._reaper.recv(_LINE):
+                    return None
                 self._reap()
-            if self._orders not in readable:
-                continue
-            data = self._orders.recv(_LINE)
-            if not data:
-                return None
-            for order in self._lines(data):
-                if self._fork(order):
-                    return order
+            if self._orders in readable:
+                data = self._orders.recv(_LINE)
+                if not data:
+                    return None
+                for order in self._lines(data):
+                    if self._fork(order):
+                        return order
 
     def end(self) -> None:
         """Ask every child to go, then make it go."""
@@ -96,7 +101,8 @@ class Nursery:
 
     def _leave_nest(self) -> None:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         for end in (self._orders, self._reaper, self._bell):
             end.close()
 
@@ -111,7 +117,7 @@ class Nursery:
         try:
             self._orders.sendall(json.dumps(what).encode() + b"\n")
         except OSError:
-            self._orders.close()  # the parent is gone; select() then says so
+            return  # the parent is gone; `serve` hears it from the socket
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self._children:
@@ -157,13 +163,16 @@ def preload() -> None:
 
 
 def main(descriptor: int, parent: int, folder: Path) -> None:
-    die_with_parent(parent)
-    name_process("afserve-fork")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    preload()
+    """`folder` is the run's; it goes with the last process of the run."""
     me = os.getpid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     nursery = Nursery(socket.socket(fileno=descriptor))
+    nursery.watch_signals()
+    order = None
     try:
+        die_with_parent(parent)
+        name_process("afserve-fork")
+        preload()
         order = nursery.serve()
     finally:
         if os.getpid() == me:
@@ -172,6 +181,10 @@ def main(descriptor: int, parent: int, folder: Path) -> None:
     if order is not None:
         die_with_parent(me)
         become(order)
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The wakeup descriptor has told it."""
 
 
 if __name__ == "__main__":

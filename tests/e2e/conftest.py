@@ -1,0 +1,110 @@
+"""A served model as a real process, and what must be gone when it has ended."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+DEADLINE = 120.0
+
+
+class Up:
+    """One `afserve up`. `stop` ends it and returns (exit code, everything it printed)."""
+
+    def __init__(self, *flags: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "afserve", "up", "--port", str(self.port), *flags],
+            stdout=self.log,
+            stderr=self.log,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def wait_ready(self) -> "Up":
+        until = time.monotonic() + DEADLINE
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended with {self.process.returncode}: {self.printed()}")
+            try:
+                if httpx.get(f"{self.url}/ready").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"not ready after {DEADLINE} s: {self.printed()}")
+
+    def status(self) -> dict[str, int]:
+        """Node name -> pid."""
+        nodes = httpx.get(f"{self.url}/status").json()["nodes"]
+        return {node["name"]: node["pid"] for node in nodes}
+
+    def family(self) -> list[psutil.Process]:
+        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        return self.process.wait(DEADLINE), self.printed()
+
+    def printed(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
+
+
+def our_folders() -> set[str]:
+    found = Path(tempfile.gettempdir()).glob("afserve-*")
+    return {path.name for path in found if re.fullmatch(r"afserve-\w{8}", path.name)}
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+def assert_gone(family: list[psutil.Process], port: int) -> None:
+    """No process of the run is left, and its port can be listened on again."""
+    gone, alive = psutil.wait_procs(family, timeout=15)
+    assert not alive, [process.name() for process in alive]
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., Up]]:
+    """Starts servers; whatever is left of them at the end is killed and counts as a failure."""
+    started: list[tuple[Up, list[psutil.Process]]] = []
+    folders, segments = our_folders(), shared_memory()
+
+    def start(*flags: str, ready: bool = True) -> Up:
+        server = Up(*flags)
+        started.append((server, []))
+        if ready:
+            server.wait_ready()
+            started[-1][1].extend(server.family())
+        return server
+
+    yield start
+    for server, family in started:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait(DEADLINE)
+        server.log.close()
+        assert_gone(family, server.port)
+    assert our_folders() <= folders
+    assert shared_memory() <= segments

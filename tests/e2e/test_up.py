@@ -1,0 +1,149 @@
+"""`afserve up` as a user has it: real processes, real sockets, every way of ending."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from afserve.launch.models import CONFIGS
+
+pytestmark = pytest.mark.process
+ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 12, "temperature": 0}
+LONG = {"model": "nano", "prompt": "def f(", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
+
+
+def complete(server, **changes):
+    return httpx.post(f"{server.url}/v1/completions", json={**ASK, **changes}, timeout=120)
+
+
+def test_serves_and_ends_on_ctrl_c(up):
+    server = up("--attention", "1", "--experts", "2", "--micro-batches", "2")
+    answer = complete(server).json()
+    assert answer["usage"]["completion_tokens"] == 12
+    assert set(server.status()) == {"attention-0", "expert-0", "expert-1"}
+    code, printed = server.stop(signal.SIGINT)
+    assert code == 0
+    assert server.url in printed and "curl" in printed and "experts 16-31" in printed
+
+
+def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
+    server = up()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+        next(answer.iter_lines())
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        code, _ = server.stop(signal.SIGINT)
+    assert code == 130
+
+
+def test_sigterm_lets_a_running_request_finish(up):
+    server = up()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**ASK, "stream": True, "max_tokens": 64,
+                      "ignore_eos": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert first.startswith("data: ") and rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.wait()[0] == 0
+
+
+@pytest.mark.parametrize("name", ["attention-0", "expert-1"])
+def test_a_killed_node_ends_the_run_and_is_named(up, name):
+    server = up("--attention", "1", "--experts", "2")
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(server.status()[name], signal.SIGKILL)
+        rest = [line for line in lines if line]
+    code, printed = server.wait()
+    assert code == 1
+    assert f"error: {name}" in printed and "SIGKILL" in printed
+    assert any("error" in line and name in line for line in rest)  # the client was told, not dropped
+
+
+def test_a_killed_gateway_leaves_nothing(up):
+    server = up("--attention", "1", "--experts", "2")
+    assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+
+
+def test_a_killed_fork_server_ends_the_run(up):
+    server = up()
+    helper = psutil.Process(server.process.pid).children()[0]
+    helper.kill()
+    code, printed = server.wait()
+    assert code == 1 and "error:" in printed
+
+
+def test_a_stopped_start_leaves_nothing(up):
+    server = up(ready=False)
+    time.sleep(1.0)
+    family = server.family() if server.process.poll() is None else []
+    code, _ = server.stop(signal.SIGTERM)
+    assert code in (0, -signal.SIGTERM)
+    assert not psutil.wait_procs(family, timeout=15)[1]
+
+
+def test_client_gone_frees_its_blocks(up):
+    server = up()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+        next(answer.iter_lines())
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        node = httpx.get(f"{server.url}/status").json()["nodes"][0]
+        if node["stats"]["running"] == 0 and node["stats"]["generated_tokens"] > 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError(node)
+
+
+def run_up(*flags: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "afserve", "up", *flags], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_busy_port_is_said_at_once():
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        code, said = run_up("--port", str(port))
+    assert code == 2
+    assert said.startswith("error: ") and str(port) in said and said.count("\n") == 1
+
+
+def test_a_corrupt_shard_is_named(tmp_path: Path):
+    broken = tmp_path / "broken"
+    shutil.copytree(CONFIGS / "nano", broken)
+    with open(broken / "model.safetensors", "r+b") as file:
+        file.truncate(1 << 20)
+    code, said = run_up("--model", str(broken), "--port", "0")
+    assert code == 2, said
+    assert "model.safetensors" in said
+
+
+def test_a_model_that_does_not_fit_says_what_to_do():
+    code, said = run_up("--model", "deepseek-v3")
+    assert code == 2
+    for wanted in ("attention node", "per 1,000 tokens", "this machine" if "this machine" in said else "here", "nano",
+                   "--load-format dummy", "afserve plan"):
+        assert wanted in said
+
+
+def test_dummy_weights_of_a_known_shape_are_served(up, tmp_path: Path):
+    config = json.loads((CONFIGS / "nano" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
+    server = up("--model", str(tmp_path), "--load-format", "dummy", "--layers", "3", "--served-model-name", "noise")
+    assert complete(server, model="noise", ignore_eos=True).json()["usage"]["completion_tokens"] == 12
