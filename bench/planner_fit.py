@@ -66,13 +66,7 @@ def mla_curves(data: Path, chip: Hardware) -> dict[str, Curve]:
         ("fp8", "fp8_block", "bf16", "bfloat16", 2.0),
         ("fp8", "fp8_block", "fp8", "fp8", 1.0),
     ):
-        chosen = rows(
-            data,
-            name,
-            lambda row: (
-                row["gemm_type"] == layout and row["kv_cache_dtype"] == dtype and int(row["step"]) >= 256
-            ),
-        )
+        chosen = [row for row in every if row["gemm_type"] == layout and row["kv_cache_dtype"] == dtype]
         source = f"vLLM 0.24 MLA module, {gemm} products, {kv} cache"
         products, core = fit_mla_module(chosen, chip, width, gemm, source)
         found.setdefault(f"gemm.{gemm}", products)

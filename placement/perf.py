@@ -236,9 +236,12 @@ def expert_half(setting: Setting, chip: Hardware, tokens: Array, devices: Array)
 
 
 def _skew(routing: Routing, experts: int, devices: Array) -> Array:
-    counts, places = np.unique(np.asarray(devices, dtype=np.int64), return_inverse=True)
-    values = np.array([imbalance(routing, experts, int(count)) for count in counts])
-    return values[places].reshape(np.shape(devices))
+    """`imbalance` of each device count, computed once per distinct count."""
+    counts = np.asarray(devices, dtype=np.int64)
+    present = np.flatnonzero(np.bincount(counts.ravel()))
+    table = np.ones(int(present[-1]) + 1)
+    table[present] = [imbalance(routing, experts, int(count)) for count in present]
+    return np.asarray(table[counts])
 
 
 def m2n_transfer(

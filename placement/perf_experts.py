@@ -4,7 +4,6 @@ Decode time of the expert half follows the distinct activated experts while batc
 and the most loaded device's rows when they are large. Replicating hot experts evens out rows and adds reads.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -104,26 +103,22 @@ def _pack(loads: Array, groups: int, slots: int) -> float:
     return fullest
 
 
-def expected_imbalance(
-    routing: Routing, experts: int, top_k: int, device_counts: Sequence[int], tokens: Array
-) -> Array:
-    """Skew after placement plus chance: rows [device count, tokens] on the fullest device over the mean.
-
-    A device's rows fluctuate by about sqrt(rows) around their mean; the fullest of n is z_n deviations above.
-    """
-    skew = np.array([imbalance(routing, experts, int(n)) for n in device_counts])
-    counts = np.asarray(device_counts, dtype=np.float64)[:, None]
-    rows = np.maximum(tokens[None, :] * top_k / counts, 1e-9)
-    chance = 1 + largest_normal(counts) / np.sqrt(rows)
-    return np.asarray(np.minimum(skew[:, None] * chance, np.maximum(counts, 1.0)))
-
-
 def largest_normal(samples: Array) -> Array:
     """Expected maximum of n independent standard normals (Blom's approximation; 0 for one sample)."""
     n = np.maximum(np.asarray(samples, dtype=np.float64), 1.0)
+    if n.size > _MANY and float(n.max()) < _MANY:
+        return np.asarray(_NORMALS[n.astype(np.int64)])
+    return _blom(n)
+
+
+def _blom(n: Array) -> Array:
     chance = (n - 0.375) / (n + 0.25)
     upper = np.sqrt(-2 * np.log(np.maximum(1 - chance, 1e-300)))
     quantile = upper - (2.515517 + 0.802853 * upper + 0.010328 * upper**2) / (
         1 + 1.432788 * upper + 0.189269 * upper**2 + 0.001308 * upper**3
     )
     return np.asarray(np.where(n <= 1, 0.0, quantile))
+
+
+_MANY = 1024
+_NORMALS = _blom(np.arange(_MANY, dtype=np.float64).clip(1))

@@ -25,7 +25,8 @@ class Arrivals:
 @dataclass(frozen=True, slots=True, eq=False)
 class Rank:
     """step[n]: seconds of a step with n requests (n = 0..slots). factors: what to multiply steps by, drawn evenly.
-    prompt_second: seconds one prompt token adds to the step that admits it; chunk: prompt tokens per step at most."""
+    prompt_second: seconds one prompt token adds to the step that admits it; chunk: prompt tokens per step at most.
+    ahead: a step is put together while the one before it runs, so what arrives meanwhile waits for the next but one."""
 
     slots: int
     step: Array
@@ -33,6 +34,7 @@ class Rank:
     prompt_second: float
     tokens_per_step: float = 1.0
     chunk: float = 8192.0
+    ahead: bool = False
 
 
 @dataclass(slots=True)
@@ -54,13 +56,15 @@ def poisson(rate: float, count: int, prompt: Array, answer: Array, rng: np.rando
 
 def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served) -> Iterator[float]:
     """One rank until its last request ends, adding to `done`; yields the share of requests admitted."""
-    now, upcoming, total = 0.0, 0, len(arrivals.seconds)
+    now, before, upcoming, total = 0.0, 0.0, 0, len(arrivals.seconds)
     left, begun, first, wanted = (np.empty(0) for _ in range(4))
     while upcoming < total or len(left):
         if not len(left):
             now = max(now, float(arrivals.seconds[upcoming]))
+            before = now
+        closed, before = (before if rank.ahead else now), now
         room, admitted, reading = rank.slots - len(left), upcoming, 0.0
-        while admitted < total and admitted - upcoming < room and arrivals.seconds[admitted] <= now:
+        while admitted < total and admitted - upcoming < room and arrivals.seconds[admitted] <= closed:
             if reading and reading + arrivals.prompt[admitted] > rank.chunk:
                 break
             reading += float(arrivals.prompt[admitted])

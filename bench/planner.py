@@ -1,0 +1,134 @@
+"""The planner against published tables and measured rows: every claim one row in `bench/results/planner.jsonl`.
+
+    python bench/planner.py [--data ../shared/data/planner] [--quick]
+
+Failures are rows like the others. Predictions are deterministic; only the two timing rows depend on the machine.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from planner_log import compare
+from planner_published import Check, deepseek, fastafd, megascale, step3_measured, step3_table
+from planner_silicon import summaries
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results"
+START = "from afserve.cli.main import run; run(['plan', '--help'])"
+SEARCH = (
+    "from afserve.cli.main import run; run('plan --model deepseek-v3 --pool h800=512 --pool h20=512 --tpot 50ms --json'"
+    ".split())"
+)
+
+
+def published(data: Path) -> list[Check]:
+    return [*step3_table(), *step3_measured(), *deepseek(data), *fastafd(), *megascale()]
+
+
+def as_row(check: Check) -> dict[str, object]:
+    return {
+        "claim": check.claim,
+        "case": check.case,
+        "published": check.published,
+        "predicted": round(check.predicted, 5),
+        "error": round(check.error, 4),
+        "limit": check.limit,
+        "passed": check.passed,
+        "counted": check.counted,
+        "note": check.note,
+    }
+
+
+def silicon(data: Path) -> list[dict[str, object]]:
+    chart = RESULTS / "planner_errors.png"
+    rows = [
+        {"claim": "measured configurations", **row} for row in summaries(data / "silicon_rows.csv", chart)
+    ]
+    log = compare(data / "llmservingsim_rtxpro6000_qwen3_30b_a3b")
+    rows.append({"claim": "vLLM request log", "case": "Qwen3-30B-A3B, 2 RTX PRO 6000", **log})
+    return rows
+
+
+def timing(code: str, case: str, limit: float, repeats: int = 7) -> dict[str, object]:
+    """Wall seconds of a fresh interpreter, median and spread."""
+    seconds = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - begun)
+    median = statistics.median(seconds)
+    return {
+        "claim": "speed",
+        "case": case,
+        "median_s": round(median, 3),
+        "least_s": round(min(seconds), 3),
+        "most_s": round(max(seconds), 3),
+        "limit": limit,
+        "passed": median <= limit,
+    }
+
+
+def stamp() -> dict[str, str]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "commit": commit.stdout.strip(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def show(checks: list[Check], others: list[dict[str, object]]) -> None:
+    for claim in dict.fromkeys(check.claim for check in checks):
+        mine = [check for check in checks if check.claim == claim and check.counted]
+        worst = max(mine, key=lambda check: abs(check.error) / (check.limit or 1))
+        passed = sum(check.passed for check in mine)
+        print(
+            f"{claim}: {passed} of {len(mine)} inside; worst {worst.case}: {worst.error:+.1%} (limit {worst.limit:.0%})"
+        )
+    for check in checks:
+        if not check.passed or check.claim in ("step3 measured", "deepseek", "fastafd", "megascale"):
+            mark = "ok  " if check.passed else "FAIL" if check.counted else "info"
+            print(
+                f"  {mark} {check.claim}: {check.case}: {check.predicted:,.4g} against {check.published:,.4g} "
+                f"({check.error:+.1%}) {check.note}"
+            )
+    for row in others:
+        print(
+            "  "
+            + ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("left_out", "split"))
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/planner")
+    parser.add_argument("--quick", action="store_true", help="published numbers only, nothing written")
+    options = parser.parse_args()
+    checks = published(options.data)
+    if options.quick:
+        show(checks, [])
+        return
+    others = silicon(options.data)
+    others += [
+        timing(START, "afserve plan --help", 0.5),
+        timing(SEARCH, "two pools of 512, DeepSeek-V3", 2.0),
+    ]
+    show(checks, others)
+    RESULTS.mkdir(exist_ok=True)
+    mark = stamp()
+    with (RESULTS / "planner.jsonl").open("w") as file:
+        for row in [*map(as_row, checks), *others]:
+            file.write(json.dumps(row | mark) + "\n")
+
+
+if __name__ == "__main__":
+    main()
