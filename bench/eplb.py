@@ -1,8 +1,9 @@
 """The baseline: DeepSeek's expert-parallel load balancer, written from its published description, not from its code.
 
-Global policy (the better balanced one: its hierarchical form only adds constraints). 1. Every expert gets one replica; each further
-slot goes to the expert with the largest load per replica. 2. Replicas, heaviest first, each go to the node with the least load that has a
-free slot; two replicas of one expert may meet on a node. Traffic is split evenly over an expert's replicas.
+Global policy (the better balanced one: its hierarchical form only adds constraints). 1. Every expert gets one
+replica; each further slot goes to the expert with the largest load per replica. 2. Replicas, heaviest first,
+each go to the node with the least load that has a free slot; two replicas of one expert may meet on a node.
+Traffic is split evenly over an expert's replicas.
 """
 
 from collections.abc import Sequence

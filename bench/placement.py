@@ -1,8 +1,10 @@
 """Placement against its lower bound, against EPLB, under drift, and in time: the claims of `placement/`, measured.
 
-    python bench/placement.py [known] [drift] [moves] [speed]      rows go to bench/results/placement.jsonl, tables to the screen
+    python bench/placement.py [known] [drift] [moves] [speed]      rows go to bench/results/placement.jsonl,
+    tables to the screen
 
-Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a lognormal of the sizes named.
+Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a
+lognormal of the sizes named.
 """
 
 import itertools

@@ -1,7 +1,8 @@
 """The optimizer's one entry point: `balance(Problem) -> Balanced`, pure numpy, always with a certificate.
 
-Here is the choice between a plan from nothing (`task`), few moves from what stands (`improve`) and staying; the constructions, the
-split of traffic and the bound are in the files beside it. It knows no clock, no engine, and no tensors.
+Here is the choice between a plan from nothing (`task`), few moves from what stands (`improve`) and staying; the
+constructions, the split of traffic and the bound are in the files beside it. It knows no clock, no engine, and
+no tensors.
 """
 
 from dataclasses import dataclass, replace
@@ -25,9 +26,10 @@ _STAGES = (0.1, 0.3, 1.0)  # parts of the budget after which a priced search is 
 def balance(problem: Problem) -> Balanced:
     """The best placement found, and proof of how good it is. Pure: the same problem gives the same answer.
 
-    One known load with a spare slot per node is placed exactly (gap 0). Several scenarios are placed for their mean and variance
-    with room to shift traffic. With a current placement the answer keeps to the budget of moves, and stays where moving does not
-    pay. Moves that a dead node or a protected expert forces are made whatever the budget.
+    One known load with a spare slot per node is placed exactly (gap 0). Several scenarios are placed for their
+    mean and variance with room to shift traffic. With a current placement the answer keeps to the budget of
+    moves, and stays where moving does not pay. Moves that a dead node or a protected expert forces are made
+    whatever the budget.
     """
     if problem.memory is not None:
         return within_memory(problem, problem.memory, balance)
@@ -120,7 +122,8 @@ def _verdict(task: Task, best: _Choice, stay: _Choice) -> Certificate:
     elif price is None:
         reason = f"{best.moves} moves lower the largest load by {gain:.2%}"
     else:
-        reason = f"{best.moves} moves win {gain * price.horizon_s:.3g} s over {price.horizon_s:g} s for {cost:.3g} s of moving"
+        won = f"{gain * price.horizon_s:.3g} s over {price.horizon_s:g} s"
+        reason = f"{best.moves} moves win {won} for {cost:.3g} s of moving"
     if stay.moves:
         reason += f"; {stay.moves} moves were forced by lost or protected experts"
     return replace(

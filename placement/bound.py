@@ -1,16 +1,16 @@
 """Lower bounds on the largest node load, whatever the placement. They know no placement.
 
-Let w be the loads of a layer, v the live nodes' speeds, N and S the live nodes and slots, R = S - E the spare slots.
-With T = max_n load_n / v_n of any placement and any split:
-  mean     sum load_n = sum w, so T >= sum w / sum v.
-  replicas an expert with r replicas stands on r nodes, so w_e <= T * (sum of the r fastest speeds). Hence e needs at least
-           k_e(T) = min{r : T * V_r >= w_e} replicas; all of them together fit only if sum_e k_e(T) <= S, k_e(T) <= N.
-           The smallest T that satisfies this is a bound (k_e only falls with T).
-  pigeon   at most R experts have two or more replicas. Among the k N + 1 + R heaviest experts at least k N + 1 stand once, so some node
-           holds k + 1 of them whole: T * v_max >= the k + 1 lightest of those k N + 1 + R. With R = 0 the node's other slots are
-           filled too where all nodes have s slots: add the s - k - 1 lightest experts of all.
-The bound of a layer is the largest of the three; of scenarios, the weighted mean (the largest load of the mean of several loads
-can be below the mean of their largest, never the other way, and each scenario obeys its own bound).
+Let w be a layer's loads, v the live nodes' speeds, N and S the live nodes and slots, R = S - E the spare slots, and
+T = max_n load_n / v_n of any placement with any split.
+  mean      The nodes' loads sum to the experts', so T >= sum w / sum v.
+  replicas  An expert with r replicas stands on r nodes, so w_e <= T V_r with V_r the sum of the r fastest speeds. So e
+            needs k_e(T) = min{r : T V_r >= w_e} <= N replicas, and all together fit only if sum_e k_e(T) <= S. k_e
+            only falls with T: the smallest T that satisfies this is a bound.
+  pigeons   At most R experts have two or more replicas. So of the k N + 1 + R heaviest at least k N + 1 stand once,
+            and some node holds k + 1 of those whole: T max(v) >= the k + 1 lightest of the k N + 1 + R heaviest. With
+            R = 0 and s slots on every node that node is full: add the s - k - 1 lightest experts of the layer.
+A layer's bound is the largest of the three. Each scenario obeys its own, so their weighted mean bounds the weighted mean
+of the scenarios' largest loads under any one placement, even with shares of its own for each scenario.
 """
 
 import numpy as np

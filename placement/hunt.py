@@ -1,7 +1,8 @@
-"""A known load where no construction is optimal (too few spare slots, unequal nodes): searches from several starts, the best kept.
+"""A known load where no construction is optimal (too few spare slots, unequal nodes): several searches.
 
-The starts are a full set of replicas, single replicas with the spare slots still empty, and the best so far with a few experts
-shuffled. The shuffles are seeded: the same load gives the same answer. Knows no scenarios and no current placement.
+The starts are a full set of replicas, single replicas with the spare slots still empty, and the best so far
+with a few experts shuffled. The shuffles are seeded: the same load gives the same answer. Knows no scenarios
+and no current placement.
 """
 
 from collections.abc import Callable, Iterator

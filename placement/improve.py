@@ -1,9 +1,10 @@
 """Better placements by few moves: exchanges that cool the hottest node, in all layers at once, round by round.
 
-A copy gives an expert of the hottest node a further replica on a cool node, over a replica that can be spared or in an empty slot (one
-move). In a trade two experts change places (two moves). Candidates are scored by the eighth-power norm of the node levels, as if traffic
-were levelled between the two nodes; the best one is made, the traffic around it is poured again, and it stays only if the norm truly
-fell. A layer that finds nothing has its traffic split exactly and tries again. Levels are in units of the mean.
+A copy gives an expert of the hottest node a further replica on a cool node, over a replica that can be spared
+or in an empty slot (one move). In a trade two experts change places (two moves). Candidates are scored by the
+eighth-power norm of the node levels, as if traffic were levelled between the two nodes; the best one is made,
+the traffic around it is poured again, and it stays only if the norm truly fell. A layer that finds nothing has
+its traffic split exactly and tries again. Levels are in units of the mean.
 """
 
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ class Search:
         return Exchange(row, best, one, one == 0, hot, give, cool_LK[line, near], victim_LK[line, near])
 
     def _victims(self, row: Ints, cool_LK: Ints) -> tuple[Ints, Floats, Floats]:
-        """Per cool node the slot that is missed least: an empty one, or a replica whose traffic its other replicas take best."""
+        """Per cool node the slot that is missed least: empty, or a replica whose others take its traffic best."""
         at = row[:, None]
         slot, rows = self.slot[at, cool_LK], self.rows[at, :, cool_LK].transpose(0, 2, 1, 3)
         who = np.maximum(slot, 0)

@@ -25,10 +25,11 @@ def base_width(experts: int, live: int, layers: int, memory: int) -> int:
 
 
 def choose_widths(saving_L: Floats, base: int, cap: int, memory: int) -> Ints:
-    """width_L, summing to at most `memory`: spare slots go to the layers where the first one saves most rows, then around again.
+    """width_L, summing to at most `memory`: layers get spare slots by what the first one saves, around and around.
 
-    One spare slot per node already allows the optimum for a known load (`pack`), so a second one saves nothing more there; it
-    buys room against surprises, and layers that gained most from the first are the ones with the most skew.
+    One spare slot per node already allows the optimum for a known load (`pack`), so a second one saves nothing
+    more there; it buys room against surprises, and layers that gained most from the first are the ones with the
+    most skew.
     """
     order = np.argsort(-saving_L, kind="stable")
     width_L = np.full(len(saving_L), base)

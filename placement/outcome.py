@@ -10,9 +10,10 @@ from afserve.placement.problem import Floats, Ints
 class Certificate:
     """What the plan reaches and what no plan can beat, per layer: rows per unit of speed on the fullest node.
 
-    `max_load` holds under the plan's own shares; `lower_bound` is proved in `bound.py`; with several scenarios both are weighted
-    means. `seconds` and `seconds_bound` say the same in a time model. `gain` is the fraction of the summed largest loads (or
-    seconds) saved against what stands, `moves` the experts that travel, `busiest` those into one node.
+    `max_load` holds under the plan's own shares; `lower_bound` is proved in `bound.py`; with several scenarios
+    both are weighted means. `seconds` and `seconds_bound` say the same in a time model. `gain` is the fraction
+    of the summed largest loads (or seconds) saved against what stands, `moves` the experts that travel,
+    `busiest` those into one node.
     """
 
     max_load: tuple[float, ...]
@@ -37,7 +38,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """slot_LNS holds experts (FREE = empty), share_LNS each slot's part of its expert's rows, width_LN the slots in use."""
+    """slot_LNS holds experts (FREE = empty), share_LNS their parts of the rows, width_LN the slots in use."""
 
     slot_LNS: Ints
     share_LNS: Floats

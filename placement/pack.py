@@ -1,15 +1,17 @@
 """The exact placement for one known load: every node equally loaded, by construction.
 
-Theorem. N nodes of equal speed, s slots each, N * (s - 1) >= E experts: a placement exists in which every node's load
-is the mean, and no expert stands twice on a node. Proof (of `_window`, by induction over nodes): pad with experts of
-load 0 to m = N (s - 1), sort by load, let T be the mean node load. Among windows of s - 1 neighbours the lightest has
-load <= T and the heaviest >= T, so some window A has load <= T while the window one to the right has more (or A is the last
-window and has T). That one differs from A by one expert e, so load(A) + load(e) >= T: the node takes all of A and the part of
-e that fills it to T. Left are m - (s - 1) experts, e among them with its rest, of total (N - 1) T. The mean is also a
-lower bound, so this is optimal. With unequal speeds or widths the same step is tried node by node and may fail.
+Theorem. N nodes of equal speed, s slots each, N * (s - 1) >= E experts: a placement exists in which every
+node's load is the mean, and no expert stands twice on a node. Proof (of `_window`, by induction over nodes):
+pad with experts of load 0 to m = N (s - 1), sort by load, let T be the mean node load. Among windows of s - 1
+neighbours the lightest has load <= T and the heaviest >= T, so some window A has load <= T while the window one
+to the right has more (or A is the last window and has T). That one differs from A by one expert e, so load(A) +
+load(e) >= T: the node takes all of A and the part of e that fills it to T. Left are m - (s - 1) experts, e
+among them with its rest, of total (N - 1) T. The mean is also a lower bound, so this is optimal. With unequal
+speeds or widths the same step is tried node by node and may fail.
 
-`_alias` is the quick form of the same idea (Vose's alias tables): s - 1 experts a node in snake order, then each lightest node
-fills its last slot from the largest expert of the heaviest. Where a donor's largest expert is too small, `_window` decides.
+`_alias` is the quick form of the same idea (Vose's alias tables): s - 1 experts a node in snake order, then
+each lightest node fills its last slot from the largest expert of the heaviest. Where a donor's largest expert
+is too small, `_window` decides.
 """
 
 import numpy as np
@@ -70,7 +72,7 @@ def _alias(load_LE: Floats, nodes: int, width: int) -> tuple[Ints, Floats, NDArr
 def _fill_lightest(
     level_LN: Floats, left_LN: Floats, mean_L: Floats
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
-    """(donor_LN, given_LN, fits_L): in turn the lightest node is filled to the mean by the heaviest. Changes its inputs.
+    """(donor_LN, given_LN, fits_L): in turn the heaviest node fills the lightest to the mean. Changes its inputs.
 
     A filled node stands exactly at the mean, so it is the lightest or the heaviest only when all are done.
     """
@@ -98,7 +100,7 @@ def _fill_lightest(
 
 
 def _window(load_E: Floats, room_N: Ints, pace_N: Floats) -> tuple[Ints, Floats] | None:
-    """(slot_NS, share_NS), every node at the mean, or None where a node's step fails (never at equal speed and width)."""
+    """(slot_NS, share_NS), every node at the mean; None where a step fails (never at equal speed and width)."""
     live = np.flatnonzero(room_N > 0)
     total = load_E.sum()
     slot_NS = np.full((len(room_N), int(room_N.max())), FREE)

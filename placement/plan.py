@@ -22,7 +22,8 @@ _SHARE_TOLERANCE = 1e-6
 class LayerPlacement:
     """One MoE layer. `slots[n][s]` is the expert in slot s of node n (FREE = empty); `share` is parallel to it.
 
-    `max_load` and `lower_bound` are what the optimizer expected and proved (rows on the fullest node, 0 = not known).
+    `max_load` and `lower_bound` are what the optimizer expected and proved (rows on the fullest node, 0 = not
+    known).
     """
 
     slots: tuple[tuple[int, ...], ...]
@@ -155,8 +156,8 @@ class Placement:
 
     def __str__(self) -> str:
         width = self.slots_per_node()
-        head = f"placement epoch {self.epoch}: {len(self.layers)} layers of {self.experts} experts on {self.nodes} nodes"
-        rows = [f"{head}, up to {width} slots a node"]
+        size = f"{len(self.layers)} layers of {self.experts} experts on {self.nodes} nodes"
+        rows = [f"placement epoch {self.epoch}: {size}, up to {width} slots a node"]
         for number, layer in enumerate(self.layers):
             held = sum(e != FREE for row in layer.slots for e in row)
             known = f", max {layer.max_load:.6g}, bound {layer.lower_bound:.6g}" if layer.max_load else ""

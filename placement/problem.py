@@ -110,10 +110,10 @@ class TimeModel:
 class Problem:
     """`load_CLE` holds rows per (scenario, layer, expert), scenarios scaled alike per layer.
 
-    moves: how many slots may be filled with an expert that was not on that node (None: any number).
-    memory: slots per node over all layers together; the optimizer then chooses the width of each layer.
-    protect: (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more).
-    prior: the weight, against all scenarios together, of one more in which all experts are alike: it stands for what
+    moves: how many slots may be filled with an expert that was not on that node (None: any number). memory:
+    slots per node over all layers together; the optimizer then chooses the width of each layer. protect:
+    (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more). prior: the
+    weight, against all scenarios together, of one more in which all experts are alike: it stands for what
     nobody has seen. Below 0 (the default): 1 with several scenarios, 0 with one, which is then taken as known.
     """
 

@@ -1,8 +1,9 @@
-"""When to act on the routing counts, and how: values in, a decision with its reason out. No clock, no sockets, no migration.
+"""When to act on the routing counts, and how: values in, a decision and its reason out. No clock, no migration.
 
-Three thresholds keep it calm. What stands must be clearly out of balance on the fastest window, beyond what so few rows would show
-by chance; that must hold for `patience` checks in a row; and after acting it rests. A shift of shares moves no weights and is
-tried first; weights move where that is not enough and the gain pays for the transfer. A lost node is answered at once.
+Three thresholds keep it calm. What stands must be clearly out of balance on the fastest window, beyond what so
+few rows would show by chance; that must hold for `patience` checks in a row; and after acting it rests. A shift
+of shares moves no weights and is tried first; weights move where that is not enough and the gain pays for the
+transfer. A lost node is answered at once.
 """
 
 from collections import deque
@@ -27,7 +28,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """enter: max/mean that starts it. least_gain: fraction saved that shares or moves must bring. moves: per decision and layer."""
+    """enter: the max/mean that starts it. least_gain: the fraction that new shares or moves must save.
+
+    interval_s: between checks. patience: bad checks in a row before it acts. rest_s: from one action to the next.
+    """
 
     interval_s: float = 0.5
     enter: float = 1.08
@@ -41,7 +45,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`placement` is None when nothing changes. Imbalances are the mean over layers of max/mean on the fastest window."""
+    """`placement` is None when nothing changes. Imbalances: mean over layers of max/mean, on the fastest window."""
 
     now: float
     action: Action
@@ -68,7 +72,7 @@ class Rebalancer:
             self._unsettled = None
 
     def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
-        """A node died: its experts go elsewhere at once, whatever else is under way. To stay means that nothing can hold them."""
+        """A node died: its experts go elsewhere at once, whatever is under way. STAY means that nothing can hold them."""
         self.nodes = replace(self.nodes, dead=self.nodes.dead | {node})
         return self._answer(now, stats, Action.RESCUE, f"node {node} is lost")
 
@@ -164,7 +168,7 @@ class Rebalancer:
 
 
 def imbalance(placement: Placement, load_LE: Floats, nodes: Nodes) -> float:
-    """Mean over layers of max/mean node load under the placement's own shares; 1 without rows. A dead node's rows count."""
+    """Mean over layers of max/mean node load under the placement's own shares; 1 without rows. Dead nodes' rows count."""
     return float(np.mean(imbalances(placement, load_LE, nodes)))
 
 

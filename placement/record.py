@@ -1,9 +1,10 @@
-"""Recorded routing: a compact file of counts over time, and plain counts as JSON. Bytes and text in, values out; it opens no file.
+"""Recorded routing: a compact file of counts over time, and plain counts as JSON. Bytes in, values out; no files.
 
 Binary layout, little-endian, of a `.afroute` file (no pickle, nothing executable):
   header  8 bytes magic "AFROUTE1", u32 layers, u32 experts, u16 length of a name, the name in UTF-8 (the model)
-  record  f64 seconds since the start, u8 class (0 prefill, 1 decode), u32 length, zlib stream of u32 counts[layers][experts]
-Records are appended; a truncated last record (a killed process) is ignored, anything else that does not fit is an error.
+  record  f64 seconds since the start, u8 class (0 prefill, 1 decode), u32 length, then so many bytes:
+          a zlib stream of u32 counts[layers][experts], the rows routed since the record before
+Records are appended. A truncated last record (a killed process) is ignored; whatever else does not fit is an error.
 """
 
 import json
@@ -105,8 +106,8 @@ def _unpack(packed: bytes, kind: int, layers: int, experts: int) -> NDArray[np.u
 def read_counts(text: str) -> dict[str, Floats]:
     """Scenarios by name, each load_LE, from plain JSON. Raises ConfigError on anything else.
 
-    {"counts": [[per expert] per layer]}, the same one level deeper or as {"name": [[...]]} for several scenarios, {"domains": {...}} or
-    {"scenarios": ...} alike, or a bare list.
+    {"counts": [[per expert] per layer]}, the same one level deeper or as {"name": [[...]]} for several
+    scenarios, {"domains": {...}} or {"scenarios": ...} alike, or a bare list.
     """
     try:
         raw = json.loads(text)

@@ -4,8 +4,9 @@
 
 Without risk the optimum of this convex program is the lexicographic min-max: the same y minimises the largest
 load_n / speed_n, then the second largest, and so on. (On a polymatroid base the least-squares point is also the
-least-majorised one; Fujishige 1980.) With risk it is mean^2 + variance of the nodes' loads for independent experts.
-A primal-dual interior point solves it; only experts with two or more replicas are unknowns. Knows no moves.
+least-majorised one; Fujishige 1980.) With risk it is mean^2 + variance of the nodes' loads for independent
+experts. A primal-dual interior point solves it; only experts with two or more replicas are unknowns. Knows no
+moves.
 """
 
 import numpy as np
@@ -25,7 +26,8 @@ def split(
 ) -> Floats:
     """share_LNS: the optimal share of each slot's expert, within `tolerance` of the optimum (relative to the mean).
 
-    Above 192 nodes an approximate one, by mirror descent without risk; the certificate's gap then says how far it is.
+    Above 192 nodes an approximate one, by mirror descent without risk; the certificate's gap then says how far
+    it is.
 
     Shapes: L layers (or layer x scenario), N nodes, S slots per node, E experts. Every expert stands somewhere.
     """

@@ -1,8 +1,9 @@
 """A placement for loads that are not known exactly: replicas by expected need, spread so that traffic can be shifted.
 
-Every replica goes where it raises the fourth-power norm of the node loads least, summed over the scenarios. An expert's further
-replicas avoid nodes that already share an expert with its first ones: the graph whose edges are shared experts then connects
-every node with many others, and a later split of traffic can level loads that nobody foresaw. Knows no current placement.
+Every replica goes where it raises the fourth-power norm of the node loads least, summed over the scenarios. An
+expert's further replicas avoid nodes that already share an expert with its first ones: the graph whose edges
+are shared experts then connects every node with many others, and a later split of traffic can level loads that
+nobody foresaw. Knows no current placement.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """The placement that stands now, as a start for the next one: dead nodes taken out, lost experts put back, labels kept.
 
-Arrays in, arrays out. It knows no loads beyond an order of importance, and makes only the moves that cannot be avoided.
+Arrays in, arrays out. It knows no loads beyond an order of importance, and makes only the moves that cannot be
+avoided.
 """
 
 import numpy as np
@@ -37,7 +38,7 @@ def count_moves(old_LNS: Ints, new_LNS: Ints, experts: int) -> Ints:
 
 
 def relabel(old_LNS: Ints, new_LNS: Ints, experts: int, kind_N: Ints) -> Ints:
-    """The node order of new_LNS, per layer, that keeps most experts where they are; only nodes of one kind trade places.
+    """The node order of new_LNS, per layer, that keeps most experts in place; only nodes of one kind trade.
 
     Greedy on the overlap. Returns from_LN: new node n should hold what new_LNS has at from_LN[l, n].
     """

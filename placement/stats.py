@@ -1,7 +1,8 @@
 """Routing statistics: how many rows went to each (layer, expert), in decayed windows and by workload class.
 
-Routers hand over expert ids or ready counts; a count is one `bincount`. A window of half-life h forgets half of what it knew every h
-seconds, so several of them see the same traffic at several time scales. Time comes in as a number: there is no clock here.
+Routers hand over expert ids or ready counts; a count is one `bincount`. A window of half-life h forgets half of
+what it knew every h seconds, so several of them see the same traffic at several time scales. Time comes in as a
+number: there is no clock here.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ KINDS = ("prefill", "decode")
 class Skew:
     """How uneven each layer is. 1 / E of everything to every expert gives 1, 0, E and the smallest possible top share.
 
-    `peak`: hottest expert over the mean. `gini`: 0 even, towards 1 all on one. `effective`: exp(entropy), the number of equally
-    loaded experts that would be as uncertain. `top`: share of the rows that the hottest tenth of the experts takes.
+    `peak`: hottest expert over the mean. `gini`: 0 even, towards 1 all on one. `effective`: exp(entropy), the
+    number of equally loaded experts that would be as uncertain. `top`: share of the rows that the hottest tenth
+    of the experts takes.
     """
 
     peak: tuple[float, ...]

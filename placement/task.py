@@ -1,4 +1,4 @@
-"""A problem in arrays, and the ways to answer it from nothing. It values answers; it does not choose between moving and staying."""
+"""A problem in arrays, and the ways to answer it from nothing. It does not choose between moving and staying."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class Task:
         return seconds
 
     def seconds_bound(self, model: TimeModel) -> Floats:
-        """An expert's cost is concave in its rows and 0 at 0: its pieces cost at least the whole, so loads may be costs."""
+        """An expert's cost is concave in its rows and 0 at 0: its pieces cost at least the whole; costs bound as loads do."""
         costs = [self._bound(model.cost(self._step_rows(load, model))) for load in self.load_CLE]
         bound: Floats = model.fixed + np.tensordot(self.weight_C, costs, 1)
         return bound
@@ -144,7 +144,7 @@ def _with_surprise(load_CLE: Floats, weight_C: Floats, prior: float) -> tuple[Fl
 
 
 def fill_spare(slot_LNS: Ints, load_LE: Floats, room_N: Ints) -> Ints:
-    """Empty slots get replicas without traffic, of the hottest experts first: memory is paid for, and a later split can use it."""
+    """Empty slots get replicas without traffic, hottest experts first: the memory is there, a later split can use it."""
     experts = load_LE.shape[1]
     slot = slot_LNS.copy()
     usable: NDArray[np.bool_] = np.arange(slot.shape[2]) < room_N[:, None]

@@ -1,4 +1,4 @@
-"""`afserve place`: expert placement from routing counts. Reads files, asks the optimizer, prints a table, JSON or a heat map."""
+"""`afserve place`: expert placement from routing counts. It reads files and prints a table, JSON or a heat map."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scenarios, current placements, budgets, prices, dead nodes, protection, memory and time: each wish kept, each plan valid."""
+"""Scenarios, current placements, budgets, prices, dead nodes, protection, memory and time: each wish kept."""
 
 import json
 from pathlib import Path
