@@ -8,11 +8,11 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol, cast
 
 from torch import Tensor
 
+from afserve.comm.native import native_library
 from afserve.errors import ConfigError
 
 _ORDERED = ("x86_64", "AMD64", "i686")
@@ -97,11 +97,8 @@ def _words(memory_B: Tensor) -> memoryview:
 
 def open_board(lanes: Sequence[LaneWords], bells: Sequence[BellWord]) -> Board:
     """The fastest board that is correct here. Raises ConfigError where none is."""
-    try:
-        native = import_module("afserve.kernels._native")
-    except ImportError:
-        native = None
-    if native is not None and hasattr(native, "FlagBoard"):
+    native = native_library()
+    if native is not None:
         triples = [_addresses(lane) for lane in lanes]
         return cast(Board, native.FlagBoard(triples, [b.memory_B.data_ptr() + b.offset for b in bells]))
     if platform.machine() not in _ORDERED:

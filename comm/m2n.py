@@ -15,9 +15,10 @@ from torch import Tensor
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.bank import Bank, LocalBankLink
+from afserve.comm.native import native_library
 from afserve.comm.port import Arrival, ExpertPort
 from afserve.comm.routes import RouteTable
-from afserve.comm.rows import RowSplit, Splitter, native_rows
+from afserve.comm.rows import RowSplit, Splitter
 from afserve.comm.transport import Box, Header, Kind, Layout, Transport
 from afserve.comm.wire import name
 from afserve.errors import DeadlineError, ProtocolError
@@ -92,7 +93,7 @@ class ExpertLink:
         self._layout = layout
         self._deadline = deadline
         self._clock = MonotonicClock() if clock is None else clock
-        self._native = native_rows()
+        self._native = native_library()
         self._splitter = Splitter(self._native)
         self.adopt(placement)
 

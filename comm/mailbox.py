@@ -6,8 +6,9 @@ It knows how a message lies in its memory; it knows no flags, so not when a mess
 import torch
 from torch import Tensor
 
-from afserve.comm.transport import Box, Header, Kind, Parcel
-from afserve.comm.wire import HEADER_BYTES, Frame, check_slots, decode, encode, encode_refusal, name, refusal
+from afserve.comm.native import native_library
+from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Parcel
+from afserve.comm.wire import HEADER_BYTES, Frame, decode, encode, encode_refusal, name, refusal
 from afserve.errors import ProtocolError
 
 _CACHED_SHAPES = 1024
@@ -21,6 +22,7 @@ class Mailbox:
         self.frame = frame
         self.memory_B = memory_B
         self._bytes = memory_B.numpy().data
+        self._native = native_library() if memory_B.is_cpu else None
         self._parts: dict[int, tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]] = {}
 
     def stage(self, header: Header) -> Parcel:
@@ -41,12 +43,27 @@ class Mailbox:
         x_RH, slot_RK, weight_RK, scale_RS, _ = self._views(header.rows)
         if slot_RK is None or weight_RK is None:
             return Parcel(header, x_RH)
-        own_RK = slot_RK.clone()
-        check_slots(self.box, own_RK, self.frame.layout.slots)
-        return Parcel(header, x_RH, own_RK, weight_RK.clone(), scale_RS)
+        own = self._own_choices(slot_RK, weight_RK)
+        return Parcel(header, x_RH, *own, scale_RS)
 
     def refuse(self, sequence: int, reason: str) -> None:
         encode_refusal(self._bytes, self.box, self.frame, sequence, reason)
+
+    def _own_choices(self, slot_RK: Tensor, weight_RK: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of slots and weights. Raises ProtocolError unless every slot is NO_SLOT or one of this node's."""
+        slots = self.frame.layout.slots
+        if self._native is None:
+            own_RK, factor_RK = slot_RK.clone(), weight_RK.clone()
+            good = not own_RK.numel() or (int(own_RK.min()) >= NO_SLOT and int(own_RK.max()) < slots)
+        else:
+            own_RK, factor_RK = torch.empty_like(slot_RK), torch.empty_like(weight_RK)
+            source = slot_RK.data_ptr(), weight_RK.data_ptr()
+            count = own_RK.numel()
+            good = self._native.copy_choices(*source, own_RK.data_ptr(), factor_RK.data_ptr(), count, slots)
+        if not good:
+            found = f"slot {int(own_RK.min())}..{int(own_RK.max())}"
+            raise ProtocolError(f"{name(self.box)}: {found} is outside [{NO_SLOT}, {slots})")
+        return own_RK, factor_RK
 
     def _views(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
         parts = self._parts.get(rows)

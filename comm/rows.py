@@ -6,7 +6,6 @@ bit. It knows slots and rows, no boxes.
 Shapes: T rows of a micro-batch, R rows that go to one node, H hidden size, K top-k.
 """
 
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -131,15 +130,6 @@ class Splitter:
         if self._native is None or routes.handle is None or not _plain(x_TH, expert_TK, weight_TK):
             return TorchSplit(routes, x_TH, expert_TK, weight_TK)
         return NativeSplit(self._native, routes, x_TH, expert_TK, weight_TK)
-
-
-def native_rows() -> Any | None:
-    """The native library's module if it is built and has what is needed here."""
-    try:
-        native = import_module("afserve.kernels._native")
-    except ImportError:
-        return None
-    return native if hasattr(native, "RowSplit") else None
 
 
 def _plain(x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> bool:

@@ -87,8 +87,7 @@ class Layout:
     model: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """A message's contents, valid until the next post on its box.
 
     A dispatch has x_RH, slot_RK (int32, NO_SLOT where a choice lives elsewhere) and weight_RK (float32);

@@ -21,6 +21,8 @@ HEADER_BYTES = 64
 SEQUENCES = 1 << 32  # sequence numbers wrap here
 
 _HEADER = struct.Struct("<IHBBIIIHHHHIQ")
+_NAMES = ("magic", "version", "kind", "wire type", "box", "sequence")
+_KIND = 6  # offset of the kind's byte
 _LINE = 64
 LONGEST_REASON = 512
 
@@ -44,21 +46,16 @@ class Span:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
 class Frame:
-    """The shape of one direction's messages."""
+    """The shape of one direction's messages; `scales` are scale blocks per row, 0 unless rows travel in FLOAT8."""
 
-    kind: Kind
-    layout: Layout
-
-    @property
-    def wire(self) -> WireType:
-        return self.layout.dispatch_wire if self.kind is Kind.DISPATCH else self.layout.combine_wire
-
-    @property
-    def scales(self) -> int:
-        """Scale blocks per row; 0 unless the rows travel in FLOAT8."""
-        return -(-self.layout.hidden // SCALE_BLOCK) if self.wire is WireType.FLOAT8 else 0
+    def __init__(self, kind: Kind, layout: Layout) -> None:
+        self.kind = kind
+        self.layout = layout
+        self.wire = layout.dispatch_wire if kind is Kind.DISPATCH else layout.combine_wire
+        self.scales = -(-layout.hidden // SCALE_BLOCK) if self.wire is WireType.FLOAT8 else 0
+        self._choice_bytes = 4 * layout.top_k if kind is Kind.DISPATCH else 0
+        self._row_bytes = layout.hidden * _size(self.wire)
 
     @property
     def capacity(self) -> int:
@@ -66,11 +63,14 @@ class Frame:
         return self.span(self.layout.max_rows).end
 
     def span(self, rows: int) -> Span:
-        choices = 4 * rows * self.layout.top_k if self.kind is Kind.DISPATCH else 0
-        slot = HEADER_BYTES + choices
-        scale = slot + choices
+        slot = HEADER_BYTES + rows * self._choice_bytes
+        scale = slot + rows * self._choice_bytes
         x = aligned(scale + 4 * rows * self.scales)
-        return Span(HEADER_BYTES, slot, scale, x, x + rows * self.layout.hidden * _size(self.wire))
+        return Span(HEADER_BYTES, slot, scale, x, x + rows * self._row_bytes)
+
+    def payload(self, rows: int) -> int:
+        """Bytes after the header; the same as `span(rows).end - HEADER_BYTES`."""
+        return aligned(rows * (2 * self._choice_bytes + 4 * self.scales)) + rows * self._row_bytes
 
 
 def _size(wire: WireType) -> int:
@@ -102,15 +102,14 @@ def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
         memory
     )
     layout = frame.layout
-    _same(box, "magic", magic, MAGIC)
-    _same(box, "version", version, VERSION)
-    _same(box, "kind", kind, frame.kind)
-    _same(box, "wire type", wire, frame.wire)
-    _same(box, "box", (a, f, m, spare), (*box, 0))
-    _same(box, "sequence", number, sequence)
+    given = (magic, version, kind, wire, (a, f, m, spare), number)
+    expected = (MAGIC, VERSION, frame.kind, frame.wire, (*box, 0), sequence)
+    if given != expected:
+        for field, value, right in zip(_NAMES, given, expected, strict=True):
+            _same(box, field, value, right)
     _below(box, "layer", layer, layout.layers)
     _below(box, "rows", rows, layout.max_rows + 1)
-    _same(box, "payload bytes", payload, frame.span(rows).end - HEADER_BYTES)
+    _same(box, "payload bytes", payload, frame.payload(rows))
     return Header(frame.kind, epoch, number, layer, rows, frame.wire)
 
 
@@ -124,9 +123,11 @@ def encode_refusal(memory: memoryview, box: Box, frame: Frame, sequence: int, re
 
 def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | None:
     """The reason if a refusal of that number lies in `memory`; its text is only ever shown."""
-    _, _, kind, *_, payload = _HEADER.unpack_from(memory)
-    number = _HEADER.unpack_from(memory)[5]
-    if frame.kind is not Kind.COMBINE or kind != Kind.REFUSAL or number != sequence:
+    if memory[_KIND] != Kind.REFUSAL or frame.kind is not Kind.COMBINE:
+        return None
+    fields = _HEADER.unpack_from(memory)
+    number, payload = fields[5], fields[-1]
+    if number != sequence:
         return None
     if payload > _longest_reason(frame):
         raise ProtocolError(f"{name(box)}: a refusal of {payload} bytes, at most {_longest_reason(frame)}")
@@ -141,15 +142,6 @@ def _longest_reason(frame: Frame) -> int:
 def peek_rows(memory: memoryview) -> int:
     """The rows field as it stands, unchecked: for a stream that has to know how much more to read."""
     return int(_HEADER.unpack_from(memory)[11])
-
-
-def check_slots(box: Box, slot_RK: torch.Tensor, slots: int) -> None:
-    """Raises ProtocolError unless every slot is NO_SLOT or one of this node's."""
-    if not slot_RK.numel():
-        return
-    low, high = torch.aminmax(slot_RK)
-    if int(low) < -1 or int(high) >= slots:
-        raise ProtocolError(f"{name(box)}: slot {int(low)}..{int(high)} is outside [-1, {slots})")
 
 
 def check_layout(layout: Layout) -> None:

@@ -134,6 +134,17 @@ class RowSplit {
     std::vector<std::vector<int32_t>> rows_;
 };
 
+// Copies slots and weights, then looks at the copy: true when every slot is in [-1, slots).
+bool copy_choices(uintptr_t slot, uintptr_t weight, uintptr_t own_slot, uintptr_t own_weight, int64_t count,
+                  int64_t slots) {
+    auto* to = at<int32_t>(own_slot);
+    std::memcpy(to, at<int32_t>(slot), count * sizeof(int32_t));
+    std::memcpy(at<float>(own_weight), at<float>(weight), count * sizeof(float));
+    bool good = true;
+    for (int64_t i = 0; i < count; ++i) good &= to[i] >= -1 && to[i] < slots;
+    return good;
+}
+
 }  // namespace
 
 void bind_m2n(py::module_& module) {
@@ -145,4 +156,5 @@ void bind_m2n(py::module_& module) {
         .def("rows", &RowSplit::rows)
         .def("fill", &RowSplit::fill)
         .def("add", &RowSplit::add);
+    module.def("copy_choices", &copy_choices);
 }

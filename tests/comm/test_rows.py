@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.comm.native import native_library
 from afserve.comm.routes import RouteTable
-from afserve.comm.rows import NativeSplit, Splitter, TorchSplit, native_rows
+from afserve.comm.rows import NativeSplit, Splitter, TorchSplit
 from afserve.comm.transport import Header, Kind, Parcel, WireType
 from afserve.placement.plan import FREE, LayerPlacement, Placement
 
@@ -43,7 +44,7 @@ def parcel(rows, hidden, choices, dtype):
 )
 @settings(max_examples=150, deadline=None)
 def test_native_and_torch_agree(layer, rows, hidden, choices, dtypes, wide, seed):
-    native = native_rows()
+    native = native_library()
     if native is None:
         pytest.skip("the native library is not built")
     generator = torch.Generator().manual_seed(seed)
@@ -77,7 +78,7 @@ def test_native_and_torch_agree(layer, rows, hidden, choices, dtypes, wide, seed
 
 
 def test_expert_ids_out_of_range_are_nobodys():
-    native = native_rows()
+    native = native_library()
     if native is None:
         pytest.skip("the native library is not built")
     placement = Placement.contiguous(layers=1, experts=4, nodes=2)

@@ -1,0 +1,182 @@
+"""Round trips between attention and expert nodes: our transports, gloo, Unix sockets and a plain memcpy in one run.
+
+python -m bench.m2n --quick --json                 one object a line, within 40 s
+python -m bench.m2n --busy --save                  all sizes and pairs, every core taken; rows are kept in bench/results
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import torch
+
+from bench.m2n_wires import ONE_PAIR, WIRES, Case, Side
+from bench.origin import ROOT, origin
+
+FORK = multiprocessing.get_context("fork")
+KIB = 1024
+SIZES = tuple(2 * KIB * 4**n for n in range(7))  # 2 KiB to 8 MiB
+QUICK_SIZES = (2 * KIB, 128 * KIB, 256 * KIB, 1024 * KIB)
+PAIRS = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (4, 4))
+LONGEST = 60.0  # seconds that one measurement may take
+IDLE_SECONDS = 1.0
+
+
+def rounds(size: int, quick: bool) -> int:
+    """Fewer where a round trip is long."""
+    most = 800 if quick else 4000
+    return max(40, min(most, (256 if quick else 2048) * KIB * KIB // size))
+
+
+def run_side(side: Side, rank: int, case: Case, meet: Barrier, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    pipe.send((side(rank, case, meet), time.process_time()))
+
+
+def measure(case: Case) -> list[float]:
+    """Seconds of every round trip of every attention node, sorted."""
+    attention, expert = WIRES[case.wire]
+    meet = FORK.Barrier(case.attention + case.experts)
+    jobs = [(attention, a) for a in range(case.attention)] + [(expert, f) for f in range(case.experts)]
+    running = []
+    for side, rank in jobs:
+        mine, theirs = FORK.Pipe()
+        process = FORK.Process(target=run_side, args=(side, rank, case, meet, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        running.append((process, mine))
+    found: list[float] = []
+    try:
+        for _, mine in running:
+            if not mine.poll(LONGEST):
+                raise SystemExit(f"bench.m2n: {case} took longer than {LONGEST:g} s")
+            found += mine.recv()[0][case.warm :]
+    finally:
+        for process, mine in running:
+            process.join(1.0)
+            process.kill()
+            process.join()
+            mine.close()
+    return sorted(found)
+
+
+def burn() -> None:
+    while True:
+        pass
+
+
+def row(case: Case, seconds: list[float], busy: bool) -> dict[str, object]:
+    """gb_s counts what one attention node sends and gets back, over the median."""
+    at = {
+        name: seconds[min(len(seconds) - 1, int(share * len(seconds)))] for name, share in QUANTILES.items()
+    }
+    moved = 2 * case.bytes * (case.experts if case.wire != "memcpy" else 1)
+    return {
+        "transport": case.wire,
+        "bytes": case.bytes,
+        "pairs": f"{case.attention}x{case.experts}",
+        "p50_us": round(at["p50"] * 1e6, 1),
+        "p99_us": round(at["p99"] * 1e6, 1),
+        "p99_9_us": round(at["p99.9"] * 1e6, 1),
+        "gb_s": round(moved / at["p50"] / 1e9, 3),
+        "rounds": len(seconds),
+        "cores": "busy" if busy else "quiet",
+    }
+
+
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+
+
+def cases(quick: bool, wires: list[str]) -> Iterator[Case]:
+    sizes, pairs = (QUICK_SIZES, ((1, 1), (2, 3))) if quick else (SIZES, PAIRS)
+    for attention, experts in pairs:
+        for size in sizes if attention * experts == 1 or not quick else (128 * KIB,):
+            for wire in wires:
+                if attention * experts == 1 or wire not in ONE_PAIR:
+                    count = rounds(size * attention * experts, quick)
+                    yield Case(wire, size, attention, experts, count, count // 10, "")
+
+
+def idle_row(busy: bool) -> dict[str, object]:
+    """Processor time of an expert node that waits for a second and gets nothing."""
+    mine, theirs = FORK.Pipe()
+
+    def wait() -> None:
+        from afserve.comm import connect
+        from afserve.comm.conformance import LAYOUT
+
+        end, _ = connect.listen("shm", expert=0, attention_nodes=2, layout=LAYOUT)
+        before = time.process_time()
+        end.wait(end.boxes(), IDLE_SECONDS)
+        theirs.send(time.process_time() - before)
+
+    process = FORK.Process(target=wait, daemon=True)
+    process.start()
+    used = mine.recv()
+    process.join()
+    return {
+        "transport": "shm",
+        "idle_cpu_percent": round(100 * used / IDLE_SECONDS, 2),
+        "cores": "busy" if busy else "quiet",
+    }
+
+
+def rows(quick: bool, busy: bool, wires: list[str]) -> Iterator[dict[str, object]]:
+    burners = [
+        FORK.Process(target=burn, daemon=True) for _ in range(len(os.sched_getaffinity(0)) if busy else 0)
+    ]
+    for burner in burners:
+        burner.start()
+    try:
+        for case in cases(quick, wires):
+            with tempfile.TemporaryDirectory() as folder:
+                placed = Case(**{**case.__dict__, "folder": folder})
+                yield row(placed, measure(placed), busy)
+        yield idle_row(busy)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.m2n", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="four sizes, two topologies, within 40 s")
+    parser.add_argument("--json", action="store_true", help="one object a line instead of a table")
+    parser.add_argument("--busy", action="store_true", help="with every core taken by something else")
+    parser.add_argument("--wires", default=",".join(WIRES), help="comma-separated, of: " + ", ".join(WIRES))
+    parser.add_argument("--save", action="store_true", help="append to bench/results/m2n.jsonl")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begin, known = ROOT / "bench" / "results" / "m2n.jsonl", origin()
+    for found in rows(options.quick, options.busy, options.wires.split(",")):
+        print(json.dumps(found) if options.json else line(found), flush=True)
+        if options.save:
+            save(begin, {**found, **known})
+
+
+def line(found: dict[str, object]) -> str:
+    if "idle_cpu_percent" in found:
+        return f"{found['transport']:16} idle: {found['idle_cpu_percent']} % of one core"
+    return (
+        f"{found['transport']:16} {found['pairs']:4} {int(str(found['bytes'])) // KIB:6} KiB  "
+        f"p50 {found['p50_us']:>9} us  p99 {found['p99_us']:>9} us  p99.9 {found['p99_9_us']:>9} us  "
+        f"{found['gb_s']:>7} GB/s"
+    )
+
+
+def save(path: Path, found: dict[str, object]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

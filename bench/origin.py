@@ -1,0 +1,37 @@
+"""Where a measured row comes from: machine, commit, date. Every row of bench/results carries it."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def origin() -> dict[str, str]:
+    return {
+        "machine": machine(),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def machine() -> str:
+    """The processor as the system names it, and how many cores this process may use."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        name = names[0] if names else name
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def commit() -> str:
+    """Short hash, with -dirty when tracked files differ; empty outside a checkout."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
