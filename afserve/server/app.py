@@ -7,6 +7,7 @@ from starlette.routing import Route
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
+from afserve.server.admin import Admin
 from afserve.server.backend import Backend
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
@@ -52,7 +53,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
 
 
 def _routes(service: Service) -> list[Route]:
-    generate, info = Generate(service), Info(service)
+    generate, info, admin = Generate(service), Info(service), Admin(service)
     completions = Counted(service.inflight, generate.completions)
     chat = Counted(service.inflight, generate.chat)
     return [
@@ -68,4 +69,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/version", info.version, methods=["GET"]),
         Route("/metrics", info.metrics, methods=["GET"]),
         Route("/status", info.status, methods=["GET"]),
+        Route("/admin/placement", admin.placement, methods=["GET"]),
+        Route("/admin/placement", admin.apply, methods=["POST"]),
+        Route("/admin/routing/start", admin.start, methods=["POST"]),
+        Route("/admin/routing/stop", admin.stop, methods=["POST"]),
+        Route("/admin/routing/dump", admin.dump, methods=["GET"]),
     ]

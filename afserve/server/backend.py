@@ -34,9 +34,14 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
+    """`balance` is max / mean load of the expert nodes per MoE layer; `decisions` are in words, oldest first."""
+
     epoch: int
     nodes: tuple[NodeView, ...]
     picked: Mapping[str, str] = field(default_factory=dict)
+    balance: tuple[float, ...] = ()
+    decisions: tuple[str, ...] = ()
+    moves: int = 0
 
 
 class Backend(Protocol):
@@ -53,3 +58,19 @@ class Backend(Protocol):
     def ready(self) -> bool: ...
 
     def view(self) -> ClusterView: ...
+
+    def placement(self) -> str:
+        """The placement in force, as its JSON file."""
+        ...
+
+    def apply_placement(self, text: str) -> None:
+        """Go to another placement while serving. Raises ConfigError where it does not fit."""
+        ...
+
+    def record_routing(self, on: bool) -> bytes:
+        """Start recording routing counts, or stop and return what was recorded."""
+        ...
+
+    def recorded_routing(self) -> bytes:
+        """What was recorded so far; recording goes on."""
+        ...

@@ -15,7 +15,8 @@ from afserve.server.settings import ServerSettings
 
 log = logging.getLogger("afserve.server")
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
-ADMIN_PREFIXES = ("/admin", "/status")
+CHANGING_PREFIX = "/admin"
+ADMIN_PREFIXES = (CHANGING_PREFIX, "/status")
 
 
 class HeadersTooLargeError(TooLargeError):
@@ -29,6 +30,7 @@ class Gate:
         self._app = app
         self._api_keys = tuple(key.encode() for key in (*settings.api_keys, *settings.admin_keys))
         self._admin_keys = tuple(key.encode() for key in settings.admin_keys or settings.api_keys)
+        self._admin_configured = bool(settings.admin_keys)
         self._max_header_bytes = settings.max_header_bytes
         self._metrics = metrics
 
@@ -67,6 +69,8 @@ class Gate:
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
         keys = self._admin_keys if path.startswith(ADMIN_PREFIXES) else self._api_keys
+        if path.startswith(CHANGING_PREFIX) and not self._admin_configured:
+            raise AuthError("this server has no admin key; start it with --admin-key-file to use /admin")
         if not keys or path in OPEN_PATHS:
             return
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")

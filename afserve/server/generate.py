@@ -40,7 +40,14 @@ class Generate:
         )
         task = self._task("cmpl", prompts, params, asked.sampling, arrived)
         echo = self._echo(asked, prompts) if asked.echo else None
-        reply = CompletionReply(self._header(task), self._service.tokenizer, params.n, asked.logprobs, echo)
+        reply = CompletionReply(
+            self._header(task),
+            self._service.tokenizer,
+            params.n,
+            asked.logprobs,
+            echo,
+            skip_special_tokens=task.skip_special_tokens,
+        )
         return self._answer(task, reply, asked)
 
     async def chat(self, request: Request) -> Response:
@@ -86,12 +93,14 @@ class Generate:
                     raise RequestError(f"{name}: token id {token_id} is outside [0, {top - 1}]", param=name)
 
     def _echo(self, asked: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> Echo:
-        decode = self._service.tokenizer.decode
-        texts = tuple(
-            prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=False)
-            for prompt in asked.prompts
-        )
-        return Echo(texts, tuple(prompts), generate=asked.wanted_tokens != 0)
+        tokenizer = self._service.tokenizer
+        texts, added = [], []
+        for prompt, ids in zip(asked.prompts, prompts, strict=True):
+            spelled = tokenizer.decode(ids, skip_special_tokens=False)
+            texts.append(prompt if isinstance(prompt, str) else spelled)
+            bos = isinstance(prompt, str) and ids[0] in tokenizer.special_ids
+            added.append(int(bos and not texts[-1].startswith(tokenizer.token(ids[0]))))
+        return Echo(tuple(texts), tuple(prompts), tuple(added), generate=asked.wanted_tokens != 0)
 
     def _header(self, task: Task) -> Header:
         return Header(task.request_id, int(time.time()), self._service.backend.model.name)

@@ -102,6 +102,9 @@ class Info:
                 "version": __version__,
                 "epoch": view.epoch,
                 "picked": dict(view.picked),
+                "balance": list(view.balance),
+                "decisions": list(view.decisions),
+                "moves": view.moves,
                 "nodes": [asdict(node) for node in view.nodes],
             }
         )

@@ -13,10 +13,11 @@ from afserve.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token of the text and its score; the first token of a prompt has none."""
+    """A token and its score; the first token of a prompt has none. `shown`: the text spells it out."""
 
     token_id: int
     score: TokenLogprob | None
+    shown: bool = True
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -35,7 +36,7 @@ def completion_logprobs(
     offsets = []
     for item in scored:
         offsets.append(offset)
-        offset += len(tokenizer.token_bytes(item.token_id).decode(errors="ignore"))
+        offset += _characters(tokenizer.token_bytes(item.token_id)) if item.shown else 0
     body: dict[str, object] = {
         "text_offset": offsets,
         "token_logprobs": [None if item.score is None else item.score.logprob for item in scored],
@@ -43,6 +44,11 @@ def completion_logprobs(
         "top_logprobs": [None if item.score is None else _top(tokenizer, item.score) for item in scored],
     }
     return body, offset
+
+
+def _characters(raw: bytes) -> int:
+    """Characters that begin in these bytes: one split over two tokens counts where it begins."""
+    return sum(byte & 0xC0 != 0x80 for byte in raw)
 
 
 def _top(tokenizer: Tokenizer, score: TokenLogprob) -> dict[str, float]:

@@ -114,6 +114,13 @@ def _cluster(view: ClusterView) -> Iterator[Family]:
         "Resident memory of a node.",
         [((("node", n.name),), n.resident_bytes) for n in view.nodes],
     )
+    yield gauge(
+        ("afserve_expert_balance",),
+        "Fullest expert node over the mean, per MoE layer, over the last seconds.",
+        [((("layer", str(layer)),), value) for layer, value in enumerate(view.balance)],
+    )
+    moved = (Sample(view.moves, (), "_total"),)
+    yield Family(("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved)
     yield from _attention([stats for _, stats in attention])
     yield from _expert_nodes(experts)
     yield from _expert_load(expert_rows([stats for _, stats in attention]))

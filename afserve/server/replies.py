@@ -66,30 +66,47 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompts to repeat before each choice's text; `generate` False drops what follows them."""
+    """The prompts to repeat before each choice's text; `generate` False drops what follows them.
+
+    `added[p]` is how many tokens the tokenizer put before the words of prompt p; its text does not show them.
+    """
 
     texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
+    added: tuple[int, ...]
     generate: bool
+
+    def scored(self, p: int, logprobs: Sequence[TokenLogprob | None]) -> list[Scored]:
+        ids = self.ids[p]
+        known = [*logprobs, *([None] * (len(ids) - len(logprobs)))]
+        return [Scored(token_id, known[i], i >= self.added[p]) for i, token_id in enumerate(ids)]
 
 
 class CompletionReply:
     """Bodies and chunks of /v1/completions. `offsets` remembers where each choice's text has got to."""
 
     def __init__(
-        self, header: Header, tokenizer: Tokenizer, n: int, logprobs: int | None, echo: Echo | None
+        self,
+        header: Header,
+        tokenizer: Tokenizer,
+        n: int,
+        logprobs: int | None,
+        echo: Echo | None,
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
         self._header = header
         self._tokenizer = tokenizer
         self._n = n
         self._logprobs = logprobs
         self._echo = echo
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._head = encode(header.fields("text_completion"))
         self._offsets: dict[int, int] = {}
 
     def body(self, choices: Sequence[Choice], usage: Usage) -> dict[str, object]:
         drawn = [self._choice(i, choice) for i, choice in enumerate(choices)]
-        return {**self._header.fields("text_completion"), "choices": drawn, "usage": usage.body()}
+        return {**self._header.fields("text_completion"), "choices": drawn, "usage": self._usage(usage)}
 
     def chunks(self, index: int, piece: Piece, tail: str) -> bytes:
         first = index not in self._offsets
@@ -104,7 +121,12 @@ class CompletionReply:
         return self._chunk(index, text, encode(drawn["logprobs"]), piece.finish_reason, tail)
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return event({**self._header.fields("text_completion"), "choices": [], "usage": usage.body()})
+        return event({**self._header.fields("text_completion"), "choices": [], "usage": self._usage(usage)})
+
+    def _usage(self, usage: Usage) -> dict[str, object]:
+        """The one token that is generated and dropped where none was asked for does not count."""
+        dropped = self._echo is not None and not self._echo.generate
+        return Usage(usage.prompt_tokens, 0, usage.cached_tokens).body() if dropped else usage.body()
 
     def _chunk(self, index: int, text: str, logprobs: str, reason: str | None, tail: str) -> bytes:
         return (
@@ -114,25 +136,21 @@ class CompletionReply:
 
     def _choice(self, index: int, choice: Choice, *, first: bool = True) -> dict[str, object]:
         text = "".join(choice.text)
-        scored = [Scored(entry.token_id, entry) for entry in choice.logprobs]
+        hidden = self._hidden
+        scored = [Scored(entry.token_id, entry, entry.token_id not in hidden) for entry in choice.logprobs]
         if self._echo is not None:
             p = index // self._n
             if not self._echo.generate:
                 text, scored = "", []
             if first:
                 text = self._echo.texts[p] + text
-                scored = [*_scored_prompt(self._echo.ids[p], choice.prompt_logprobs), *scored]
+                scored = [*self._echo.scored(p, choice.prompt_logprobs), *scored]
         offset = self._offsets.get(index, 0)
         logprobs = None
         if self._logprobs is not None:
             logprobs, offset = completion_logprobs(self._tokenizer, scored, offset)
         self._offsets[index] = offset
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-
-
-def _scored_prompt(ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[Scored]:
-    known = [*logprobs, *([None] * (len(ids) - len(logprobs)))]
-    return [Scored(token_id, entry) for token_id, entry in zip(ids, known, strict=True)]
 
 
 class ChatReply:

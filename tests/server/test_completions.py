@@ -1,8 +1,16 @@
 """The completions endpoint over a real socket, with the official client and plain HTTP."""
 
+import asyncio
+
 import httpx
 import openai
 import pytest
+from tokenizers import Tokenizer as Vocabulary
+from tokenizers import processors
+
+from afserve.server.app import build_app
+from afserve.server.settings import ServerSettings
+from afserve.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -108,6 +116,7 @@ def test_echo_with_prompt_logprobs_as_lm_eval_asks(http, server):
     )
     body["max_tokens"] = 0
     only = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 0
     assert only["text"] == "the lazy dog" and len(only["logprobs"]["tokens"]) == len(ids)
 
 
@@ -121,3 +130,32 @@ def test_logprobs_stream_offsets_go_on(http, server):
                 chunk = httpx.Response(200, content=line[6:]).json()
                 offsets += chunk["choices"][0]["logprobs"]["text_offset"]
     assert offsets == whole["text_offset"]
+
+
+def test_offsets_point_into_the_text(http):
+    """Also after characters that several tokens share, and after special tokens that the text does not show."""
+    prompt = "naïve 😀 日本語 x"
+    for given in (prompt, prompt + "<|user|>y"):
+        body = {"prompt": given, "max_tokens": 30, "logprobs": 0, "echo": True}
+        choice = http.post("/v1/completions", json=body).json()["choices"][0]
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        shown = [(t, at) for t, at in zip(tokens, offsets) if not t.startswith("bytes:") and t != "<|end|>"]
+        assert all(choice["text"][at : at + len(t)] == t for t, at in shown)
+        assert choice["text"].startswith(given)
+
+
+def test_a_begin_token_takes_no_room_in_the_text(make_backend, checkpoint):
+    vocabulary = Vocabulary.from_file(str(checkpoint / "tokenizer.json"))
+    vocabulary.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    app = build_app(make_backend(), Tokenizer(vocabulary), ServerSettings())
+
+    async def ask(prompt: object) -> dict:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as http:
+            body = {"prompt": prompt, "max_tokens": 2, "logprobs": 0, "echo": True}
+            return (await http.post("/v1/completions", json=body)).json()["choices"][0]
+
+    plain = asyncio.run(ask("the fox"))
+    assert plain["text"].startswith("the fox") and plain["logprobs"]["tokens"][0] == "<s>"
+    assert plain["logprobs"]["text_offset"][:2] == [0, 0]
+    by_ids = asyncio.run(ask([0, *vocabulary.encode("the fox", add_special_tokens=False).ids]))
+    assert by_ids["text"].startswith("<s>the fox") and by_ids["logprobs"]["text_offset"][:2] == [0, 3]

@@ -1,0 +1,38 @@
+"""What changes or records the cluster while it serves: the placement, and recordings of routing. Behind the admin key."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from afserve.server.refusal import json_response
+from afserve.server.service import Service
+
+RECORDING = "application/octet-stream"
+
+
+class Admin:
+    def __init__(self, service: Service) -> None:
+        self._backend = service.backend
+        self._service = service
+
+    async def placement(self, request: Request) -> Response:
+        """The placement in force, as `afserve place --json` prints it."""
+        return Response(self._backend.placement(), media_type="application/json")
+
+    async def apply(self, request: Request) -> Response:
+        """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
+        self._service.check_ready()
+        body = await self._service.read_bytes(request)
+        self._backend.apply_placement(body.decode(errors="replace"))
+        return json_response({"status": "moving"}, 202)
+
+    async def start(self, request: Request) -> Response:
+        self._backend.record_routing(True)
+        return json_response({"status": "recording"})
+
+    async def stop(self, request: Request) -> Response:
+        """Ends the recording and returns it."""
+        return Response(self._backend.record_routing(False), media_type=RECORDING)
+
+    async def dump(self, request: Request) -> Response:
+        """What was recorded so far; recording goes on."""
+        return Response(self._backend.recorded_routing(), media_type=RECORDING)
