@@ -9,8 +9,8 @@ T = max_n load_n / v_n of any placement with any split.
   pigeons   At most R experts have two or more replicas. So of the k N + 1 + R heaviest at least k N + 1 stand once,
             and some node holds k + 1 of those whole: T max(v) >= the k + 1 lightest of the k N + 1 + R heaviest. With
             R = 0 and s slots on every node that node is full: add the s - k - 1 lightest experts of the layer.
-A layer's bound is the largest of the three. Each scenario obeys its own, so their weighted mean bounds the weighted mean
-of the scenarios' largest loads under any one placement, even with shares of its own for each scenario.
+A layer's bound is the largest of the three. Each scenario obeys its own, so their weighted mean bounds the weighted
+mean of the scenarios' largest loads under any one placement, even with shares of its own for each scenario.
 """
 
 import numpy as np

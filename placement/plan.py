@@ -82,7 +82,9 @@ class Placement:
     layers: tuple[LayerPlacement, ...]
 
     def __post_init__(self) -> None:
-        for number, layer in enumerate(self.layers):
+        if _all_sound(self.layers, self.nodes, self.experts):
+            return
+        for number, layer in enumerate(self.layers):  # ragged, or wrong: say what and where
             _check_layer(number, layer, self.nodes, self.experts)
 
     @classmethod
@@ -216,6 +218,35 @@ def _padded(
     return array
 
 
+def _all_sound(layers: Sequence[LayerPlacement], nodes: int, experts: int) -> bool:
+    """The checks of `_check_layer` for equally wide nodes, all layers at once. False also where it cannot tell."""
+    try:
+        slot_LNS = np.array([layer.slots for layer in layers])
+        share_LNS = np.array([layer.share for layer in layers], dtype=np.float64)
+    except (ValueError, TypeError):
+        return False
+    shape = slot_LNS.shape
+    if (
+        slot_LNS.dtype != np.int64
+        or len(shape) != 3
+        or shape != share_LNS.shape
+        or shape[1] != nodes
+        or not shape[2]
+    ):
+        return False
+    if not (slot_LNS.min() >= FREE and slot_LNS.max() < experts <= nodes * shape[2]):
+        return False
+    ordered = np.sort(slot_LNS, axis=2)
+    twice = (ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] != FREE)
+    fair = (share_LNS >= 0.0) & (share_LNS <= 1.0 + _SHARE_TOLERANCE)
+    if twice.any() or not fair.all():
+        return False
+    place = np.where(slot_LNS == FREE, experts, slot_LNS) + (experts + 1) * np.arange(shape[0])[:, None, None]
+    total = np.bincount(place.ravel(), weights=share_LNS.ravel(), minlength=shape[0] * (experts + 1))
+    held = total.reshape(shape[0], experts + 1)[:, :experts]
+    return bool((np.abs(held - 1.0) <= _SHARE_TOLERANCE).all())
+
+
 def _check_layer(number: int, layer: LayerPlacement, nodes: int, experts: int) -> None:
     if len(layer.slots) != nodes or len(layer.share) != nodes:
         raise ConfigError(f"placement layer {number}: has {len(layer.slots)} nodes, the placement {nodes}")
@@ -230,7 +261,7 @@ def _check_layer(number: int, layer: LayerPlacement, nodes: int, experts: int) -
             if expert != FREE:
                 total[expert] += share
     for expert, share in enumerate(total):
-        if abs(share - 1.0) > _SHARE_TOLERANCE:
+        if not abs(share - 1.0) <= _SHARE_TOLERANCE:
             raise ConfigError(
                 f"placement layer {number}: shares of expert {expert} sum to {share:.6g}, not 1"
             )

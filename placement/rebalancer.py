@@ -72,7 +72,7 @@ class Rebalancer:
             self._unsettled = None
 
     def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
-        """A node died: its experts go elsewhere at once, whatever is under way. STAY means that nothing can hold them."""
+        """A node died: its experts go elsewhere at once, whatever is under way. STAY means nothing can hold them."""
         self.nodes = replace(self.nodes, dead=self.nodes.dead | {node})
         return self._answer(now, stats, Action.RESCUE, f"node {node} is lost")
 
@@ -168,7 +168,7 @@ class Rebalancer:
 
 
 def imbalance(placement: Placement, load_LE: Floats, nodes: Nodes) -> float:
-    """Mean over layers of max/mean node load under the placement's own shares; 1 without rows. Dead nodes' rows count."""
+    """Mean over layers of max/mean node load under the placement's own shares; 1 without rows."""
     return float(np.mean(imbalances(placement, load_LE, nodes)))
 
 

@@ -18,7 +18,7 @@ from afserve.placement.problem import Floats, Ints
 _HUGE = 1e30
 _CHUNK = 4_000_000  # elements of one dense (batch, expert, node) array: 32 MB
 _DENSE_NODES = 192  # above, the interior point's N x N systems take longer than they are worth
-_MIRROR_STEPS = 200
+_MIRROR_STEPS, _MIRROR_PATIENCE = 200, 8
 
 
 def split(
@@ -103,10 +103,13 @@ def _mirror(slot_LNS: Ints, load_LE: Floats, pace_N: Floats, replicas_LE: Ints) 
     group = (who + experts * layer).ravel()
     share = np.where(slot_LNS == FREE, 0.0, 1.0 / np.maximum(replicas_LE[layer, who], 1))
     rows = load_LE / np.maximum(load_LE.sum(1) / pace_N.sum(), 1e-300)[:, None]
-    best, lowest_L = share.copy(), np.full(layers, np.inf)
+    best, lowest_L, stale = share.copy(), np.full(layers, np.inf), 0
     for _ in range(_MIRROR_STEPS):
         level_LN = node_load(slot_LNS, share, rows) / pace_N
         top_L = level_LN.max(1)
+        stale = 0 if (top_L < lowest_L * 0.999).any() else stale + 1
+        if stale > _MIRROR_PATIENCE:
+            break
         better = top_L < lowest_L
         best[better], lowest_L[better] = share[better], top_L[better]
         share = share * np.exp(-level_LN / np.maximum(top_L, 1.0)[:, None])[:, :, None]

@@ -73,7 +73,7 @@ class Task:
         return seconds
 
     def seconds_bound(self, model: TimeModel) -> Floats:
-        """An expert's cost is concave in its rows and 0 at 0: its pieces cost at least the whole; costs bound as loads do."""
+        """Costs are concave in rows and 0 at 0, so an expert's pieces cost at least the whole: they bound as loads do."""
         costs = [self._bound(model.cost(self._step_rows(load, model))) for load in self.load_CLE]
         bound: Floats = model.fixed + np.tensordot(self.weight_C, costs, 1)
         return bound
@@ -144,7 +144,7 @@ def _with_surprise(load_CLE: Floats, weight_C: Floats, prior: float) -> tuple[Fl
 
 
 def fill_spare(slot_LNS: Ints, load_LE: Floats, room_N: Ints) -> Ints:
-    """Empty slots get replicas without traffic, hottest experts first: the memory is there, a later split can use it."""
+    """Empty slots get replicas without traffic, hottest experts first: a later split can use them."""
     experts = load_LE.shape[1]
     slot = slot_LNS.copy()
     usable: NDArray[np.bool_] = np.arange(slot.shape[2]) < room_N[:, None]
