@@ -1,7 +1,6 @@
 """A served model as a real process, and what must be gone when it has ended."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -52,6 +51,10 @@ class Up:
         nodes = httpx.get(f"{self.url}/status").json()["nodes"]
         return {node["name"]: node["pid"] for node in nodes}
 
+    def folder(self) -> Path:
+        """The run's own folder, which its fork server is told."""
+        return Path(psutil.Process(self.process.pid).children()[0].cmdline()[-1])
+
     def family(self) -> list[psutil.Process]:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
 
@@ -67,18 +70,9 @@ class Up:
         return self.log.read()
 
 
-def our_folders() -> set[str]:
-    found = Path(tempfile.gettempdir()).glob("afserve-*")
-    return {path.name for path in found if re.fullmatch(r"afserve-\w{8}", path.name)}
-
-
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
-
-
 def assert_gone(family: list[psutil.Process], port: int) -> None:
     """No process of the run is left, and its port can be listened on again."""
-    gone, alive = psutil.wait_procs(family, timeout=15)
+    _, alive = psutil.wait_procs(family, timeout=15)
     assert not alive, [process.name() for process in alive]
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,23 +82,24 @@ def assert_gone(family: list[psutil.Process], port: int) -> None:
 @pytest.fixture
 def up() -> Iterator[Callable[..., Up]]:
     """Starts servers; whatever is left of them at the end is killed and counts as a failure."""
-    started: list[tuple[Up, list[psutil.Process]]] = []
-    folders, segments = our_folders(), shared_memory()
+    started: list[tuple[Up, list[psutil.Process], list[Path]]] = []
 
     def start(*flags: str, ready: bool = True) -> Up:
         server = Up(*flags)
-        started.append((server, []))
+        started.append((server, [], []))
         if ready:
             server.wait_ready()
             started[-1][1].extend(server.family())
+            started[-1][2].append(server.folder())
+            assert started[-1][2][0].is_dir()
         return server
 
     yield start
-    for server, family in started:
+    for server, family, folders in started:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait(DEADLINE)
         server.log.close()
         assert_gone(family, server.port)
-    assert our_folders() <= folders
-    assert shared_memory() <= segments
+        assert not any(folder.exists() for folder in folders)
+    assert not [name for name in os.listdir("/dev/shm") if "afserve" in name]

@@ -37,7 +37,9 @@ def test_serves_and_ends_on_ctrl_c(up):
 
 def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
     server = up()
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
+    ) as answer:
         next(answer.iter_lines())
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
@@ -47,8 +49,12 @@ def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
 
 def test_sigterm_lets_a_running_request_finish(up):
     server = up()
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**ASK, "stream": True, "max_tokens": 64,
-                      "ignore_eos": True}, timeout=60) as answer:
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/completions",
+        json={**ASK, "stream": True, "max_tokens": 64, "ignore_eos": True},
+        timeout=60,
+    ) as answer:
         lines = answer.iter_lines()
         first = next(lines)
         server.process.send_signal(signal.SIGTERM)
@@ -61,7 +67,9 @@ def test_sigterm_lets_a_running_request_finish(up):
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
 def test_a_killed_node_ends_the_run_and_is_named(up, name):
     server = up("--attention", "1", "--experts", "2")
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
+    ) as answer:
         lines = answer.iter_lines()
         next(lines)
         os.kill(server.status()[name], signal.SIGKILL)
@@ -96,7 +104,9 @@ def test_a_stopped_start_leaves_nothing(up):
 
 def test_client_gone_frees_its_blocks(up):
     server = up()
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
+    ) as answer:
         next(answer.iter_lines())
     until = time.monotonic() + 30
     while time.monotonic() < until:
@@ -109,7 +119,11 @@ def test_client_gone_frees_its_blocks(up):
 
 def run_up(*flags: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "afserve", "up", *flags], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "afserve", "up", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     return done.returncode, done.stderr
 
@@ -137,13 +151,21 @@ def test_a_corrupt_shard_is_named(tmp_path: Path):
 def test_a_model_that_does_not_fit_says_what_to_do():
     code, said = run_up("--model", "deepseek-v3")
     assert code == 2
-    for wanted in ("attention node", "per 1,000 tokens", "this machine" if "this machine" in said else "here", "nano",
-                   "--load-format dummy", "afserve plan"):
+    for wanted in (
+        "attention node",
+        "per 1,000 tokens",
+        "this machine" if "this machine" in said else "here",
+        "nano",
+        "--load-format dummy",
+        "afserve plan",
+    ):
         assert wanted in said
 
 
 def test_dummy_weights_of_a_known_shape_are_served(up, tmp_path: Path):
     config = json.loads((CONFIGS / "nano" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
-    server = up("--model", str(tmp_path), "--load-format", "dummy", "--layers", "3", "--served-model-name", "noise")
+    server = up(
+        "--model", str(tmp_path), "--load-format", "dummy", "--layers", "3", "--served-model-name", "noise"
+    )
     assert complete(server, model="noise", ignore_eos=True).json()["usage"]["completion_tokens"] == 12

@@ -1,0 +1,270 @@
+"""The controller and its frontend over real gRPC streams, with scripted nodes in threads of this process."""
+
+import asyncio
+import threading
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from afserve import __version__
+from afserve.clock import FakeClock, MonotonicClock
+from afserve.config import EngineConfig, ModelSource
+from afserve.control import controller as controller_module
+from afserve.control.controller import Controller
+from afserve.control.frontend import Frontend
+from afserve.control.lanes import Lanes
+from afserve.control.stream import ControlStream
+from afserve.control.values import (
+    Assigned,
+    Cancel,
+    Drain,
+    Drained,
+    Endpoint,
+    Failed,
+    Peers,
+    Ready,
+    Refused,
+    Register,
+    Run,
+    Shutdown,
+    Submit,
+    Tokens,
+)
+from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.errors import (
+    AuthError,
+    CheckpointError,
+    DeadlineError,
+    OverloadedError,
+    PeerLost,
+    RendezvousError,
+)
+from afserve.placement.plan import Placement
+from afserve.server.backend import ServedModel
+
+TOKEN = "a-token"
+PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1).to_json()
+RUN = Run(ModelSource("/m", "m"), EngineConfig(64, 9), 1, 1, "f", PLACEMENT)
+SECONDS = 20.0
+
+
+class ScriptedNode(threading.Thread):
+    """Registers, becomes ready, then echoes each prompt's tokens one by one until told to stop."""
+
+    def __init__(self, address, role="attention", agreed=None, token=TOKEN, version=__version__, fail=None):
+        super().__init__(daemon=True)
+        self.address, self.role, self.agreed, self.token = address, role, agreed or {"hidden": "4"}, token
+        self.version, self.fail = version, fail
+        self.heard, self.raised, self.leave = [], None, threading.Event()
+
+    def run(self):
+        try:
+            with ControlStream(self.address, self.token) as stream:
+                stream.send(Register(self.role, None, 1, "host", self.version))
+                assigned = stream.expect(Assigned, SECONDS, "an assignment")
+                self.heard.append(assigned)
+                stream.send(Endpoint("shm:0" if self.role == "expert" else "", self.agreed))
+                if self.role == "attention":
+                    self.heard.append(stream.expect(Peers, SECONDS, "peers"))
+                if self.fail is not None:
+                    stream.send(Failed(self.fail))
+                    return
+                stream.send(Ready(1 << 20))
+                self.serve(stream)
+        except Exception as error:  # noqa: BLE001  told to the test
+            self.raised = error
+
+    def serve(self, stream):
+        while not self.leave.is_set():
+            for command in stream.receive(0.02):
+                self.heard.append(command)
+                match command:
+                    case Shutdown():
+                        return
+                    case Drain():
+                        stream.send(Drained())
+                    case Submit(request):
+                        self.answer(stream, request)
+
+    def answer(self, stream, request):
+        if request.params.max_tokens == 99:
+            stream.send(Refused(int(request.request_id), OverloadedError("full", retry_after=2.0)))
+        elif request.params.max_tokens != 98:  # 98 stays open
+            *most, last = request.prompt_ids
+            for token in most:
+                stream.send(Tokens((TokenEvent(request.request_id, (token,)),)))
+            stream.send(Tokens((TokenEvent(request.request_id, (last,), "length"),)))
+
+
+@asynccontextmanager
+async def serving(*, clock=None, run=RUN, roles=("attention", "expert"), **changes):
+    """A controller, its frontend and scripted nodes that are on their way."""
+    lanes, clock = Lanes(), clock or MonotonicClock()
+    controller = Controller(run, TOKEN, lanes, clock)
+    frontend = Frontend(controller, lanes, ServedModel("m", "/m", 64, 9, 0), {"why": "because"}, clock)
+    address = await controller.start()
+    nodes = [ScriptedNode(address, role, **changes.get(role, {})) for role in roles]
+    for node in nodes:
+        node.start()
+    try:
+        yield controller, frontend, nodes
+    finally:
+        for node in nodes:
+            node.leave.set()
+        await controller.stop()
+        for node in nodes:
+            await asyncio.to_thread(node.join, SECONDS)
+            assert not node.is_alive()
+
+
+def ask(*prompt, max_tokens=16):
+    return GenerationRequest("mine", prompt, SamplingParams(max_tokens=max_tokens))
+
+
+async def answer(frontend, request):
+    async with aclosing(frontend.generate(request)) as events:
+        return [token async for event in events for token in event.token_ids]
+
+
+def test_from_registration_to_tokens_to_shutdown():
+    async def scenario():
+        async with serving() as (controller, frontend, (attention, expert)):
+            assert not frontend.ready()
+            with pytest.raises(OverloadedError, match="starting"):
+                await answer(frontend, ask(1))
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            assert attention.heard[:2] == [Assigned("attention", 0, RUN), Peers(("shm:0",))]
+            answers = await asyncio.gather(*(answer(frontend, ask(i, 2, 3)) for i in range(20)))
+            assert answers == [[i, 2, 3] for i in range(20)]
+            view = frontend.view()
+            assert [(n.name, n.state) for n in view.nodes] == [
+                ("attention-0", "ready"),
+                ("expert-0", "ready"),
+            ]
+            assert await controller.drain(SECONDS)
+            frontend.close()
+            with pytest.raises(OverloadedError, match="stopping"):
+                await answer(frontend, ask(1))
+        assert attention.heard[-1] == Shutdown() == expert.heard[-1]
+        assert attention.raised is None is expert.raised
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_reaches_its_request_only_and_leaving_cancels():
+    async def scenario():
+        async with serving() as (controller, frontend, (attention, _)):
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            with pytest.raises(OverloadedError, match="full") as refused:
+                await answer(frontend, ask(1, max_tokens=99))
+            assert refused.value.retry_after == 2.0
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(answer(frontend, ask(1, max_tokens=98)), 0.2)
+            assert await answer(frontend, ask(5)) == [5]
+            assert Cancel(2) in attention.heard
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        ({"token": "wrong"}, AuthError, "token"),
+        ({"version": "0.0.1"}, RendezvousError, "version: the node has 0.0.1"),
+    ],
+)
+def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
+    async def scenario():
+        async with serving() as (controller, frontend, nodes):
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            stranger = ScriptedNode(nodes[0].address, **changes)
+            stranger.start()
+            await asyncio.to_thread(stranger.join, SECONDS)
+            assert isinstance(stranger.raised, kind) and said in str(stranger.raised)
+            assert await answer(frontend, ask(5)) == [5]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        ({"expert": {"agreed": {"hidden": "8"}}}, RendezvousError, "disagrees with .* on hidden"),
+        (
+            {"expert": {"fail": CheckpointError("shard 3 is short")}},
+            CheckpointError,
+            "expert-0: shard 3 is short",
+        ),
+        ({"expert": {"fail": DeadlineError("stuck")}}, PeerLost, "expert-0: stuck"),
+    ],
+)
+def test_a_failed_start_says_who_and_why(changes, kind, said):
+    async def scenario():
+        async with serving(**changes) as (controller, _, _nodes):
+            with pytest.raises(kind, match=said):
+                await asyncio.wait_for(controller.wait_ready(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_node_answers_every_open_request(monkeypatch):
+    monkeypatch.setattr(controller_module, "EXIT_REPORT_SECONDS", 0.1)
+
+    async def scenario():
+        async with serving() as (controller, frontend, (_, expert)):
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            open_one = asyncio.create_task(answer(frontend, ask(1, max_tokens=98)))
+            await asyncio.sleep(0)
+            expert.leave.set()
+            with pytest.raises(PeerLost, match="expert-0: its control stream ended"):
+                await asyncio.wait_for(open_one, SECONDS)
+            failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+            assert isinstance(failure, PeerLost)
+            with pytest.raises(PeerLost):
+                await answer(frontend, ask(1))
+            assert not frontend.ready()
+
+    asyncio.run(scenario())
+
+
+def test_the_parents_report_comes_before_the_broken_stream():
+    async def scenario():
+        async with serving() as (controller, _, (_, expert)):
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            expert.leave.set()
+            controller.report_exit("expert-0", "its process was killed by SIGKILL")
+            failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+            assert failure.message == "expert-0: its process was killed by SIGKILL"
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_never_comes_is_named():
+    async def scenario():
+        clock = FakeClock()
+        async with serving(clock=clock, roles=("attention",)) as (controller, _, (attention,)):
+            while not attention.heard:
+                await asyncio.sleep(0.01)
+            clock.advance(controller_module.REGISTER_SECONDS + 1)
+            with pytest.raises(DeadlineError, match="expert-0 never registered"):
+                await asyncio.wait_for(controller.wait_ready(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_node_is_named():
+    async def scenario():
+        clock = FakeClock()
+        async with serving(clock=clock) as (controller, _, _nodes):
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            clock.advance(controller_module.SILENCE_SECONDS + 1)
+            failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+            assert "attention-0: silent for 16 s" in failure.message
+
+    asyncio.run(scenario())
+
+
+def test_nobody_there_is_said(monkeypatch):
+    monkeypatch.setattr("afserve.control.stream.CONNECT_SECONDS", 0.3)
+    with pytest.raises(DeadlineError, match=r"no controller at 127\.0\.0\.1:9"):
+        ControlStream("127.0.0.1:9", TOKEN).start()

@@ -1,0 +1,118 @@
+"""The controller's table, the lanes of open requests, and who gets a request: pure values."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.config import EngineConfig, ModelSource
+from afserve.control.affinity import Affinity
+from afserve.control.lanes import Lanes
+from afserve.control.members import READY, Members
+from afserve.control.values import Endpoint, Register, Run
+from afserve.engine.request import TokenEvent
+from afserve.errors import PeerLost, RendezvousError
+
+RUN = Run(ModelSource("/m", "m"), EngineConfig(64, 9), 2, 2, "f", "{}")
+
+
+def members(run=RUN):
+    return Members(run, "1.0")
+
+
+def register(role="attention", index=None, version="1.0", protocol=1):
+    return Register(role, index, 1, "host", version, protocol)
+
+
+def test_places_are_given_in_order_and_once():
+    table = members()
+    assert [table.admit(register(), 0.0).name for _ in range(2)] == ["attention-0", "attention-1"]
+    assert table.admit(register("expert", 1), 0.0).name == "expert-1"
+    assert table.missing() == ["expert-0"]
+    with pytest.raises(RendezvousError, match="all 2 places for attention nodes are taken"):
+        table.admit(register(), 0.0)
+    with pytest.raises(RendezvousError, match="expert-1 is registered already"):
+        table.admit(register("expert", 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (register(version="0.9"), "version: the node has 0.9, the controller 1.0"),
+        (register(protocol=7), "protocol: the node has 7"),
+        (register("driver"), "role: 'driver' is not one of attention, expert"),
+        (register("expert", 5), r"index: 5 is outside \[0, 1\]"),
+    ],
+)
+def test_a_stranger_is_refused_by_field(request_, field):
+    with pytest.raises(RendezvousError, match=field):
+        members().admit(request_, 0.0)
+
+
+def test_colocated_runs_have_no_expert_nodes():
+    run = Run(ModelSource("/m", "m"), EngineConfig(64, 9), 1, 0, "f", "{}")
+    with pytest.raises(RendezvousError, match="colocated"):
+        members(run).admit(register("expert"), 0.0)
+
+
+def test_a_disagreement_names_both_nodes_and_the_field():
+    table = members()
+    first, second = (table.admit(register("expert"), 0.0) for _ in range(2))
+    table.agree(first, Endpoint("shm:0", {"hidden": "64", "top_k": "2"}))
+    assert table.addresses() is None
+    with pytest.raises(RendezvousError, match="expert-1 disagrees with expert-0 on hidden: 32 against 64"):
+        table.agree(second, Endpoint("shm:1", {"hidden": "32", "top_k": "2"}))
+    assert table.addresses() == ("shm:0", "shm:1")
+
+
+def test_says_who_is_missing_and_who_is_slow():
+    table = members()
+    for role in ("attention", "attention", "expert"):
+        table.admit(register(role), 0.0).state = READY
+    assert table.unready() == ["expert-1 never registered"] and not table.all_ready
+    table.admit(register("expert"), 0.0)
+    assert table.unready() == ["expert-1 is at 0% (starting)"]
+
+
+def test_a_lane_gives_events_under_the_callers_id():
+    async def scenario():
+        lanes = Lanes()
+        first, second = lanes.open("mine", 0), lanes.open("yours", 1)
+        lanes.deliver([TokenEvent("2", (5,)), TokenEvent("1", (6,), "stop"), TokenEvent("77", (1,))])
+        event = await first.get()
+        assert (event.request_id, event.token_ids, first.finished) == ("mine", (6,), True)
+        assert (await second.get()).request_id == "yours"
+        assert (lanes.on_node(0), lanes.on_node(1)) == (1, 1)
+        lanes.fail_all(PeerLost("expert-0", "gone"))
+        with pytest.raises(PeerLost, match="expert-0: gone"):
+            await second.get()
+        for lane in (first, second, second):
+            lanes.close(lane)
+        assert len(lanes) == 0 and lanes.on_node(1) == 0
+
+    asyncio.run(scenario())
+
+
+def test_equal_beginnings_share_a_node_until_it_is_too_busy():
+    affinity = Affinity(3, 4)
+    system = list(range(12))
+    home = affinity.pick([*system, 90], [0, 0, 0])
+    load = [0, 0, 0]
+    load[home] = 3
+    assert affinity.pick([*system, 91, 92], load) == home
+    load[home] = 50
+    other = affinity.pick([*system, 93], load)
+    assert other != home
+    assert affinity.pick([1, 2], load) != home  # too short for a block: the least busy one
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=20), st.integers(0, 2)), max_size=60))
+def test_affinity_never_overloads_a_node(requests):
+    affinity, load = Affinity(3, 4), [0, 0, 0]
+    for prompt, ends in requests:
+        load[affinity.pick(prompt, load)] += 1
+        assert max(load) <= max(min(load) + 5, min(load) * 1.5 + 1)
+        if min(load):
+            load = [count - 1 for count in load]
+        del ends
