@@ -94,11 +94,13 @@ class AttentionTile:
     source: str = NOT_MEASURED
 
 
-_GQA_DECODE = AttentionTile(16, 64, 256, 4, 4)
+# A block table's entry and then the rows it names: pipelining that chain by two tiles takes five stages.
+_GQA_DECODE = AttentionTile(16, 64, 256, 4, 5)
+_GQA_DECODE_WIDE = AttentionTile(16, 64, 256, 4, 4)
 _GQA_CHUNK = AttentionTile(128, 64, 0, 8, 3)
 _GQA_CHUNK_WIDE = AttentionTile(64, 32, 0, 8, 2)
 _MLA_MANY_HEADS = AttentionTile(64, 32, 128, 8, 2)
-_MLA = AttentionTile(16, 32, 128, 4, 4)
+_MLA = AttentionTile(16, 32, 128, 8, 5)
 _PLAIN = AttentionTile(16, 32, 128, 4, 2)  # float32, or a chip with little shared memory
 
 
@@ -106,12 +108,12 @@ def gqa_tiles(head_size: int, itemsize: int, shared: int = 227 << 10) -> tuple[A
     """(decode, chunk) tiles."""
     if itemsize > 2 or shared < 96 << 10:
         return _PLAIN, _PLAIN
-    return _GQA_DECODE, _GQA_CHUNK if head_size <= 128 else _GQA_CHUNK_WIDE
+    return (_GQA_DECODE, _GQA_CHUNK) if head_size <= 128 else (_GQA_DECODE_WIDE, _GQA_CHUNK_WIDE)
 
 
 def mla_tile(heads: int, itemsize: int, shared: int = 227 << 10) -> AttentionTile:
     """Many heads fill a matrix instruction of 64 rows, where a latent tile and its queries fit side by side."""
-    if itemsize > 2:
+    if itemsize > 2 or shared < 96 << 10:
         return _PLAIN
     return _MLA_MANY_HEADS if heads > 32 and shared >= 160 << 10 else _MLA
 

@@ -1,0 +1,181 @@
+"""What the CUDA bench times: each Triton op at the sizes that matter, with torch's way to the same result beside it."""
+
+import statistics
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton_config import ExpertTiles, Tile, expert_tiles
+from afserve.kernels.triton_experts import ExpertWeights, grouped_down, grouped_gate_up
+from afserve.kernels.triton_kv import rope_write_kv
+from afserve.kernels.triton_norm import silu_mul
+from afserve.kernels.triton_permute import plan_rows
+from afserve.kernels.triton_quant import GROUP, quantise_groups
+from bench.cuda_clock import Case, Clock
+
+BF16 = torch.bfloat16
+V3_ROUTER = RouterRule(8, Scoring.SIGMOID, Selection.GROUP_TOP2_SUM, 8, 4, True, 1e-20, 2.5)
+
+
+def expert_weights(device: torch.device, fp8: bool, experts: int, hidden: int, inner: int) -> ExpertWeights:
+    gate_up, down = (
+        torch.randn(shape, device=device, dtype=BF16) / shape[2] ** 0.5
+        for shape in ((experts, 2 * inner, hidden), (experts, hidden, inner))
+    )
+    if not fp8:
+        return ExpertWeights(gate_up, down)
+    h, i = -(-hidden // GROUP), -(-inner // GROUP)
+    scales = torch.rand(experts, 2 * i, h, device=device), torch.rand(experts, h, i, device=device)
+    return ExpertWeights(gate_up.to(torch.float8_e4m3fn), down.to(torch.float8_e4m3fn), *scales)
+
+
+def expert_case(
+    device: torch.device, fp8: bool, experts: int, rows: int, hidden: int = 7168, inner: int = 2048,
+    tiles: ExpertTiles | None = None, weights: ExpertWeights | None = None,
+) -> Case:  # fmt: skip
+    """The two grouped products and what is fused into them; each of `experts` slots gets `rows` rows."""
+    weights = weights or expert_weights(device, fp8, experts, hidden, inner)
+    tiles = tiles or expert_tiles(weights.kind, rows)
+    x = torch.randn(experts * rows, hidden, device=device, dtype=BF16)
+    slot = torch.arange(experts, dtype=torch.int32, device=device).repeat_interleave(rows)[:, None]
+    plan = plan_rows(slot.contiguous(), experts, tiles.rows)
+    q, scale = quantise_groups(x) if fp8 else (x, None)
+    ends = torch.arange(rows, experts * rows + 1, rows, dtype=torch.int32, device=device)
+
+    def run() -> Tensor:
+        h, h_scale = grouped_gate_up(q, scale, weights, plan, 1, tiles.gate_up)
+        return grouped_down(h, h_scale, weights, plan, tiles.down, BF16)
+
+    def peer() -> Tensor:
+        h = silu_mul(F.grouped_mm(x, weights.gate_up_EJH.transpose(1, 2), offs=ends))
+        return F.grouped_mm(h, weights.down_EHI.transpose(1, 2), offs=ends)
+
+    moved = experts * 3 * hidden * inner * q.element_size() + experts * rows * (
+        hidden * (q.element_size() + 2) + 2 * inner * q.element_size()
+    )
+    kind = "fp8" if fp8 else "bf16"
+    flops = 2 * experts * rows * 3 * hidden * inner
+    return Case("experts", f"{kind} E{experts} rows{rows}", run, moved, flops, kind, None if fp8 else peer)
+
+
+def paged_batch(device: torch.device, sequences: int, queries: int, context: int, block: int) -> PagedBatch:
+    blocks = -(-context // block)
+    table = torch.randperm(sequences * blocks, device=device, dtype=torch.int32).view(sequences, blocks)
+    position = torch.arange(context - queries, context, device=device).repeat(sequences)
+    start = torch.arange(0, (sequences + 1) * queries, queries, dtype=torch.int32, device=device)
+    lengths = torch.full((sequences,), context, dtype=torch.int32, device=device)
+    return PagedBatch(position, position, start, lengths, table, queries, context)
+
+
+def _unpaged(cache_NGBD: Tensor, batch: PagedBatch, shape: tuple[int, ...]) -> Tensor:
+    sequences, groups, context, size = shape
+    blocks = cache_NGBD[batch.block_table_SB.long()].transpose(1, 2).reshape(sequences, groups, -1, size)
+    return blocks[:, :, :context].contiguous()
+
+
+def gqa_case(
+    ops: TritonBackend, sequences: int, queries: int, context: int,
+    heads: int = 64, groups: int = 4, size: int = 128, block: int = 64,
+) -> Case:  # fmt: skip
+    """torch's peer reads the same keys and values without pages."""
+    batch = paged_batch(ops.device, sequences, queries, context, block)
+    paged, plain = (batch.block_table_SB.numel(), groups, block, size), (sequences, groups, context, size)
+    k, v = (torch.randn(paged, device=ops.device, dtype=BF16) for _ in "kv")
+    k_plain, v_plain = (_unpaged(cache, batch, plain) for cache in (k, v))
+    q = torch.randn(sequences * queries, heads, size, device=ops.device, dtype=BF16)
+    q_dense = q.view(sequences, queries, heads, size).transpose(1, 2)
+    seen = queries * context - queries * (queries - 1) // 2
+    causal = queries > 1
+    assert not causal or queries == context, "the peer's causal mask starts at position 0"
+    return Case(
+        "gqa prefill" if causal else "gqa decode", f"A{heads} G{groups} batch{sequences} context{context}",
+        lambda: ops.attend_gqa(q, k, v, batch, size**-0.5, None),
+        4 * sequences * groups * context * size + 4 * q.numel(), 4 * sequences * heads * seen * size, "bf16",
+        lambda: F.scaled_dot_product_attention(q_dense, k_plain, v_plain, is_causal=causal, enable_gqa=True),
+    )  # fmt: skip
+
+
+def mla_case(
+    ops: TritonBackend,
+    sequences: int,
+    context: int,
+    heads: int,
+    rank: int = 512,
+    rope: int = 64,
+    block: int = 64,
+) -> Case:
+    batch = paged_batch(ops.device, sequences, 1, context, block)
+    cache = torch.randn(batch.block_table_SB.numel(), block, rank + rope, device=ops.device, dtype=BF16)
+    q = torch.randn(sequences, heads, rank + rope, device=ops.device, dtype=BF16)
+    return Case(
+        "mla decode", f"A{heads} batch{sequences} context{context}",
+        lambda: ops.attend_mla(q, cache, rank, batch, (rank + rope) ** -0.5),
+        2 * sequences * context * (rank + rope) + 2 * sequences * heads * (2 * rank + rope),
+        2 * sequences * heads * context * (2 * rank + rope),
+    )  # fmt: skip
+
+
+def small_cases(ops: TritonBackend, tokens: int, hidden: int = 7168, experts: int = 256) -> Iterator[Case]:
+    """What else a layer runs, by the bytes it moves."""
+    d, name = ops.device, f"T{tokens}"
+    x, y, weight = (torch.randn(*s, hidden, device=d, dtype=BF16) for s in ((tokens,), (tokens,), ()))
+    gate, bias = torch.randn(experts, hidden, device=d, dtype=BF16), torch.randn(experts, device=d)
+    yield Case("route", name, lambda: ops.route(x, gate, bias, V3_ROUTER), 2 * (x.numel() + gate.numel()))
+    yield Case("rms_norm", name, lambda: ops.rms_norm(x, weight, 1e-6), 4 * x.numel())
+    yield Case("add_rms_norm", name, lambda: ops.add_rms_norm(x, y, weight, 1e-6), 8 * x.numel())
+    yield Case("quantise_groups", name, lambda: quantise_groups(x), 3 * x.numel())
+    q, k, v = (torch.randn(tokens, n, 128, device=d, dtype=BF16) for n in (64, 4, 4))
+    k_cache, v_cache = (torch.zeros(-(-tokens // 64), 4, 64, 128, device=d, dtype=BF16) for _ in range(2))
+    at, angle = torch.arange(tokens, device=d), torch.rand(tokens, 64, device=d)
+    yield Case(
+        "rope_write_kv", name, lambda: rope_write_kv(q, k, v, angle, angle, at, k_cache, v_cache, at, False),
+        4 * (q.numel() + k.numel() + v.numel()) + 8 * angle.numel(),
+    )  # fmt: skip
+
+
+def cases(device: torch.device, has_fp8: bool) -> Iterator[Case]:
+    ops = TritonBackend.open(device)
+    for fp8, experts in product((False, True) if has_fp8 else (False,), (8, 16, 32, 64)):
+        weights = expert_weights(ops.device, fp8, experts, 7168, 2048)
+        for rows in (1, 2, 4, 8, 16, 32, 64, 128, *([4096] if experts == 8 else [])):
+            yield expert_case(ops.device, fp8, experts, rows, weights=weights)
+    for sequences, context in product((1, 8, 32, 64), (128, 1024, 4096, 8192)):
+        yield gqa_case(ops, sequences, 1, context)
+    for tokens in (1024, 8192):
+        yield gqa_case(ops, 1, tokens, tokens)
+    for heads, sequences in product((16, 128), (1, 32, 64, 128)):
+        yield mla_case(ops, sequences, 4096, heads)
+    for tokens in (1, 128, 4096):
+        yield from small_cases(ops, tokens)
+
+
+def candidate_tiles(kind: str, rows: int) -> Iterator[ExpertTiles]:
+    """Row tiles near the rows an expert gets; FP8 steps and columns are its scale blocks."""
+    heights = [h for h in (16, 32, 64, 128) if h <= max(16, 2 * rows)][-2:]
+    depths = (128,) if kind == "fp8" else (64, 128)
+    widths = (128,) if kind == "fp8" else (32, 64, 128)
+    for height, depth, width, warps, stages in product(heights, depths, widths, (4, 8), (3, 4, 5)):
+        tile = Tile(height, width, depth, warps, stages, 1 if rows <= 32 else 8)
+        yield ExpertTiles(tile, tile)
+
+
+def print_tiles(device: torch.device, clock: Clock, has_fp8: bool) -> None:
+    for fp8 in (False, True) if has_fp8 else (False,):
+        weights = expert_weights(device, fp8, 16, 7168, 2048)
+        for rows in (1, 16, 32, 128, 1024):
+            found = []
+            for tiles in candidate_tiles(weights.kind, rows):
+                case = expert_case(device, fp8, 16, rows, tiles=tiles, weights=weights)
+                try:
+                    found.append((statistics.median(clock.seconds(case.run)), tiles))
+                except triton.runtime.errors.OutOfResources:
+                    continue
+            for seconds, tiles in sorted(found, key=lambda pair: pair[0])[:3]:
+                print(f"{weights.kind} rows {rows}: {1e6 * seconds:.1f} us {tiles.gate_up}")
