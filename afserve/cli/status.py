@@ -23,7 +23,23 @@ def status(url: str, api_key_file: str | None, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console().print(table(answer))
+    console = Console()
+    console.print(table(answer))
+    for line in placement_lines(answer):
+        console.print(line, style="dim")
+
+
+def placement_lines(answer: Fields) -> list[str]:
+    """Balance per layer and the last decisions, in words."""
+    balance: list[float] = answer["balance"]
+    lines = []
+    if balance:
+        each = " ".join(f"{value:.2f}" for value in balance)
+        mean = sum(balance) / len(balance)
+        lines.append(
+            f"expert nodes, fullest over mean by layer: {each} (mean {mean:.2f}, worst {max(balance):.2f})"
+        )
+    return lines + [f"  {decision}" for decision in answer["decisions"]]
 
 
 def table(answer: Fields) -> object:

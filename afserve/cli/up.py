@@ -44,11 +44,21 @@ from afserve.config import DTYPES, LOAD_FORMATS
     help="dummy: random weights.",
 )
 @click.option("--layers", type=int, metavar="N", help="With dummy weights: only the first N layers.")
+@click.option(
+    "--redundant-experts", default=0, show_default=True, metavar="R", help="Extra replicas per MoE layer."
+)
+@click.option(
+    "--rebalance",
+    metavar="WHEN",
+    help="auto, off, or every so many SECONDS; auto with --redundant-experts.",
+)
+@click.option("--record-routing", type=click.Path(dir_okay=False), help="Write routing counts here at the end.")
 @click.option("--threads", type=int, help="Compute threads of each node.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, or a CUDA device such as cuda:0.")
 @click.option(
     "--api-key-file", type=existing_file, help="Clients must send one of these keys (one per line)."
 )
+@click.option("--admin-key-file", type=existing_file, help="Keys for /admin and /status (one per line).")
 @click.option("--served-model-name", help="What clients call the model.")
 @click.option(
     "--log-level",

@@ -10,6 +10,8 @@ from typing import Protocol
 from afserve.control.pulse import Pulse
 from afserve.control.stream import ControlStream
 from afserve.control.values import (
+    Adopt,
+    Adopted,
     Assigned,
     Cancel,
     Drain,
@@ -26,6 +28,7 @@ from afserve.control.values import (
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
+from afserve.placement.plan import Placement
 
 PEERS_SECONDS = 60.0
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
@@ -44,6 +47,9 @@ class Node(Protocol):
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
     def stats(self) -> AttentionStats: ...
+    def adopt(self, placement: Placement) -> None: ...
+    @property
+    def settled(self) -> bool: ...
 
 
 def serve_attention(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> None:
@@ -85,11 +91,15 @@ class AttentionLoop:
         self._stream = stream
         self._running = True
         self._draining = False
+        self._adopting: int | None = None
 
     def run(self) -> None:
         while self._running:
             for command in self._stream.receive(0.0 if self._node.busy else _IDLE):
                 self._obey(command)
+            if self._adopting is not None and self._node.settled:
+                self._stream.send(Adopted(self._adopting))
+                self._adopting = None
             if self._node.busy:
                 self._step()
             elif self._draining:
@@ -109,6 +119,9 @@ class AttentionLoop:
                 self._submit(request)
             case Cancel(number):
                 self._node.cancel(str(number))
+            case Adopt(epoch, placement):
+                self._node.adopt(Placement.from_json(placement))
+                self._adopting = epoch
             case Drain():
                 self._draining = True
             case Shutdown():

@@ -15,14 +15,18 @@ import grpc.aio
 from afserve import __version__
 from afserve.clock import Clock
 from afserve.control import channel, messages
+from afserve.control.balancing import BalanceRules, Balancing
 from afserve.control.lanes import Lanes
 from afserve.control.members import DRAINED, DRAINING, GONE, LOADING, READY, Member, Members
+from afserve.control.migration import Crew, Outgoing
 from afserve.control.values import (
+    Adopted,
     Assigned,
     Drain,
     Drained,
     Endpoint,
     Failed,
+    Filled,
     FromNode,
     Heartbeat,
     Peers,
@@ -35,6 +39,7 @@ from afserve.control.values import (
     Tokens,
     ToNode,
 )
+from afserve.engine.stats import AttentionStats
 from afserve.errors import (
     AfserveError,
     DeadlineError,
@@ -50,7 +55,7 @@ REGISTER_SECONDS = 60.0  # from the start until every node has registered
 SILENCE_SECONDS = 15.0  # between two signs of life of one node
 STALL_SECONDS = 600.0  # between two steps of progress while loading
 _TICK = 0.5
-_EXIT_REPORT = 2.0  # how long a broken stream waits for the reason from whoever started the process
+EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
 _GRACE = 1.0
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -59,10 +64,17 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class Controller:
     """`start()` listens; `wait_ready()` returns when everyone serves or raises why not; `stop()` ends it."""
 
-    def __init__(self, run: Run, token: str, lanes: Lanes, clock: Clock) -> None:
+    def __init__(
+        self, run: Run, token: str, lanes: Lanes, clock: Clock, rules: BalanceRules | None = None
+    ) -> None:
         self.run = run
         self.members = Members(run, __version__)
-        self.epoch = Placement.from_json(run.placement).epoch
+        self.balancing = Balancing(
+            run.source.name,
+            Placement.from_json(run.placement),
+            Crew(run.attention_nodes, run.expert_nodes),
+            rules or BalanceRules(),
+        )
         self.on_progress: Callable[[Member], None] = lambda member: None
         self._token = token
         self._lanes = lanes
@@ -90,6 +102,11 @@ class Controller:
         self._started_at = self._clock.now()
         self._spawn(self._watch())
         return f"{host}:{bound}"
+
+    @property
+    def epoch(self) -> int:
+        """Of the placement in force."""
+        return self.balancing.migration.placement.epoch
 
     @property
     def ready(self) -> bool:
@@ -140,6 +157,15 @@ class Controller:
         member = self.members.get(role, index)
         if member is not None and member.alive:
             self._put(member, value)
+
+    def apply(self, placement: Placement) -> None:
+        """Go to this placement while serving. Raises ConfigError where it does not fit the run."""
+        self.check()
+        self._tell(self.balancing.apply(placement, self._clock.now()))
+
+    def _tell(self, outgoing: list[Outgoing]) -> None:
+        for role, index, value in outgoing:
+            self.send(role, index, value)
 
     def report_exit(self, name: str, reason: str) -> None:
         """The process of `name` ended, as its parent saw it."""
@@ -198,6 +224,12 @@ class Controller:
                 self._lanes.deliver(events)
             case Heartbeat(resident, stats):
                 member.resident_bytes, member.stats = resident, stats
+                if isinstance(stats, AttentionStats):
+                    self.balancing.heard(member.index, stats, member.seen_at)
+            case Filled(epoch):
+                self._tell(self.balancing.migration.filled(member.index, epoch, member.seen_at))
+            case Adopted(epoch):
+                self._tell(self.balancing.migration.adopted(member.index, epoch, member.seen_at))
             case Refused(number, error):
                 self._lanes.refuse(number, error)
             case Progress():
@@ -245,7 +277,7 @@ class Controller:
                 self._spawn(self._fail_unless_reported(member.name, reason))
 
     async def _fail_unless_reported(self, name: str, reason: str) -> None:
-        await asyncio.sleep(_EXIT_REPORT)
+        await asyncio.sleep(EXIT_REPORT_SECONDS)
         if not self._stopping:
             self._fail(PeerLost(name, reason))
 
@@ -267,6 +299,14 @@ class Controller:
                 self._fail(DeadlineError(_late(self.members.unready(), REGISTER_SECONDS)))
             for member in self.members:
                 self._check_life(member, now)
+            if self.ready:
+                self._balance(now)
+
+    def _balance(self, now: float) -> None:
+        try:
+            self._tell(self.balancing.tick(now))
+        except AfserveError as error:
+            self._fail(error)
 
     def _check_life(self, member: Member, now: float) -> None:
         if not member.alive:

@@ -1,15 +1,33 @@
-"""An expert node as a process: rows come and go over the data plane, the control stream only says when to stop."""
+"""An expert node as a process: rows come and go over the data plane; the control stream says when to fill and stop.
+
+Slots of a coming placement are filled by a thread of the engine's; this loop only starts it and reports its end.
+"""
 
 from typing import Protocol
 
 from afserve.control.attention_worker import freeze_heap
 from afserve.control.pulse import Pulse
 from afserve.control.stream import ControlStream
-from afserve.control.values import Assigned, Drain, Drained, Endpoint, Ready, Shutdown
+from afserve.control.values import (
+    Assigned,
+    Drain,
+    Drained,
+    Endpoint,
+    Filled,
+    FillSlots,
+    Ready,
+    Retire,
+    Shutdown,
+    ToNode,
+)
+from afserve.engine.filler import Filler
+from afserve.engine.migrate import fills
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost, ProtocolError
+from afserve.placement.plan import Placement
 
 _PARKED = 0.25  # rows wake a waiting node at once; this bounds how late a command is seen
+_PARKED_FILLING = 0.005
 
 
 class Node(Protocol):
@@ -18,6 +36,8 @@ class Node(Protocol):
     def poll(self) -> int: ...
     def wait(self, timeout: float) -> object: ...
     def stats(self) -> ExpertStats: ...
+    def accept(self, epoch: int) -> None: ...
+    def retire(self, epoch: int) -> None: ...
 
 
 def serve_expert(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> None:
@@ -26,33 +46,68 @@ def serve_expert(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> Non
     def announce(address: str, agreed: dict[str, str]) -> None:
         stream.send(Endpoint(address, agreed))
 
-    node, close = build_expert(assigned, stream.progress("expert weights"), announce)
+    node, filler, close = build_expert(assigned, stream.progress("expert weights"), announce)
     pulse.stats = node.stats
     freeze_heap()
     stream.send(Ready(pulse.resident_bytes()))
+    placement = Placement.from_json(assigned.run.placement)
     try:
-        serve_until_shutdown(node, stream)
+        ExpertLoop(node, filler, placement, assigned.index, stream).run()
     finally:
+        filler.close()
         close()
 
 
-def serve_until_shutdown(node: Node, stream: ControlStream) -> None:
-    """A lost attention node is the controller's business: the others are still served."""
-    while not _told_to_stop(stream):
-        try:
-            if not node.poll():
-                node.wait(_PARKED)
-        except PeerLost:
-            continue
+class ExpertLoop:
+    """Answers rows and fills slots until Shutdown. `placement` is the newest one that is filled or being filled."""
 
+    def __init__(
+        self, node: Node, filler: Filler, placement: Placement, index: int, stream: ControlStream
+    ) -> None:
+        self._node = node
+        self._filler = filler
+        self._placement = placement
+        self._index = index
+        self._stream = stream
+        self._filling: set[int] = set()
+        self._running = True
 
-def _told_to_stop(stream: ControlStream) -> bool:
-    for command in stream.receive(0.0):
+    def run(self) -> None:
+        """A lost attention node is the controller's business: the others are still served."""
+        while self._running:
+            for command in self._stream.receive(0.0):
+                self._obey(command)
+            if not self._running:
+                return
+            if self._filling:
+                self._report_filled()
+            try:
+                if not self._node.poll():
+                    self._node.wait(_PARKED_FILLING if self._filling else _PARKED)
+            except PeerLost:
+                continue
+
+    def _obey(self, command: ToNode) -> None:
         match command:
             case Shutdown():
-                return True
+                self._running = False
             case Drain():
-                stream.send(Drained())
+                self._stream.send(Drained())
+            case FillSlots(epoch, text):
+                self._fill(epoch, Placement.from_json(text))
+            case Retire(epoch):
+                self._node.retire(epoch)
             case _:
                 raise ProtocolError(f"an expert node does not take {type(command).__name__}")
-    return False
+
+    def _fill(self, epoch: int, placement: Placement) -> None:
+        mine = [fill for fill in fills(self._placement, placement) if fill.node == self._index]
+        self._placement = placement
+        self._filling.add(epoch)
+        self._filler.submit(epoch, mine)
+
+    def _report_filled(self) -> None:
+        for epoch in self._filler.finished():
+            self._filling.discard(epoch)
+            self._node.accept(epoch)
+            self._stream.send(Filled(epoch))

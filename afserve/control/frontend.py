@@ -13,6 +13,7 @@ from afserve.control.lanes import Lane, Lanes
 from afserve.control.values import Cancel, Submit
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
+from afserve.placement.plan import Placement
 from afserve.server.backend import ClusterView, NodeView, ServedModel
 
 
@@ -61,7 +62,31 @@ class Frontend:
             NodeView(m.name, m.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
             for m in self._controller.members
         )
-        return ClusterView(self._controller.epoch, nodes, self._picked)
+        balancing = self._controller.balancing
+        return ClusterView(
+            self._controller.epoch,
+            nodes,
+            self._picked,
+            balancing.imbalance(),
+            tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
+            balancing.moves,
+        )
+
+    def placement(self) -> str:
+        return self._controller.balancing.migration.placement.to_json()
+
+    def apply_placement(self, text: str) -> None:
+        self._controller.apply(Placement.from_json(text))
+
+    def record_routing(self, on: bool) -> bytes:
+        recorder = self._controller.balancing.recorder
+        if on:
+            recorder.start(self._clock.now())
+            return b""
+        return recorder.stop()
+
+    def recorded_routing(self) -> bytes:
+        return self._controller.balancing.recorder.dump()
 
     def _submit(self, request: GenerationRequest) -> Lane:
         self._controller.check()

@@ -14,12 +14,16 @@ from afserve import errors
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import control_pb2 as pb
 from afserve.control.values import (
+    Adopt,
+    Adopted,
     Assigned,
     Cancel,
     Drain,
     Drained,
     Endpoint,
     Failed,
+    Filled,
+    FillSlots,
     FromNode,
     Heartbeat,
     Peers,
@@ -27,6 +31,7 @@ from afserve.control.values import (
     Ready,
     Refused,
     Register,
+    Retire,
     Run,
     Shutdown,
     Submit,
@@ -128,23 +133,26 @@ def _take_endpoint(proto: Proto) -> Endpoint:
 def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
     proto.resident_bytes = value.resident_bytes
     stats = value.stats
-    body, name = (
-        (proto.attention, "expert_rows") if isinstance(stats, AttentionStats) else (proto.expert, "slot_rows")
-    )
+    body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
     body.SetInParent()
     _put_flat(stats, body)
-    for row in getattr(stats, name):
-        getattr(body, name).add().of.extend(row)
+    for name in _TABLES[type(stats)]:
+        for row in getattr(stats, name):
+            getattr(body, name).add().of.extend(row)
 
 
 def _take_heartbeat(proto: Proto) -> Heartbeat:
-    if proto.WhichOneof("stats") == "attention":
-        rows = tuple(tuple(row.of) for row in proto.attention.expert_rows)
-        stats: AttentionStats | ExpertStats = _take_flat(AttentionStats, proto.attention, expert_rows=rows)
-    else:
-        rows = tuple(tuple(row.of) for row in proto.expert.slot_rows)
-        stats = _take_flat(ExpertStats, proto.expert, slot_rows=rows)
-    return Heartbeat(proto.resident_bytes, stats)
+    attention = proto.WhichOneof("stats") == "attention"
+    cls: type = AttentionStats if attention else ExpertStats
+    body = proto.attention if attention else proto.expert
+    tables = {name: tuple(tuple(row.of) for row in getattr(body, name)) for name in _TABLES[cls]}
+    return Heartbeat(proto.resident_bytes, _take_flat(cls, body, **tables))
+
+
+_TABLES: dict[type, tuple[str, ...]] = {
+    AttentionStats: ("expert_rows", "prefill_rows"),
+    ExpertStats: ("slot_rows",),
+}
 
 
 def _put_tokens(value: Tokens, proto: Proto) -> None:
@@ -292,6 +300,8 @@ _FROM_NODE: dict[type, Codec] = {
     Endpoint: ("endpoint", _put_endpoint, _take_endpoint),
     Ready: _flat("ready", Ready),
     Drained: _flat("drained", Drained),
+    Filled: _flat("filled", Filled),
+    Adopted: _flat("adopted", Adopted),
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
 }
 _TO_NODE: dict[type, Codec] = {
@@ -301,4 +311,7 @@ _TO_NODE: dict[type, Codec] = {
     Peers: ("peers", _put_peers, lambda p: Peers(tuple(p.addresses))),
     Drain: _flat("drain", Drain),
     Shutdown: _flat("shutdown", Shutdown),
+    FillSlots: _flat("fill_slots", FillSlots),
+    Adopt: _flat("adopt", Adopt),
+    Retire: _flat("retire", Retire),
 }

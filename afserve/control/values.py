@@ -101,6 +101,20 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """An expert node holds everything that the placement `epoch` names on it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An attention node routes by `epoch` and has nothing under way that was routed before."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The node cannot go on and is about to exit."""
 
@@ -146,5 +160,40 @@ class Shutdown:
     """Exit now."""
 
 
-FromNode = Register | Endpoint | Progress | Ready | Heartbeat | Tokens | Refused | Drained | Failed
-ToNode = Assigned | Peers | Submit | Cancel | Drain | Shutdown
+@dataclass(frozen=True, slots=True)
+class FillSlots:
+    """To expert nodes: load what `placement` (JSON) adds into free slots, then say `Filled`."""
+
+    epoch: int
+    placement: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """To attention nodes: route by `placement` (JSON) from the next step on, then say `Adopted`."""
+
+    epoch: int
+    placement: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """To expert nodes: nothing routed under `epoch` will come any more."""
+
+    epoch: int
+
+
+FromNode = (
+    Register
+    | Endpoint
+    | Progress
+    | Ready
+    | Heartbeat
+    | Tokens
+    | Refused
+    | Drained
+    | Failed
+    | Filled
+    | Adopted
+)
+ToNode = Assigned | Peers | Submit | Cancel | Drain | Shutdown | FillSlots | Adopt | Retire

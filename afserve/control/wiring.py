@@ -22,6 +22,7 @@ from afserve.engine.build import (
     spec_of,
 )
 from afserve.engine.expert_node import ExpertNode
+from afserve.engine.filler import Filler
 from afserve.errors import RendezvousError
 from afserve.kernels.ops import open_ops
 from afserve.placement.plan import Placement
@@ -63,7 +64,7 @@ def _colocated(run: Run, spec: ModelSpec, placement: Placement, progress: Progre
 
 def build_expert(
     assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None]
-) -> tuple[ExpertNode, Close]:
+) -> tuple[ExpertNode, Filler, Close]:
     """Listens before it reads weights, so that attention nodes connect meanwhile."""
     run = assigned.run
     torch.set_num_threads(run.engine.threads)
@@ -82,7 +83,9 @@ def build_expert(
         device=run.engine.device,
         progress=progress,
     )
-    return ExpertNode(ExpertPort(transport), bank, epoch=placement.epoch), transport.close
+    filler = Filler(bank)
+    filler.start()
+    return ExpertNode(ExpertPort(transport), bank, epoch=placement.epoch), filler, transport.close
 
 
 def _checked_spec(assigned: Assigned) -> ModelSpec:

@@ -134,6 +134,7 @@ class AttentionNode(Generic[T]):
             generated_tokens=self._generated_tokens,
             steps=sum(m.steps for m in self._micro_batches),
             expert_rows=self._load.totals(),
+            prefill_rows=self._load.prefilled(),
         )
 
     def check(self) -> None:

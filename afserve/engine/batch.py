@@ -14,11 +14,15 @@ from afserve.kernels.paged import PagedBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`logit_row_R` indexes tokens: for each chunk all its prompt rows if asked, then its last if sampled."""
+    """`logit_row_R` indexes tokens: for each chunk all its prompt rows if asked, else its last if sampled.
+
+    The first `decodes` tokens are single ones, the others belong to prompt chunks.
+    """
 
     token_T: Tensor
     paged: PagedBatch
     logit_row_R: Tensor
+    decodes: int
 
 
 def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
@@ -60,7 +64,18 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             max_context=max(contexts),
         ),
         torch.tensor(rows, device=device, dtype=torch.int64),
+        _decodes(plan),
     )
+
+
+def _decodes(plan: StepPlan) -> int:
+    """Chunks of one token stand in front (the scheduler's order), so their tokens do too."""
+    count = 0
+    for chunk in plan.chunks:
+        if chunk.count != 1:
+            break
+        count += 1
+    return count
 
 
 def _block_table(plan: StepPlan, device: torch.device) -> Tensor:

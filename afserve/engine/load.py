@@ -1,4 +1,4 @@
-"""How many rows each expert was sent, counted at one bincount per step so that it costs nothing measurable.
+"""How many rows each expert was sent, by workload class, at one or two bincounts per step.
 
 Shapes: T tokens, K top-k, L MoE layers, E experts.
 """
@@ -14,16 +14,29 @@ class ExpertLoad:
         self._shape = (layers, experts)
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]
         self._offset_L1 = torch.arange(layers, device=device)[:, None] * experts
-        self._total = torch.zeros(layers * experts, dtype=torch.int64, device=device)
+        self._decode = torch.zeros(layers * experts, dtype=torch.int64, device=device)
+        self._prefill = torch.zeros_like(self._decode)
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
-        self._noted[micro_batch].append(expert_TK.view(-1))
+        self._noted[micro_batch].append(expert_TK)
 
-    def commit(self, micro_batch: int) -> None:
-        """All layers of a step were noted: add them up."""
-        ids_LN = torch.stack(self._noted[micro_batch]) + self._offset_L1
-        self._total += torch.bincount(ids_LN.view(-1), minlength=self._total.shape[0])
+    def commit(self, micro_batch: int, decodes: int) -> None:
+        """All layers of a step were noted. Its first `decodes` tokens were decoded, the others prefilled."""
+        ids_LTK = torch.stack(self._noted[micro_batch]) + self._offset_L1[:, :, None]
         self._noted[micro_batch].clear()
+        if decodes:
+            self._decode += self._counts(ids_LTK[:, :decodes])
+        if decodes < ids_LTK.shape[1]:
+            self._prefill += self._counts(ids_LTK[:, decodes:])
+
+    def _counts(self, ids_LTK: Tensor) -> Tensor:
+        return torch.bincount(ids_LTK.flatten(), minlength=self._decode.shape[0])
 
     def totals(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(row) for row in self._total.view(self._shape).tolist())
+        return self._rows(self._decode + self._prefill)
+
+    def prefilled(self) -> tuple[tuple[int, ...], ...]:
+        return self._rows(self._prefill)
+
+    def _rows(self, counts: Tensor) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(row) for row in counts.view(self._shape).tolist())

@@ -70,7 +70,7 @@ class MicroBatch(Generic[T]):
                 x_TH = x_TH + local_TH
             else:
                 x_TH = x_TH + (yield from self._experts(layer, layer.moe_number, normed_TH))
-        self._load.commit(self.index)
+        self._load.commit(self.index, batch.decodes)
         return x_TH
 
     def _experts(

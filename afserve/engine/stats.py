@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionStats:
-    """Totals count from the node's start; `expert_rows[l][e]` are routed rows per MoE layer and expert."""
+    """Totals count from the node's start; `expert_rows[l][e]` are routed rows per MoE layer and expert.
+
+    `prefill_rows` are those of them that came with prompt chunks; the others are decode.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -18,6 +21,7 @@ class AttentionStats:
     generated_tokens: int = 0
     steps: int = 0
     expert_rows: tuple[tuple[int, ...], ...] = ()
+    prefill_rows: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kv_use(self) -> float:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from afserve.config import ModelSource
-from afserve.errors import DoesNotFitError
+from afserve.config import ModelSource, in_range
+from afserve.control.balancing import BalanceRules
+from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.banner import banner
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import LocalRun
@@ -52,7 +53,11 @@ class UpFlags:
     layers: int | None
     threads: int | None
     device: str
+    redundant_experts: int
+    rebalance: str | None
+    record_routing: str | None
     api_key_file: Path | None
+    admin_key_file: Path | None
     served_model_name: str | None
     log_level: str
 
@@ -67,19 +72,45 @@ class UpFlags:
             self.max_model_len,
             self.threads,
             self.device,
+            self.redundant_experts,
+            self.balance_rules.act,
         )
+
+    @property
+    def balance_rules(self) -> BalanceRules:
+        """`--rebalance`: auto where there are redundant experts, unless the user says."""
+        when = self.rebalance or ("auto" if self.redundant_experts else "off")
+        if when in ("auto", "off"):
+            return BalanceRules(act=when == "auto")
+        try:
+            seconds = float(when)
+        except ValueError:
+            raise ConfigError(f"--rebalance: {when!r} is not auto, off or a number of seconds") from None
+        in_range("--rebalance", seconds, 0.1, 86_400)
+        return BalanceRules(act=True, every=seconds)
 
 
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
     keys = read_keys(flags.api_key_file) if flags.api_key_file else ()
-    settings = ServerSettings(api_keys=keys, admin_keys=keys, drain_deadline=DRAIN_SECONDS)
+    admin = read_keys(flags.admin_key_file) if flags.admin_key_file else ()
+    settings = ServerSettings(api_keys=keys, admin_keys=admin, drain_deadline=DRAIN_SECONDS)
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine())
     name = flags.served_model_name or found.name
+    if flags.record_routing:
+        _check_writable(flags.record_routing)
     with bind(flags.host, flags.port) as sock:
-        asyncio.run(_Gateway(topology, found, name, settings, sock, processes).run())
+        asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags).run())
+
+
+def _check_writable(path: str) -> None:
+    """A recording that could not be written is refused at the start, not at the end."""
+    try:
+        Path(path).touch()
+    except OSError as error:
+        raise ConfigError(f"--record-routing: {path}: {error.strerror}", param="record_routing") from error
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine) -> Topology:
@@ -102,6 +133,7 @@ class _Gateway:
         settings: ServerSettings,
         sock: socket.socket,
         processes: NodeProcesses,
+        flags: UpFlags,
     ) -> None:
         self._started = time.monotonic()
         self._topology = topology
@@ -110,10 +142,13 @@ class _Gateway:
         self._processes = processes
         self._console = Console(stderr=True)
         self._stop = asyncio.Event()
-        self._run = LocalRun(topology, found, name, processes)
+        self._record = Path(flags.record_routing) if flags.record_routing else None
+        self._run = LocalRun(topology, found, name, processes, flags.balance_rules)
         self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
 
     async def run(self) -> None:
+        if self._record is not None:
+            self._run.controller.balancing.recorder.start(time.monotonic())
         self._listen_for_signals()
         async with self._run:
             serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
@@ -122,6 +157,7 @@ class _Gateway:
             finally:
                 self._stop.set()
                 await serving
+                self._save_recording()
 
     async def _until_over(self) -> None:
         """Until the user or a failure ends it. Raises the failure."""
@@ -136,6 +172,12 @@ class _Gateway:
         finally:
             for task in (ending, failing, starting):
                 task.cancel()
+
+    def _save_recording(self) -> None:
+        if self._record is not None:
+            data = self._run.controller.balancing.recorder.stop()
+            self._record.write_bytes(data)
+            self._console.print(f"routing counts: {self._record} ({len(data):,} bytes)", style="dim")
 
     async def _show_start(self) -> None:
         with LoadingBars(self._console) as bars:

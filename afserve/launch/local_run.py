@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from afserve.clock import MonotonicClock
+from afserve.control.balancing import BalanceRules
 from afserve.control.channel import read_token
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
@@ -29,12 +30,19 @@ class LocalRun:
     `processes` was started by the caller, as early as possible, and is stopped by the caller.
     """
 
-    def __init__(self, topology: Topology, model: FoundModel, name: str, processes: NodeProcesses) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        model: FoundModel,
+        name: str,
+        processes: NodeProcesses,
+        rules: BalanceRules | None = None,
+    ) -> None:
         clock = MonotonicClock()
         lanes = Lanes()
         self.topology = topology
         self.processes = processes
-        self.controller = Controller(topology.run, read_token(processes.token_file), lanes, clock)
+        self.controller = Controller(topology.run, read_token(processes.token_file), lanes, clock, rules)
         served = ServedModel(
             name=name,
             path=str(model.tokenizer),

@@ -37,6 +37,8 @@ class Wishes:
     max_model_len: int | None = None
     threads: int | None = None
     device: str = "cpu"
+    redundant_experts: int = 0
+    rebalance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     nodes = _counts(spec, machine, wishes, picked)
     micro_batches = _micro_batches(wishes, nodes, picked)
     threads = _threads(machine, wishes, nodes, picked)
-    weights = _weights(spec, source, nodes)
+    slots = _slots(spec, wishes, nodes, picked)
+    weights = _weights(spec, source, nodes, slots)
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
     engine = EngineConfig(
         max_model_len=longest,
@@ -104,7 +107,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         device=wishes.device,
     )
     placement = Placement.contiguous(
-        layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts)
+        layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
     )
     run = Run(source, engine, nodes.attention, nodes.experts, spec.fingerprint(), placement.to_json())
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
@@ -168,12 +171,25 @@ def _element(source: ModelSource, spec: ModelSpec) -> int:
     return max(2, BYTES[spec.dtype if source.dtype == "auto" else source.dtype])
 
 
-def _weights(spec: ModelSpec, source: ModelSource, nodes: _Nodes) -> _Weights:
+def _slots(spec: ModelSpec, wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:
+    """Physical slots of an expert node per layer: experts, redundant ones, and one spare if placements may change."""
+    redundant = wishes.redundant_experts
+    in_range("--redundant-experts", redundant, 0, spec.experts * max(0, nodes.experts - 1))
+    if wishes.rebalance and not nodes.experts:
+        raise ConfigError("--rebalance: a colocated run has no expert nodes to balance", param="rebalance")
+    used = -(-(spec.experts + redundant) // max(1, nodes.experts))
+    if not wishes.rebalance:
+        return used
+    picked["expert slots"] = f"{used} per node and layer, and one spare to move through"
+    return used + 1
+
+
+def _weights(spec: ModelSpec, source: ModelSource, nodes: _Nodes, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
     own, routed = _role_bytes(spec, source)
     if not nodes.experts:
         return _Weights(own + routed, 0)
-    return _Weights(own, -(-spec.experts // nodes.experts) * routed // spec.experts)
+    return _Weights(own, slots * routed // spec.experts)
 
 
 def _kv(

@@ -1,4 +1,6 @@
-"""What changes or records the cluster while it serves: the placement, and recordings of routing. Behind the admin key."""
+"""What changes or records the cluster while it serves: placements and recordings of routing; needs the admin key."""
+
+import json
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,8 +23,7 @@ class Admin:
     async def apply(self, request: Request) -> Response:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
         self._service.check_ready()
-        body = await self._service.read_bytes(request)
-        self._backend.apply_placement(body.decode(errors="replace"))
+        self._backend.apply_placement(json.dumps(await self._service.read(request)))
         return json_response({"status": "moving"}, 202)
 
     async def start(self, request: Request) -> Response:

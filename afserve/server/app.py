@@ -9,6 +9,7 @@ from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
 from afserve.server.admin import Admin
 from afserve.server.backend import Backend
+from afserve.server.body import Bodies
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
 from afserve.server.generation import Generator
@@ -35,6 +36,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         settings=settings,
         metrics=metrics,
         inflight=Inflight(settings.max_inflight),
+        bodies=Bodies(settings.max_body_bytes, settings.read_deadline),
         worker=TextWorker(deadline=settings.text_deadline),
         generator=Generator(backend, tokenizer, metrics),
     )

@@ -28,7 +28,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._app = app
-        self._api_keys = tuple(key.encode() for key in (*settings.api_keys, *settings.admin_keys))
+        both = (*settings.api_keys, *settings.admin_keys) if settings.api_keys else ()
+        self._api_keys = tuple(key.encode() for key in both)
         self._admin_keys = tuple(key.encode() for key in settings.admin_keys or settings.api_keys)
         self._admin_configured = bool(settings.admin_keys)
         self._max_header_bytes = settings.max_header_bytes

@@ -1,0 +1,164 @@
+"""Live placement: routing counts from heartbeats in, decisions out, carried through by the migration.
+
+The slow loop beside serving. It remembers what each attention node has counted, feeds the differences to the
+statistics, asks the rebalancer, and keeps the last decisions with their reasons. No sockets; times are passed in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from afserve.control.migration import Crew, Migration, Outgoing
+from afserve.engine.stats import AttentionStats
+from afserve.errors import ConfigError
+from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.problem import Nodes
+from afserve.placement.rebalancer import Decision, Rebalancer, Rules, imbalances
+from afserve.placement.record import encode_header, encode_record
+from afserve.placement.stats import DECODE, PREFILL, RoutingStats
+
+FORCED_ENTER = -1e9  # below any imbalance: every check acts
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceRules:
+    """`every` None: the rebalancer decides when; else it re-plans every so many seconds. `act` False only counts."""
+
+    act: bool = False
+    every: float | None = None
+
+    def rules(self) -> Rules:
+        if self.every is None:
+            return Rules()
+        return Rules(interval_s=self.every, enter=FORCED_ENTER, least_gain=0.0, patience=1, rest_s=0.0)
+
+
+class Recorder:
+    """Counts since `start`, as the documented bytes of a routing recording."""
+
+    def __init__(self, model: str, layers: int, experts: int) -> None:
+        self._header = encode_header(model, layers, experts)
+        self._records: list[bytes] | None = None
+        self._began = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self._records is not None
+
+    def start(self, now: float) -> None:
+        self._records, self._began = [], now
+
+    def stop(self) -> bytes:
+        """What was recorded; recording ends."""
+        data, self._records = self.dump(), None
+        return data
+
+    def dump(self) -> bytes:
+        return self._header + b"".join(self._records or ())
+
+    def note(self, now: float, kind: int, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> None:
+        if self._records is not None and counts.any():
+            self._records.append(encode_record(now - self._began, kind, counts))
+
+
+class Balancing:
+    """Owns statistics, rebalancer and migration of one run."""
+
+    def __init__(self, model: str, placement: Placement, crew: Crew, rules: BalanceRules) -> None:
+        layers, experts = len(placement.layers), placement.experts
+        self.stats = RoutingStats(layers, experts)
+        self.recorder = Recorder(model, layers, experts)
+        self.migration = Migration(placement, crew)
+        self._rules = rules
+        # One physical slot a node stays spare, so that there is always somewhere to fill.
+        wide = placement.slots_per_node() - (1 if rules.act else 0)
+        self._nodes = Nodes((wide,) * placement.nodes)
+        self._rebalancer = Rebalancer(compact(placement, wide), self._nodes, rules.rules())
+        self._seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._carried_out = 0
+        self.moves = 0
+
+    def heard(self, node: int, stats: AttentionStats, now: float) -> None:
+        """A heartbeat of attention node `node`; its counts are totals since it started."""
+        if not stats.expert_rows:
+            return
+        total, prefill = np.array(stats.expert_rows), np.array(stats.prefill_rows)
+        counts = (prefill, total - prefill)
+        before = self._seen.get(node, (np.zeros_like(total), np.zeros_like(total)))
+        self._seen[node] = counts
+        for kind, new, old in zip((PREFILL, DECODE), counts, before, strict=True):
+            self.stats.merge(new - old, kind)
+            self.recorder.note(now, kind, new - old)
+
+    def tick(self, now: float) -> list[Outgoing]:
+        """Age the statistics; act if it is time to. Raises DeadlineError when a migration is stuck."""
+        self.stats.tick(now)
+        self.migration.check(now)
+        if not self._rules.act or not self.migration.steady:
+            return []
+        self._settle()
+        if not self.stats.load(0).any():
+            return []
+        decision = self._rebalancer.decide(now, self.stats)
+        if decision is None or decision.placement is None:
+            return []
+        return self._carry_out(decision.placement, now)
+
+    def apply(self, placement: Placement, now: float) -> list[Outgoing]:
+        """Go to a placement that somebody else decided. Raises ConfigError where it does not fit this run."""
+        current = self.migration.placement
+        placement.check_shape(layers=len(current.layers), experts=current.experts, nodes=current.nodes)
+        widest = max(sum(e != FREE for e in row) for layer in placement.layers for row in layer.slots)
+        if widest > min(self._nodes.slots):
+            raise ConfigError(
+                f"the placement puts {widest} experts of a layer on one node, there is room for "
+                f"{min(self._nodes.slots)}; start with more --redundant-experts"
+            )
+        return self._carry_out(placement, now)
+
+    def _carry_out(self, target: Placement, now: float) -> list[Outgoing]:
+        self.moves += moves(self.migration.placement, target)
+        return self.migration.begin(target, now)
+
+    def _settle(self) -> None:
+        """Tell the rebalancer what is in force, once a migration is over."""
+        if self._carried_out != self.migration.completed:
+            self._carried_out = self.migration.completed
+            self._rebalancer.settle(self._rebalancer.placement.epoch)
+            self._rebalancer.placement = compact(self.migration.placement, self._nodes.slots[0])
+
+    def imbalance(self) -> tuple[float, ...]:
+        """max / mean node load per layer, of what is in force, over the fastest window."""
+        return tuple(imbalances(self.migration.placement, self.stats.load(0), self._nodes).tolist())
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """The last ones that changed something, and the newest of all; oldest first."""
+        kept = list(self._rebalancer.decisions)
+        return [d for d in kept[:-1] if d.placement is not None][-5:] + kept[-1:]
+
+
+def moves(old: Placement, new: Placement) -> int:
+    """Experts that come to a node that did not hold them."""
+    pairs = zip(old.layers, new.layers, strict=True)
+    return sum(
+        len(set(will) - set(was) - {FREE})
+        for before, after in pairs
+        for was, will in zip(before.slots, after.slots, strict=True)
+    )
+
+
+def compact(placement: Placement, slots: int) -> Placement:
+    """The same replicas in the first `slots` slots of each node, as the optimizer wants to see them."""
+
+    def row(held: Sequence[int], share: Sequence[float]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        kept = [(e, s) for e, s in zip(held, share, strict=True) if e != FREE]
+        kept += [(FREE, 0.0)] * (slots - len(kept))
+        return tuple(e for e, _ in kept), tuple(s for _, s in kept)
+
+    layers = []
+    for layer in placement.layers:
+        rows = [row(held, share) for held, share in zip(layer.slots, layer.share, strict=True)]
+        layers.append(LayerPlacement(tuple(r[0] for r in rows), tuple(r[1] for r in rows)))
+    return Placement(placement.epoch, placement.nodes, placement.experts, tuple(layers))

@@ -1,0 +1,227 @@
+"""Migration as a state machine, and live placement fed by heartbeats: no processes, times are numbers."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.control.balancing import BalanceRules, Balancing, compact
+from afserve.control.migration import Crew, Migration, Phase
+from afserve.control.values import Adopt, FillSlots, Retire
+from afserve.engine.migrate import fills
+from afserve.engine.stats import AttentionStats
+from afserve.errors import ConfigError, DeadlineError, ProtocolError
+from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.record import decode
+
+
+def layered(*rows_per_layer, experts, width, epoch=0):
+    layers = []
+    for rows in rows_per_layer:
+        count = {e: sum(e in row for row in rows) for e in range(experts)}
+        slots = tuple(tuple(row) + (FREE,) * (width - len(row)) for row in rows)
+        share = tuple(tuple(0.0 if e == FREE else 1 / count[e] for e in row) for row in slots)
+        layers.append(LayerPlacement(slots, share))
+    return Placement(epoch, len(rows_per_layer[0]), experts, tuple(layers))
+
+
+START = layered([[0, 1], [2, 3]], experts=4, width=4)
+TARGET = layered([[0, 2, 1], [3, 1]], experts=4, width=4)
+
+
+def values(outgoing):
+    return [(role, index, type(value).__name__, value.epoch) for role, index, value in outgoing]
+
+
+def test_fill_adopt_retire():
+    migration = Migration(START, Crew(2, 2))
+    assert values(migration.begin(TARGET, 0.0)) == [
+        ("expert", 0, "FillSlots", 1),
+        ("expert", 1, "FillSlots", 1),
+    ]
+    assert migration.filled(1, 1, 0.0) == []
+    assert values(migration.filled(0, 1, 0.0)) == [("attention", 0, "Adopt", 1), ("attention", 1, "Adopt", 1)]
+    assert migration.placement is START
+    assert migration.adopted(0, 1, 1.0) == []
+    assert values(migration.adopted(1, 1, 1.0)) == [("expert", 0, "Retire", 0), ("expert", 1, "Retire", 0)]
+    assert migration.steady
+    assert migration.placement.epoch == 1
+    assert {frozenset(r) - {FREE} for r in migration.placement.layers[0].slots} == {
+        frozenset({0, 1, 2}), frozenset({1, 3})
+    }  # fmt: skip
+
+
+def test_late_and_wrong_answers_are_named():
+    migration = Migration(START, Crew(1, 2))
+    migration.begin(TARGET, 0.0)
+    with pytest.raises(ProtocolError, match="expert-0 answered for epoch 7"):
+        migration.filled(0, 7, 0.0)
+    migration.filled(0, 1, 0.0)
+    with pytest.raises(ProtocolError, match="expert-0"):
+        migration.filled(0, 1, 0.0)
+    with pytest.raises(DeadlineError, match="expert-1: epoch 1 was not filled in time"):
+        migration.check(1e6)
+    migration.filled(1, 1, 0.0)
+    with pytest.raises(DeadlineError, match="attention-0: epoch 1 was not adopted"):
+        migration.check(1e6)
+
+
+class Cluster:
+    """Nodes that obey: slots are overwritten only when free in every epoch an attention node may still use."""
+
+    def __init__(self, start, crew):
+        self.held = [{} for _ in range(crew.experts)]
+        self.routing = [start] * crew.attention
+        self.newest = start
+        for node, layer_slot in enumerate(self.held):
+            for layer, slot, expert in start.held(node):
+                layer_slot[layer, slot] = expert
+
+    def obey(self, role, index, value):
+        if isinstance(value, FillSlots):
+            placement = Placement.from_json(value.placement)
+            for fill in fills(self.newest if index == 0 else self._before, placement):
+                if fill.node == index:
+                    for used in self.routing:
+                        row = used.layers[fill.layer].slots[index]
+                        assert fill.slot >= len(row) or row[fill.slot] == FREE, (
+                            "a slot in use was overwritten"
+                        )
+                    self.held[index][fill.layer, fill.slot] = fill.expert
+            if index == 0:
+                self._before, self.newest = self.newest, placement
+        elif isinstance(value, Adopt):
+            self.routing[index] = Placement.from_json(value.placement)
+            for node, held in enumerate(self.held):
+                for layer, slot, expert in self.routing[index].held(node):
+                    assert held[layer, slot] == expert, "routed to an expert that is not there"
+        else:
+            assert isinstance(value, Retire)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6))
+def test_any_interleaving_of_plans_and_answers_is_valid(seed):
+    """Targets arrive at any time, answers in any order, and it may stop anywhere: what is in force is complete."""
+    rng = random.Random(seed)
+    experts, nodes, width = 5, 3, 4
+
+    def target():
+        rows = [[] for _ in range(nodes)]
+        for expert in range(experts):
+            rng.choice([r for r in rows if len(r) < width - 1]).append(expert)
+        for row in rows:
+            extra = rng.randrange(experts)
+            if extra not in row and len(row) < width - 1:
+                row.append(extra)
+        return layered(rows, experts=experts, width=width)
+
+    start = target()
+    crew = Crew(2, nodes)
+    migration, cluster = Migration(start, crew), Cluster(start, crew)
+    pending = migration.begin(target(), 0.0)
+    for _ in range(rng.randrange(60)):
+        if rng.random() < 0.1:
+            pending += migration.begin(target(), 0.0)
+        if not pending:
+            continue
+        fill_first = [i for i, p in enumerate(pending) if isinstance(p[2], FillSlots)]
+        role, index, value = pending.pop(fill_first[0] if fill_first else rng.randrange(len(pending)))
+        cluster.obey(role, index, value)
+        if isinstance(value, FillSlots):
+            pending += migration.filled(index, value.epoch, 0.0)
+        elif isinstance(value, Adopt):
+            pending += migration.adopted(index, value.epoch, 0.0)
+        for placement in {id(p): p for p in (*cluster.routing, migration.placement)}.values():
+            for node in range(nodes):
+                for layer, slot, expert in placement.held(node):
+                    assert cluster.held[node][layer, slot] == expert
+
+
+def heartbeat(total, prefill=None):
+    rows = tuple(tuple(int(v) for v in row) for row in total)
+    zeros = tuple((0,) * len(row) for row in rows)
+    return AttentionStats(expert_rows=rows, prefill_rows=zeros if prefill is None else prefill)
+
+
+def skewed(hot, layers, experts, rows=4000):
+    load = np.ones((layers, experts)) * rows / experts / 3
+    load[:, hot] += rows / len(hot)
+    return load
+
+
+def drive(balancing, load, seconds, now, total):
+    """Two attention nodes under a steady load; every message is obeyed at once. Returns (time, epochs begun)."""
+    begun = 0
+    for _ in range(int(seconds / 0.5)):
+        now += 0.5
+        total += load * 0.5
+        for node in range(2):
+            balancing.heard(node, heartbeat(total / 2), now)
+        todo = balancing.tick(now)
+        while todo:
+            _, index, value = todo.pop(0)
+            if isinstance(value, FillSlots):
+                begun += index == 0
+                todo += balancing.migration.filled(index, value.epoch, now)
+            elif isinstance(value, Adopt):
+                todo += balancing.migration.adopted(index, value.epoch, now)
+    return now, begun
+
+
+def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
+    layers, experts, nodes = 3, 16, 4
+    start = Placement.contiguous(layers=layers, experts=experts, nodes=nodes, slots_per_node=6)
+    balancing = Balancing("m", start, Crew(2, nodes), BalanceRules(act=True))
+    total = np.zeros((layers, experts))
+    now, _ = drive(balancing, skewed([0, 1], layers, experts), 10, 0.0, total)
+    assert max(balancing.imbalance()) < 1.15
+    now, begun = drive(balancing, skewed([0, 1], layers, experts), 20, now, total)
+    assert begun == 0, "a steady load moved something"
+    now, begun = drive(balancing, skewed([14, 15], layers, experts), 5, now, total)
+    assert begun >= 1
+    assert max(balancing.imbalance()) < 1.25
+    assert any("moves" in d.reason or "shares" in d.reason for d in balancing.decisions)
+    assert balancing.moves > 0
+
+
+def test_every_so_many_seconds_acts_without_being_asked():
+    start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
+    balancing = Balancing("m", start, Crew(2, 2), BalanceRules(act=True, every=1.0))
+    _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0, np.zeros((1, 8)))
+    assert begun >= 1
+
+
+def test_off_only_counts():
+    start = Placement.contiguous(layers=1, experts=8, nodes=2)
+    balancing = Balancing("m", start, Crew(2, 2), BalanceRules())
+    _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0, np.zeros((1, 8)))
+    assert begun == 0
+    assert balancing.imbalance()[0] > 1.2
+
+
+def test_recording_is_what_the_nodes_counted():
+    start = Placement.contiguous(layers=2, experts=4, nodes=2)
+    balancing = Balancing("m", start, Crew(1, 2), BalanceRules())
+    balancing.heard(0, heartbeat([[1, 2, 3, 4], [4, 3, 2, 1]]), 0.0)
+    balancing.recorder.start(1.0)
+    balancing.heard(0, heartbeat([[2, 2, 3, 4], [4, 5, 2, 1]], ((1, 0, 0, 0), (0, 0, 0, 0))), 2.5)
+    recording = decode(balancing.recorder.stop())
+    assert (recording.model, recording.layers, recording.experts) == ("m", 2, 4)
+    assert recording.total().tolist() == [[1, 0, 0, 0], [0, 2, 0, 0]]
+    assert recording.total(0).tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+    assert {record.seconds for record in recording.records} == {1.5}
+    assert not balancing.recorder.running
+
+
+def test_a_placement_that_does_not_fit_is_refused():
+    start = Placement.contiguous(layers=1, experts=4, nodes=2, slots_per_node=3)
+    balancing = Balancing("m", start, Crew(1, 2), BalanceRules(act=True))
+    with pytest.raises(ConfigError, match="of another model"):
+        balancing.apply(Placement.contiguous(layers=2, experts=4, nodes=2), 0.0)
+    with pytest.raises(ConfigError, match="there is room for 2"):
+        balancing.apply(layered([[0, 1, 2], [3]], experts=4, width=3), 0.0)
+    assert compact(start, 2).slots_per_node() == 2
+    assert balancing.migration.phase is Phase.STEADY

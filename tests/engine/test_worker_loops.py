@@ -1,0 +1,135 @@
+"""The loops of the two node processes, over a scripted stream and a scripted engine: no process, no gRPC."""
+
+from collections import deque
+
+import pytest
+
+from afserve.control.attention_worker import AttentionLoop
+from afserve.control.expert_worker import ExpertLoop
+from afserve.control.values import Cancel, Drain, Drained, Peers, Refused, Shutdown, Submit, Tokens
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.errors import OverloadedError, PeerLost, ProtocolError
+from afserve.placement.plan import Placement
+
+
+class ScriptedStream:
+    """Each `receive` gives the next batch of commands; the end of the script is a broken stream."""
+
+    def __init__(self, *batches):
+        self.script = deque(batches)
+        self.sent, self.waits = [], []
+
+    def receive(self, timeout):
+        self.waits.append(timeout)
+        if not self.script:
+            raise PeerLost("controller", "ended the stream")
+        return self.script.popleft()
+
+    def send(self, value):
+        self.sent.append(value)
+
+
+class ScriptedNode:
+    """Gives each request two tokens, one per step; every second step finds nothing to do."""
+
+    def __init__(self):
+        self.left, self.cancelled, self.waited, self.stalled, self.turn = {}, [], 0, False, 0
+
+    @property
+    def busy(self):
+        return bool(self.left)
+
+    def submit(self, request):
+        if request.params.max_tokens == 99:
+            raise OverloadedError("full")
+        self.left[request.request_id] = 2
+
+    def cancel(self, request_id):
+        self.cancelled.append(request_id)
+        self.left.pop(request_id, None)
+
+    def step(self):
+        self.turn += 1
+        self.stalled = self.turn % 2 == 0
+        if self.stalled:
+            return []
+        events = []
+        for request_id in list(self.left):
+            self.left[request_id] -= 1
+            done = self.left[request_id] == 0
+            events.append(TokenEvent(request_id, (7,), "length" if done else None))
+            if done:
+                del self.left[request_id]
+        return events
+
+    def wait(self, timeout):
+        self.waited += 1
+
+
+def submit(number, **params):
+    from afserve.engine.request import SamplingParams
+
+    return Submit(GenerationRequest(str(number), (1, 2), SamplingParams(**params)))
+
+
+def test_all_tokens_of_a_step_travel_in_one_message():
+    stream, node = ScriptedStream([submit(1), submit(2)], [], [], [], [Shutdown()]), ScriptedNode()
+    AttentionLoop(node, stream).run()
+    steps = [value for value in stream.sent if isinstance(value, Tokens)]
+    assert [[event.request_id for event in step.events] for step in steps] == [["1", "2"], ["1", "2"]]
+
+
+def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
+    stream, node = ScriptedStream([], [submit(1)], [], [], [], [Shutdown()]), ScriptedNode()
+    AttentionLoop(node, stream).run()
+    assert node.waited == 1
+    assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
+
+
+def test_a_refusal_names_the_request_and_harms_no_other():
+    stream, node = ScriptedStream([submit(1), submit(2, max_tokens=99)], [], [], [Shutdown()]), ScriptedNode()
+    AttentionLoop(node, stream).run()
+    refused = [value for value in stream.sent if isinstance(value, Refused)]
+    assert [(value.request, type(value.error)) for value in refused] == [(2, OverloadedError)]
+    assert any(isinstance(value, Tokens) for value in stream.sent)
+
+
+def test_cancel_then_drain():
+    stream = ScriptedStream([submit(1)], [submit(2)], [Cancel(1), Drain()], [], [], [], [], [Shutdown()])
+    node = ScriptedNode()
+    AttentionLoop(node, stream).run()
+    assert node.cancelled == ["1"]
+    assert stream.sent.count(Drained()) == 1
+    assert isinstance(stream.sent[-1], Drained)
+
+
+def test_a_broken_stream_ends_the_loop():
+    with pytest.raises(PeerLost, match="controller"):
+        AttentionLoop(ScriptedNode(), ScriptedStream([submit(1)], [])).run()
+
+
+def test_a_command_out_of_place_is_refused():
+    with pytest.raises(ProtocolError, match="Peers"):
+        AttentionLoop(ScriptedNode(), ScriptedStream([Peers(())])).run()
+
+
+class ScriptedExpert:
+    def __init__(self, lost=False):
+        self.polls, self.waits, self.lost = 0, 0, lost
+
+    def poll(self):
+        self.polls += 1
+        return self.polls % 2
+
+    def wait(self, timeout):
+        self.waits += 1
+        if self.lost:
+            raise PeerLost("attention-0", "gone")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_expert_serves_until_told_to_stop(lost):
+    node, stream = ScriptedExpert(lost), ScriptedStream([], [], [], [Drain()], [Shutdown()])
+    ExpertLoop(node, None, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream).run()
+    assert (node.polls, node.waits) == (4, 2)
+    assert stream.sent == [Drained()]
