@@ -5,7 +5,7 @@ Fields nobody asks for are ignored; null is the same as absent. Knows no endpoin
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from afserve.errors import RequestError
 
@@ -138,10 +138,11 @@ class Fields:
 
 
 def token_ids(items: Sequence[object], name: str) -> tuple[int, ...]:
-    for i, item in enumerate(items):
-        if isinstance(item, bool) or not isinstance(item, int):
-            refuse(f"{name}[{i}]", item, "an integer")
-    return tuple(item for item in items if isinstance(item, int))
+    # Types first, all at once: a prompt may have a million ids, and the event loop waits.
+    if set(map(type, items)) <= {int}:
+        return cast(tuple[int, ...], tuple(items))
+    odd = next(i for i, item in enumerate(items) if type(item) is not int)
+    return refuse(f"{name}[{odd}]", items[odd], "an integer")
 
 
 def or_else(value: T | None, default: T) -> T:

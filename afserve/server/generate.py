@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +27,14 @@ class Generate:
         self._service = service
 
     async def completions(self, request: Request) -> Response:
-        body = await self._service.read(request)
+        async with self._service.bodies.object(request) as body:
+            return await self._complete(body)
+
+    async def chat(self, request: Request) -> Response:
+        async with self._service.bodies.object(request) as body:
+            return await self._chat(body)
+
+    async def _complete(self, body: Mapping[str, object]) -> Response:
         arrived = self._service.metrics.clock.now()
         asked = completion_request(body)
         self._service.check_model(asked.model)
@@ -50,8 +57,7 @@ class Generate:
         )
         return self._answer(task, reply, asked)
 
-    async def chat(self, request: Request) -> Response:
-        body = await self._service.read(request)
+    async def _chat(self, body: Mapping[str, object]) -> Response:
         arrived = self._service.metrics.clock.now()
         asked = chat_request(body)
         self._service.check_model(asked.model)

@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from afserve.errors import RequestError
 from afserve.server.fields import Fields
 
+MAX_MESSAGES = 8192
+
 
 def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
+    count = len(fields.array("messages") or ())
+    if count > MAX_MESSAGES:
+        raise RequestError(
+            f"messages: {count} messages, at most {MAX_MESSAGES} are allowed", param="messages"
+        )
     messages = fields.sections("messages")
     if not messages:
         raise RequestError("messages: at least one message is needed", param="messages")

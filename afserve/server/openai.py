@@ -110,7 +110,7 @@ def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
         return (value,)
     if not isinstance(value, list) or not value:
         fields.refuse("prompt", "a string, an array of strings, token ids, or an array of token-id arrays")
-    if all(isinstance(item, int) for item in value):
+    if isinstance(value[0], int):
         return (token_ids(value, "prompt"),)
     return tuple(_prompt(item, f"prompt[{i}]") for i, item in enumerate(value))
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from afserve.chat_template import ChatTemplate
 from afserve.errors import CapacityError, NotFoundError, RequestError
 from afserve.server.backend import Backend
-from afserve.server.body import read_object
+from afserve.server.body import Bodies
 from afserve.server.generation import Generator
 from afserve.server.inflight import Inflight
 from afserve.server.observe import ServerMetrics
@@ -34,11 +34,13 @@ class Service:
     settings: ServerSettings
     metrics: ServerMetrics
     inflight: Inflight
+    bodies: Bodies
     worker: TextWorker
     generator: Generator
 
     async def read(self, request: Request) -> dict[str, object]:
-        return await read_object(request, self.settings.max_body_bytes, self.settings.read_deadline)
+        async with self.bodies.object(request) as body:
+            return body
 
     def check_model(self, name: str | None) -> None:
         served = self.backend.model.name
@@ -84,11 +86,11 @@ class Service:
             self._screen(prompt, param)
             return tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         top = self.backend.model.vocab_size
-        for i, token_id in enumerate(prompt):
-            if not 0 <= token_id < top:
-                raise RequestError(
-                    f"prompt: token id {token_id} at position {i} is outside [0, {top - 1}]", param="prompt"
-                )
+        if prompt and not 0 <= min(prompt) <= max(prompt) < top:
+            at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
+            raise RequestError(
+                f"prompt: token id {token_id} at position {at} is outside [0, {top - 1}]", param="prompt"
+            )
         return prompt
 
     def _screen(self, text: str, param: str) -> None:

@@ -1,7 +1,9 @@
 """Every bad request is answered with the right status, in OpenAI's error shape, naming the field."""
 
 import json
+import select
 import socket
+from contextlib import ExitStack
 
 import pytest
 
@@ -33,6 +35,7 @@ def error_of(reply) -> dict:
         ("prompt[1]", {"prompt": [3, True]}),
         ("prompt[0][1]", {"prompt": [[3, "a"]]}),
         ("prompt[1]", {"prompt": ["a", 3]}),
+        ("prompt[1]", {"prompt": [3, "a"]}),
         ("max_tokens", {"max_tokens": "many"}),
         ("max_tokens", {"max_tokens": 0}),
         ("max_tokens", {"max_tokens": 1.5}),
@@ -87,6 +90,7 @@ def test_completion_fields(http, server, param, fields):
         ("messages", {"messages": None}),
         ("messages", {"messages": []}),
         ("messages", {"messages": "hi"}),
+        ("messages", {"messages": USER * 8193}),
         ("messages[0]", {"messages": ["hi"]}),
         ("messages[0].role", {"messages": [{"content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
@@ -200,6 +204,20 @@ def test_body_limit(make_backend, run_server, announced):
         assert reply.status_code == 413
         assert "100000" in error_of(reply)["message"]
         assert http.get("/health").status_code == 200
+
+
+def test_bodies_together_are_limited(make_backend, run_server):
+    """Five clients each leave a body of almost the limit unfinished: the last is told to come back."""
+    size = 64 << 10
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size
+    with run_server(make_backend(), max_body_bytes=size) as server, ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20)) for _ in range(5)
+        ]
+        for client in clients:
+            client.sendall(head + b" " * (size - 1))
+        refused, _, _ = select.select(clients, [], [], 20)
+        assert [client.recv(65536)[:12] for client in refused] == [b"HTTP/1.1 429"]
 
 
 def test_body_that_never_ends(make_backend, run_server):
