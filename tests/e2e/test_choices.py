@@ -1,0 +1,205 @@
+"""What is chosen for a machine and what is said about it: topology, models, machine, banner. Values only."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from afserve.config import ModelSource
+from afserve.errors import AfserveError, ConfigError, DoesNotFitError
+from afserve.launch.banner import banner, example, ranges
+from afserve.launch.machine import Machine, this_machine
+from afserve.launch.models import CONFIGS, find_model, shapes
+from afserve.launch.topology import NODE_OVERHEAD, Wishes, choose, needs
+from afserve.placement.plan import Placement
+from afserve.spec import ModelSpec
+
+GIB = 1 << 30
+NANO = ModelSpec.load(CONFIGS / "nano")
+SOURCE = ModelSource(str(CONFIGS / "nano"), "nano")
+
+
+def machine(cores=2, memory=8.0):
+    return Machine(cores, int(memory * GIB), int(2 * memory * GIB))
+
+
+@given(
+    st.integers(1, 256),
+    st.floats(0.1, 2000),
+    st.none() | st.integers(1, 8),
+    st.none() | st.integers(1, 40),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_machine_gets_something_that_fits_or_a_reason(cores, memory, attention, experts, colocated):
+    here = machine(cores, memory)
+    try:
+        chosen = choose(NANO, SOURCE, here, Wishes(attention, experts, colocated=colocated))
+    except AfserveError as error:
+        assert error.exit_code == 2
+        return
+    run = chosen.run
+    total = run.attention_nodes * chosen.attention.total
+    total += run.expert_nodes * (chosen.expert.total if chosen.expert else 0)
+    assert total <= here.memory
+    assert run.engine.max_model_len <= chosen.kv_tokens
+    assert run.attention_nodes == (attention or run.attention_nodes)
+    assert run.expert_nodes == (0 if colocated else experts or run.expert_nodes)
+    placement = Placement.from_json(run.placement)
+    assert placement.nodes == max(1, run.expert_nodes)
+    assert all(why for why in chosen.picked.values())
+
+
+def test_what_the_user_fixed_is_not_explained():
+    wishes = Wishes(1, 2, "3", kv_tokens=1600, max_model_len=200, threads=1)
+    chosen = choose(NANO, SOURCE, machine(), wishes)
+    assert chosen.picked == {}
+    assert (chosen.run.engine.micro_batches, chosen.kv_tokens, chosen.run.engine.adaptive) == (3, 1600, False)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        (Wishes(micro_batches="5"), "--micro-batches: 5 is outside"),
+        (Wishes(micro_batches="many"), "neither a number nor auto"),
+        (Wishes(experts=33), "33 nodes, but the model has 32 experts"),
+        (Wishes(experts=2, colocated=True), "--colocated"),
+        (Wishes(attention=0), "--attention: 0 is outside"),
+        (Wishes(max_model_len=1 << 20), "--max-model-len"),
+        (Wishes(kv_tokens=64, max_model_len=100), "--kv-tokens: 64"),
+        (Wishes(threads=0), "--threads: 0"),
+    ],
+)
+def test_a_bad_wish_is_named(wishes, said):
+    with pytest.raises(ConfigError) as refused:
+        choose(NANO, SOURCE, machine(), wishes)
+    assert said in refused.value.message and "\n" not in refused.value.message
+
+
+def test_a_small_machine_shortens_what_it_can_and_says_so():
+    chosen = choose(NANO, SOURCE, machine(memory=(2 * NODE_OVERHEAD / GIB + 0.012) / 0.9), Wishes())
+    assert chosen.run.engine.max_model_len < NANO.max_position
+    assert str(NANO.max_position) in chosen.picked["max-model-len"]
+
+
+def test_what_does_not_fit_says_needs_and_ways_on(tmp_path: Path):
+    found = find_model("deepseek-v3", tmp_path)
+    spec = ModelSpec.load(found.folder)
+    source = ModelSource(str(found.folder), found.name, load_format="dummy")
+    with pytest.raises(DoesNotFitError) as refused:
+        choose(spec, source, machine(memory=512), Wishes())
+    said = refused.value.message
+    routed = spec.routed_parameters() * 2 / GIB
+    assert f"{routed:,.0f} GiB over all expert nodes" in said
+    assert "per 1,000 tokens" in said and "afserve plan --model deepseek-v3" in said
+    assert "N = 4 to " in said
+    assert "first 4 need" in needs(spec, source, machine(memory=4)).replace(
+        "its first 4 layers need", "first 4 need"
+    )
+
+
+@pytest.mark.parametrize("name", shapes())
+def test_every_known_shape_is_found_or_refused_by_name(name, tmp_path: Path):
+    try:
+        found = find_model(name, tmp_path)
+    except AfserveError as error:
+        assert name in error.message
+        return
+    assert not found.weights
+    assert ModelSpec.load(found.folder).experts > 1
+
+
+def test_models_by_folder_alias_and_id(tmp_path: Path, monkeypatch):
+    assert find_model("nano", tmp_path).weights
+    assert find_model("deepseek-v3.1", tmp_path).name == "deepseek-v3"
+    for wrong, said in (
+        (str(tmp_path), "no config.json"),
+        ("nonsense", "deepseek-v3"),
+        ("some/model", "hf download"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            find_model(wrong, tmp_path)
+        assert said in refused.value.message
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub/models--some--model/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert find_model("some/model", tmp_path).folder == snapshot
+
+
+def cgroup(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_container_limits_count(tmp_path: Path):
+    limits = {
+        "cpu_dot_max": "100000 100000\n",
+        "memory_dot_max": str(3 << 20),
+        "memory_dot_current": str(2 << 20),
+        "memory_dot_stat": f"anon 5\ninactive_file {1 << 20}\n",
+    }
+    here = this_machine(cgroup(tmp_path / "v2", **limits))
+    assert (here.cores, here.memory, here.memory_total) == (1, 2 << 20, 3 << 20)
+    assert "container memory limit" in here.limited_by
+    old = {
+        "cpu__cpu_dot_cfs_quota_us": "50000",
+        "cpu__cpu_dot_cfs_period_us": "100000",
+        "memory__memory_dot_limit_in_bytes": str(3 << 20),
+        "memory__memory_dot_usage_in_bytes": str(1 << 20),
+    }
+    here = this_machine(cgroup(tmp_path / "v1", **old))
+    assert (here.cores, here.memory) == (1, 2 << 20)
+
+
+def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
+    free = this_machine(
+        cgroup(tmp_path, cpu_dot_max="max 100000", memory_dot_max="max", memory_dot_current="5")
+    )
+    assert free.limited_by == "" and free.memory <= free.memory_total
+
+
+def drawn(topology) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5))
+    return console.export_text()
+
+
+def test_the_banner_shows_who_has_what():
+    text = drawn(choose(NANO, SOURCE, machine(), Wishes(attention=6, experts=3, micro_batches="2")))
+    for wanted in (
+        "attention-0",
+        "attention-3",
+        "and 2 more",
+        "experts 0-10",
+        "experts 22-31",
+        "m = 2",
+        "curl",
+    ):
+        assert wanted in text, wanted
+    text = drawn(choose(NANO, SOURCE, machine(), Wishes(colocated=True)))
+    assert "colocated" in text and "expert-0" not in text
+
+
+def test_the_example_is_valid_json():
+    body = example("http://x", "nano").split(" -d '")[1].rstrip("'")
+    assert json.loads(body)["model"] == "nano"
+
+
+def test_ranges():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges([]) == ""
+
+
+def test_fp8_counts_as_sixteen_bits():
+    fp8 = replace(NANO, dtype="float8_e4m3fn")
+    both = [choose(spec, SOURCE, machine(), Wishes()).attention.weights for spec in (NANO, fp8)]
+    assert both[0] == both[1]
