@@ -15,7 +15,7 @@ from afserve.server.body import ClientGone, until_gone
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
-from afserve.server.refusal import error_body, internal_error, json_response
+from afserve.server.refusal import error_body, internal_error
 from afserve.server.replies import DONE, Choice, Reply, Usage, encode, event
 
 _STREAM_HEADERS = [
@@ -59,7 +59,7 @@ class Answer(Response):
             async for index, piece in pieces:
                 choices[index].add(piece)
                 usage.add(piece)
-        return json_response(self._reply.body(choices, usage))
+        return Response(encode(self._reply.body(choices, usage)), media_type="application/json")
 
     async def _send_stream(self, receive: Receive, stream: "_Stream", options: StreamOptions) -> None:
         try:

@@ -79,7 +79,7 @@ class Generator:
     ) -> AsyncGenerator[Numbered, None]:
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
         timer = self._metrics.timer(task.arrived)
-        reason = "abandoned"
+        reason = "abort"
         try:
             async with aclosing(self._backend.generate(request)) as events:
                 async for event in events:

@@ -39,6 +39,13 @@ def test_stream_is_the_same_text(client, server):
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 0
 
 
+def test_text_is_sent_as_it_is(http, server):
+    server.backend.reply = "日本語 😀 naïve"
+    for stream in (False, True):
+        reply = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 99, "stream": stream})
+        assert "\\u" not in reply.text and "語" in reply.text and "😀" in reply.text
+
+
 def test_default_is_sixteen_tokens(client, server):
     server.backend.eos = False
     done = client.completions.create(model="tiny", prompt="hello")

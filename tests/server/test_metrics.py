@@ -94,3 +94,12 @@ def test_render_escapes_and_counts():
 
 def test_buckets_begin_at_two_milliseconds():
     assert INTER_TOKEN_BUCKETS[0] == 0.002 and all(math.isfinite(b) for b in INTER_TOKEN_BUCKETS)
+
+
+def test_a_client_that_leaves_counts_as_aborted(http, server):
+    server.backend.hold_at = 2
+    with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as reply:
+        next(reply.iter_bytes())
+    assert server.backend.ended.wait(20)
+    seen = parse(http.get("/metrics").text)
+    assert seen["vllm:request_success_total", (("finished_reason", "abort"),)] >= 1
