@@ -30,6 +30,7 @@ def test_serves_and_ends_on_ctrl_c(up):
     answer = complete(server).json()
     assert answer["usage"]["completion_tokens"] == 12
     assert set(server.status()) == {"attention-0", "expert-0", "expert-1"}
+    assert psutil.Process(server.process.pid).memory_info().rss < 200 << 20
     code, printed = server.stop(signal.SIGINT)
     assert code == 0
     assert server.url in printed and "curl" in printed and "experts 16-31" in printed

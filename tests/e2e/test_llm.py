@@ -1,0 +1,85 @@
+"""The offline door over real processes: the same tokens through every topology, and nothing left behind."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from afserve import LLM, SamplingParams
+from afserve.errors import ConfigError, PeerLost, RequestError
+
+pytestmark = pytest.mark.process
+PROMPTS = [[5, 6, 7, 8], [100, 3, 9] * 7, [11] * 40]
+GREEDY = SamplingParams(max_tokens=16, temperature=0)
+
+
+def nodes_left() -> list[str]:
+    return [child.name() for child in psutil.Process().children(recursive=True)]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        {"attention": 1, "experts": 1, "micro_batches": 1},
+        {"attention": 2, "experts": 3, "micro_batches": 2},
+        {"attention": 1, "colocated": True},
+    ],
+    ids=["1x1", "2x3", "colocated"],
+)
+def test_the_same_tokens_as_transformers(tiny_checkpoint, oracle, topology):
+    import torch
+
+    with LLM(tiny_checkpoint("v3"), threads=1, **topology) as llm:
+        found = llm.generate(PROMPTS, GREEDY)
+        again = llm.generate(PROMPTS, GREEDY)
+    for prompt, one, other in zip(PROMPTS, found, again, strict=True):
+        expected = oracle("v3").generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=16)[
+            0, len(prompt) :
+        ]
+        assert list(one.token_ids) == expected.tolist() == list(other.token_ids)
+        assert one.finish_reason == "length"
+    assert again[2].cached_tokens > 0
+    assert nodes_left() == []
+
+
+def test_texts_choices_and_stops():
+    with LLM("nano", attention=1, experts=2, threads=1) as llm:
+        seeded = SamplingParams(max_tokens=8, temperature=0.8, seed=3, n=3)
+        first, second = llm.generate("def main", seeded), llm.generate(["def main"], seeded)
+        assert [one.token_ids for one in first] == [one.token_ids for one in second]
+        assert [one.index for one in first] == [0, 1, 2] and len({one.token_ids for one in first}) > 1
+        whole = llm.generate("import os\n", SamplingParams(max_tokens=12, temperature=0))[0]
+        stop = whole.text[4:7]
+        cut = llm.generate("import os\n", SamplingParams(max_tokens=12, temperature=0, stop=(stop,)))[0]
+        assert cut.finish_reason == "stop" and cut.text == whole.text[: whole.text.index(stop)]
+        with pytest.raises(RequestError, match=str(llm.topology.run.engine.max_model_len)):
+            llm.generate([[1] * 5000])
+        assert llm.generate("x", GREEDY)[0].text  # the refusal harmed nobody
+    assert nodes_left() == []
+    with pytest.raises(ConfigError, match="not started"):
+        llm.generate("x")
+
+
+def test_a_node_stays_small():
+    with LLM("nano", attention=1, experts=1, threads=1) as llm:
+        llm.generate(PROMPTS, GREEDY)
+        need = {"attention-0": llm.topology.attention, "expert-0": llm.topology.expert}
+        for name, pid in llm.run.processes.pids.items():
+            assert psutil.Process(pid).memory_info().rss < need[name].weights + need[name].kv + (450 << 20)
+
+
+def test_a_lost_node_is_named_and_all_is_ended():
+    with LLM("nano", attention=1, experts=2, threads=1) as llm:
+        os.kill(llm.run.processes.pids["expert-1"], signal.SIGKILL)
+        with pytest.raises(PeerLost, match=r"expert-1.*SIGKILL"):
+            for _ in range(200):
+                llm.generate(PROMPTS, GREEDY)
+    assert nodes_left() == []
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no-such-model"):
+        LLM("no-such-model").start()
+    assert nodes_left() == []
