@@ -18,6 +18,7 @@ from afserve.server.openai import StreamOptions
 from afserve.server.refusal import error_body, internal_error
 from afserve.server.replies import DONE, Choice, Reply, Usage, encode, event
 
+STALLED = "the client does not read"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -50,7 +51,11 @@ class Answer(Response):
             whole = await until_gone(receive, self._collect())
             await whole(scope, receive, send)
         else:
-            await self._send_stream(receive, _Stream(send, self._write_deadline), self._stream)
+            stream = _Stream(send, self._write_deadline)
+            try:
+                await self._send_stream(receive, stream, self._stream)
+            finally:
+                stream.close()
 
     async def _collect(self) -> Response:
         usage = Usage(self._task.prompt_tokens)
@@ -92,17 +97,27 @@ class Answer(Response):
 
 
 class _Stream:
-    """The response side of one stream. Headers go out with the first write."""
+    """The response side of one stream. Headers go out with the first write; `close` when it is over.
+
+    One timer per stream, not per write, notices a client that does not read.
+    """
 
     def __init__(self, send: Send, deadline: float) -> None:
         self._send_message = send
         self._deadline = deadline
-        self._begun = False
+        self._loop = asyncio.get_running_loop()
+        self._writer: asyncio.Task[object] | None = None
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
+    @property
+    def begun(self) -> bool:
+        return self._timer is not None
+
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self._timer = self._loop.call_later(self._deadline, self._look)
             await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
@@ -112,14 +127,30 @@ class _Stream:
 
     async def fail(self, body: dict[str, object], error: BaseException) -> None:
         """An error event where the stream has begun; before that the caller's exception is the answer."""
-        if not self._begun:
+        if not self.begun:
             raise error
         if not self._ended:
             await self.end(event(body) + DONE)
 
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
     async def _send(self, message: Message) -> None:
+        self._writer, self._since = asyncio.current_task(), self._loop.time()
         try:
-            async with asyncio.timeout(self._deadline):
-                await self._send_message(message)
-        except TimeoutError as error:
-            raise ClientGone from error
+            await self._send_message(message)
+        except asyncio.CancelledError as error:
+            if error.args == (STALLED,):
+                raise ClientGone from error
+            raise
+        finally:
+            self._writer = None
+
+    def _look(self) -> None:
+        """Ends the writing task when its write has lasted too long, else looks again later."""
+        left = self._since + self._deadline - self._loop.time() if self._writer else self._deadline
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        elif self._writer is not None:
+            self._writer.cancel(STALLED)
