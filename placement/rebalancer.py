@@ -1,9 +1,9 @@
 """When to act on the routing counts, and how: values in, a decision and its reason out. No clock, no migration.
 
-Three thresholds keep it calm. What stands must be clearly out of balance on the fastest window, beyond what so
-few rows would show by chance; that must hold for `patience` checks in a row; and after acting it rests. A shift
-of shares moves no weights and is tried first; weights move where that is not enough and the gain pays for the
-transfer. A lost node is answered at once.
+Three thresholds keep it calm. What stands must be clearly out of balance, beyond what so few rows would show by
+chance; that must hold for `patience` checks in a row; and after acting it rests. The newest rows are judged
+first, then all since the last change. A shift of shares moves no weights and is tried first; weights move where
+that is not enough and the gain pays for the transfer. A lost node is answered at once.
 """
 
 from collections import deque
@@ -31,6 +31,7 @@ class Rules:
     """enter: the max/mean that starts it. least_gain: the fraction that new shares or moves must save.
 
     interval_s: between checks. patience: bad checks in a row before it acts. rest_s: from one action to the next.
+    era_s: how long rows are gathered into one picture while nothing changes.
     """
 
     interval_s: float = 0.5
@@ -39,13 +40,14 @@ class Rules:
     patience: int = 2
     rest_s: float = 2.0
     moves_per_layer: int = 8
+    era_s: float = 120.0
     burst: float = 4.0  # rows of one text come together: as noisy as a quarter of them would be
     price: MovePrice | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`placement` is None when nothing changes. Imbalances: mean over layers of max/mean, on the fastest window."""
+    """`placement` is None when nothing changes. `before` and `after`: mean over layers of max/mean."""
 
     now: float
     action: Action
@@ -54,6 +56,16 @@ class Decision:
     after: float
     moves: int = 0
     placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """Some loads, how far the placement is from balancing them, and how far it may be."""
+
+    name: str
+    load_LE: Floats
+    ratio: float
+    limit: float
 
 
 class Rebalancer:
@@ -65,6 +77,8 @@ class Rebalancer:
         self._streak = 0
         self._next = self._rested = float("-inf")
         self._unsettled: int | None = None
+        self._era: Floats | None = None  # all rows before this era began
+        self._era_began = float("-inf")
 
     def settle(self, epoch: int) -> None:
         """Every attention node has acknowledged `epoch`: the next move may be decided."""
@@ -74,7 +88,9 @@ class Rebalancer:
     def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
         """A node died: its experts go elsewhere at once, whatever is under way. STAY means nothing can hold them."""
         self.nodes = replace(self.nodes, dead=self.nodes.dead | {node})
-        return self._answer(now, stats, Action.RESCUE, f"node {node} is lost")
+        return self._answer(
+            now, stats, self._view("now", stats.load(0)), Action.RESCUE, f"node {node} is lost"
+        )
 
     def regain(self, node: int) -> None:
         """A lost node is back, empty. The next decision may use it."""
@@ -85,76 +101,86 @@ class Rebalancer:
         if now < self._next or self._unsettled is not None:
             return None
         self._next = now + self.rules.interval_s
-        fast = stats.load(0)
-        before, limit = imbalance(self.placement, fast, self.nodes), self._limit(fast)
-        if before <= limit:
+        newest, seen = self._look(now, stats)
+        if seen.ratio <= seen.limit:
             self._streak = 0
-            return self._stay(now, before, f"balanced: {before:.3f} is within {limit:.3f}")
+            return self._stay(now, seen, f"balanced: {seen.ratio:.3f} is within {seen.limit:.3f}")
         self._streak += 1
+        why = f"{seen.ratio:.3f} is over {seen.limit:.3f} {seen.name}"
         if self._streak < self.rules.patience:
-            return self._stay(
-                now,
-                before,
-                f"{before:.3f} is over {limit:.3f}, check {self._streak} of {self.rules.patience}",
-            )
+            return self._stay(now, seen, f"{why}, check {self._streak} of {self.rules.patience}")
         if now < self._rested:
-            return self._stay(
-                now, before, f"{before:.3f} is over {limit:.3f}, resting until {self._rested:.1f} s"
-            )
-        return self._answer(now, stats, Action.MOVE, f"{before:.3f} is over {limit:.3f}")
+            return self._stay(now, seen, f"{why}, resting until {self._rested:.1f} s")
+        if seen is newest:
+            self._open_era(now, stats)
+        return self._answer(now, stats, seen, Action.MOVE, why)
 
-    def _limit(self, load_LE: Floats) -> float:
-        """The imbalance that is let be: `enter`, and what the fullest of N nodes shows by chance with so few rows."""
+    def _look(self, now: float, stats: RoutingStats) -> tuple[_View, _View]:
+        """The newest rows, and what to judge by: those if they are out of balance, else everything of this era.
+
+        An era begins when the newest rows ask for another placement. It gathers more rows than the fastest window
+        holds, so chance hides less and a smaller imbalance counts.
+        """
+        newest = self._view("in the newest rows", stats.load(0))
+        if self._era is None or now - self._era_began > self.rules.era_s:
+            self._open_era(now, stats)
+        assert self._era is not None
+        era = self._view("since the last change", np.maximum(stats.total() - self._era, 0.0))
+        return newest, newest if newest.ratio > newest.limit or era.limit >= newest.limit else era
+
+    def _open_era(self, now: float, stats: RoutingStats) -> None:
+        """What the fastest window still knows is the beginning of the new era."""
+        self._era, self._era_began = stats.total() - stats.load(0), now
+
+    def _view(self, name: str, load_LE: Floats) -> _View:
+        """The limit is `enter`, and what the fullest of N nodes shows by chance with so few rows."""
         live = len(self.nodes) - len(self.nodes.dead)
         rows = load_LE.sum(1) / live / self.rules.burst
-        chance = np.sqrt(2 * np.log(max(live, 2)) / np.maximum(rows, 1e-9))
-        return self.rules.enter + float(chance.mean())
+        chance = float(np.sqrt(2 * np.log(max(live, 2)) / np.maximum(rows, 1e-9)).mean())
+        ratio = imbalance(self.placement, load_LE, self.nodes)
+        return _View(name, load_LE, ratio, self.rules.enter + chance)
 
-    def _answer(self, now: float, stats: RoutingStats, action: Action, why: str) -> Decision:
-        fast = stats.load(0)
-        before = imbalance(self.placement, fast, self.nodes)
+    def _answer(self, now: float, stats: RoutingStats, seen: _View, action: Action, why: str) -> Decision:
         room, experts = int(self.nodes.room().clip(max=self.placement.experts).sum()), self.placement.experts
         if room < experts:
             return self._stay(
-                now, before, f"{why}, and the live nodes' {room} slots cannot hold {experts} experts"
+                now, seen, f"{why}, and the live nodes' {room} slots cannot hold {experts} experts"
             )
-        shares = self._reshared(self.placement, fast)
-        after, forced = imbalance(shares, fast, self.nodes), self.placement.diff(shares).moves
-        reshare = Decision(
-            now, Action.SHARES, f"{why}: new shares reach {after:.3f}", before, after, forced, shares
-        )
+        shares = self._reshared(self.placement, seen.load_LE)
+        after, forced = imbalance(shares, seen.load_LE, self.nodes), self.placement.diff(shares).moves
+        reason = f"{why}: new shares reach {after:.3f}"
+        reshare = Decision(now, Action.SHARES, reason, seen.ratio, after, forced, shares)
         if action is Action.RESCUE:
             reason = f"{why}: {forced} experts are filled elsewhere"
             return self._take(replace(reshare, action=action, reason=reason))
-        if after <= self._limit(fast):
+        if after <= seen.limit:
             return self._take(reshare)
-        moved = self._moved(stats, fast)
-        moves, best = self.placement.diff(moved).moves, imbalance(moved, fast, self.nodes)
+        moved = self._moved(stats, seen.load_LE)
+        moves, best = self.placement.diff(moved).moves, imbalance(moved, seen.load_LE, self.nodes)
         if moves and best <= after * (1 - self.rules.least_gain):
-            return self._take(
-                Decision(now, action, f"{why}: {moves} moves reach {best:.3f}", before, best, moves, moved)
-            )
-        if after <= before * (1 - self.rules.least_gain):
+            reason = f"{why}: {moves} moves reach {best:.3f}"
+            return self._take(Decision(now, action, reason, seen.ratio, best, moves, moved))
+        if after <= seen.ratio * (1 - self.rules.least_gain):
             return self._take(reshare)
-        return self._stay(now, before, f"{why}, but no plan gains {self.rules.least_gain:.0%}")
+        return self._stay(now, seen, f"{why}, but no plan gains {self.rules.least_gain:.0%}")
 
     def _reshared(self, placement: Placement, load_LE: Floats) -> Placement:
-        """The same slots (but for lost experts) with the shares that suit the load of now."""
+        """The same slots (but for lost experts) with the shares that suit `load_LE`."""
         asked = Problem(load_LE[None], self.nodes, current=placement, moves=0)
         return balance(asked).placement(self.placement.epoch + 1)
 
-    def _moved(self, stats: RoutingStats, fast: Floats) -> Placement:
-        """Slots for what is now and what was: mostly the fastest window, so that a switch of domain is followed."""
-        loads = [stats.load(window) for window in range(len(stats.half_lives))]
-        loads = [fast, *(load for load in loads[1:] if load.sum() > 0)]
-        rest = len(loads) - 1
-        weights = (1.0,) if rest == 0 else (0.8, *([0.2 / rest] * rest))
-        budget, price = self.rules.moves_per_layer * len(fast), self.rules.price
-        asked = Problem(scenarios(loads), self.nodes, weights, self.placement, budget, price, prior=0.0)
-        return self._reshared(balance(asked).placement(), fast)
+    def _moved(self, stats: RoutingStats, load_LE: Floats) -> Placement:
+        """Slots for what was seen, and a little for everything else that the windows remember."""
+        others = [stats.load(window) for window in range(len(stats.half_lives))]
+        others = [load for load in others if load.sum() > 0]
+        weights = (0.8, *([0.2 / len(others)] * len(others)))
+        budget, price = self.rules.moves_per_layer * len(load_LE), self.rules.price
+        loads = scenarios([load_LE, *others])
+        asked = Problem(loads, self.nodes, weights, self.placement, budget, price, prior=0.0)
+        return self._reshared(balance(asked).placement(), load_LE)
 
-    def _stay(self, now: float, before: float, reason: str) -> Decision:
-        decision = Decision(now, Action.STAY, reason, before, before)
+    def _stay(self, now: float, seen: _View, reason: str) -> Decision:
+        decision = Decision(now, Action.STAY, reason, seen.ratio, seen.ratio)
         self.decisions.append(decision)
         return decision
 

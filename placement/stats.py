@@ -49,7 +49,7 @@ def skew(load_LE: Floats) -> Skew:
 class RoutingStats:
     """Owns the counts of one model. `count` and `merge` gather; `tick` folds what was gathered into the windows."""
 
-    def __init__(self, layers: int, experts: int, half_lives: Sequence[float] = (1.0, 30.0, 600.0)) -> None:
+    def __init__(self, layers: int, experts: int, half_lives: Sequence[float] = (1.0, 8.0, 120.0)) -> None:
         self.layers, self.experts, self.half_lives = layers, experts, tuple(half_lives)
         self._fresh: NDArray[np.int64] = np.zeros((len(KINDS), layers, experts), dtype=np.int64)
         self._windows = np.zeros((len(self.half_lives), len(KINDS), layers, experts))

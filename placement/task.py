@@ -73,7 +73,7 @@ class Task:
         return seconds
 
     def seconds_bound(self, model: TimeModel) -> Floats:
-        """Costs are concave in rows and 0 at 0, so an expert's pieces cost at least the whole: they bound as loads do."""
+        """Costs are concave in rows, 0 at 0: an expert's pieces cost at least the whole, and bound as loads do."""
         costs = [self._bound(model.cost(self._step_rows(load, model))) for load in self.load_CLE]
         bound: Floats = model.fixed + np.tensordot(self.weight_C, costs, 1)
         return bound
