@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import socket
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> Non
     Signals are the caller's. Closes `sock`.
     """
     service: Service = app.state.service
+    _return_freed_memory()
     server = _Server(_config(app, service))
     service.worker.start()
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -59,6 +61,13 @@ async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> Non
         await serving
         sock.close()
         service.worker.stop()
+
+
+def _return_freed_memory() -> None:
+    """Loading a tokenizer of 128k tokens leaves about 90 MB freed but not returned; glibc does so when asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class _Server(uvicorn.Server):
