@@ -19,7 +19,7 @@ from afserve.engine.sampler import logprobs_of, sample
 from afserve.engine.scheduler import Finished, Scheduler, StepPlan
 from afserve.engine.sequence import Sequence
 from afserve.models.attention import LayerCache
-from afserve.models.decoder import AttentionModel, DecoderLayer
+from afserve.models.decoder import AttentionModel
 
 T = TypeVar("T")
 Step = Generator[T | None, None, None]
@@ -60,33 +60,26 @@ class MicroBatch(Generic[T]):
             yield None
 
     def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
+        """Dispatch, run the shared expert meanwhile, combine, layer by layer. The routed sum is float32."""
         x_TH = self._model.embed(batch.token_T)
         for layer, cache in zip(self._model.layers, self._cache, strict=True):
-            x_TH = layer.attend(x_TH, cache, batch.paged)
-            normed_TH = layer.normed(x_TH)
-            if layer.moe_number is None:
-                local_TH = layer.local_ffn(normed_TH)
-                assert local_TH is not None, "a layer with neither router nor FFN"
-                x_TH = x_TH + local_TH
-            else:
-                x_TH = x_TH + (yield from self._experts(layer, layer.moe_number, normed_TH))
+            normed_TH, expert_TK, weight_TK = layer.attend(x_TH, cache, batch.paged)
+            ticket: T | None = None
+            if layer.moe_number is not None:
+                assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
+                self._load.note(self.index, expert_TK)
+                ticket = self._link.dispatch(
+                    normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
+                )
+            local_TH = layer.local_ffn(normed_TH)
+            if local_TH is not None:
+                x_TH += local_TH
+            if ticket is not None:
+                while not self._link.ready(ticket):
+                    yield ticket
+                x_TH += self._link.combine(ticket)
         self._load.commit(self.index, batch.decodes)
         return x_TH
-
-    def _experts(
-        self, layer: DecoderLayer, number: int, normed_TH: Tensor
-    ) -> Generator[T | None, None, Tensor]:
-        """Dispatch, run the shared expert meanwhile, combine. The routed sum stays float32 until here."""
-        routed = layer.route(normed_TH)
-        self._load.note(self.index, routed.expert_TK)
-        ticket = self._link.dispatch(
-            routed.x_TH, routed.expert_TK, routed.weight_TK, layer=number, micro_batch=self.index
-        )
-        shared_TH = layer.local_ffn(normed_TH)
-        while not self._link.ready(ticket):
-            yield ticket
-        routed_TH = self._link.combine(ticket).to(normed_TH.dtype)
-        return routed_TH if shared_TH is None else routed_TH + shared_TH
 
     def _finish(self, plan: StepPlan, logits_RV: Tensor) -> None:
         """Sample, book the step, and turn it into events."""

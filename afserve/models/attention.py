@@ -1,18 +1,23 @@
-"""Attention of one layer over a paged cache: grouped-query, or multi-head latent in its absorbed form.
+"""The attention half of one layer: from the residual stream to what the FFN half needs, over a paged cache.
 
-It knows its weights and the kernels, no requests and no network. Shapes: T tokens, H hidden, A query heads,
-G key/value heads, D head size, C latent rank + rope size.
+Grouped-query attention, or multi-head latent attention in its absorbed form. It knows its weights and the kernels,
+no requests and no network. Shapes: T tokens, H hidden, A query heads, G key/value heads, N nope, C latent rank +
+rope size, V value size.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.models.naming import Naming
 from afserve.models.rope import Rotary, mla_scale
+from afserve.models.router import Router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
@@ -20,125 +25,164 @@ LayerCache = tuple[Tensor, ...]
 LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whatever config.json says
 
 
-class Attention(Protocol):
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
-        """x_TH is already normalised; writes this step's keys and values, returns the output projection."""
+class AttentionHalf(Protocol):
+    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+        """x_TH becomes, in place, the residual stream after attention; keys and values are written."""
         ...
 
 
-class GroupedQueryAttention:
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer's tensors by their short names."""
+
+    source: TensorSource
+    naming: Naming
+    layer: int
+    dtype: torch.dtype
+
+    def __call__(self, part: str, *shape: int) -> Tensor:
+        return self.source.tensor(self.naming.layer(self.layer, part), shape, self.dtype)
+
+    def attention(self, part: str, *shape: int) -> Tensor:
+        return self(f"self_attn.{part}", *shape)
+
+
+def load_attention(
+    spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
+) -> AttentionHalf:
+    kind = LatentHalf if spec.attention.kind == "mla" else GroupedQueryHalf
+    return kind(spec, tensors, ops, rope, router)
+
+
+class GroupedQueryHalf:
     def __init__(
-        self, spec: ModelSpec, layer: int, source: TensorSource, naming: Naming, ops: Ops, rope: Rotary,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
+    ) -> None:
         a, h = spec.attention, spec.hidden
-        self._a, self._ops, self._rope, self._eps = a, ops, rope, spec.eps
-
-        def load(part: str, *shape: int) -> Tensor:
-            return source.tensor(naming.layer(layer, f"self_attn.{part}"), shape, dtype)
-
-        q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
-        weight = torch.cat(
-            (load("q_proj.weight", q, h), load("k_proj.weight", kv, h), load("v_proj.weight", kv, h))
+        self._ops = ops
+        self._layer = ops.prepare_gqa(
+            GqaLayer(
+                input_norm_H=tensors("input_layernorm.weight", h),
+                qkv=self._qkv(spec, tensors),
+                q_norm_D=tensors.attention("q_norm.weight", a.head_dim) if a.qk_norm else None,
+                k_norm_D=tensors.attention("k_norm.weight", a.head_dim) if a.qk_norm else None,
+                cos_PD=rope.cos_PD,
+                sin_PD=rope.sin_PD,
+                out=self._out(spec, tensors),
+                post_norm_H=tensors("post_attention_layernorm.weight", h),
+                gate_EH=router.gate_EH if router else None,
+                bias_E=router.bias_E if router else None,
+                rule=router.rule if router else None,
+                heads=a.heads,
+                groups=a.kv_heads,
+                head_dim=a.head_dim,
+                eps=spec.eps,
+                scale=a.head_dim**-0.5,
+                window=a.window,
+            )
         )
-        bias = None
-        if a.bias:
-            bias = torch.cat((load("q_proj.bias", q), load("k_proj.bias", kv), load("v_proj.bias", kv)))
-        self._qkv = ops.pack_linear(weight, bias)
-        self._out = ops.pack_linear(load("o_proj.weight", h, q), load("o_proj.bias", h) if a.bias else None)
-        self._q_norm = load("q_norm.weight", a.head_dim) if a.qk_norm else None
-        self._k_norm = load("k_norm.weight", a.head_dim) if a.qk_norm else None
-        self._scale = a.head_dim**-0.5
 
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
-        a, ops = self._a, self._ops
-        tokens = x_TH.shape[0]
-        heads = ops.linear(x_TH, self._qkv).view(tokens, a.heads + 2 * a.kv_heads, a.head_dim)
-        q, k, v = heads.split((a.heads, a.kv_heads, a.kv_heads), dim=1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q = ops.rms_norm(q, self._q_norm, self._eps)
-            k = ops.rms_norm(k, self._k_norm, self._eps)
-        q = ops.rope(q, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, False)
-        k = ops.rope(k, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, False)
+    def _qkv(self, spec: ModelSpec, tensors: LayerTensors) -> PackedLinear:
+        a, h = spec.attention, spec.hidden
+        widths = {"q": a.heads * a.head_dim, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}
+        weight = torch.cat([tensors.attention(f"{p}_proj.weight", n, h) for p, n in widths.items()])
+        bias = [tensors.attention(f"{p}_proj.bias", n) for p, n in widths.items()] if a.bias else []
+        return self._ops.pack_linear(weight, torch.cat(bias) if bias else None)
+
+    def _out(self, spec: ModelSpec, tensors: LayerTensors) -> PackedLinear:
+        a, h = spec.attention, spec.hidden
+        bias = tensors.attention("o_proj.bias", h) if a.bias else None
+        return self._ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.head_dim), bias)
+
+    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
         k_NGBD, v_NGBD = cache
-        ops.write_kv(k, v, k_NGBD, v_NGBD, batch.kv_slot_T)
-        out = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, self._scale, a.window)
-        return ops.linear(out.reshape(tokens, -1), self._out)
+        return self._ops.gqa_half(x_TH, self._layer, k_NGBD, v_NGBD, batch)
 
 
-class LatentAttention:
+class LatentHalf:
     """MLA with the up-projections absorbed: the cache holds one latent row per token, shared by all heads.
 
     Source: DeepSeek-V2 (arXiv 2405.04434, 2.1.2). W_UK moves to the query side, W_UV behind the softmax.
     """
 
     def __init__(
-        self, spec: ModelSpec, layer: int, source: TensorSource, naming: Naming, ops: Ops, rope: Rotary,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
+    ) -> None:
         a, h = spec.attention, spec.hidden
-        self._a, self._ops, self._rope = a, ops, rope
+        self._a, self._ops, self._rope, self._router, self._eps = a, ops, rope, router, spec.eps
         self._interleaved = spec.rope.interleaved
-
-        def load(part: str, *shape: int) -> Tensor:
-            return source.tensor(naming.layer(layer, f"self_attn.{part}"), shape, dtype)
-
-        def bias(part: str, size: int) -> Tensor | None:
-            return load(part, size) if a.bias else None
-
-        q_width = a.heads * a.head_dim
-        latent = a.kv_lora_rank + a.rope_dim
-        kv_a = load("kv_a_proj_with_mqa.weight", latent, h)
-        if a.q_lora_rank is None:
-            self._q_lora, self._q_norm, self._q_up = 0, None, None
-            down, down_bias = torch.cat((load("q_proj.weight", q_width, h), kv_a)), None
-            if a.bias:
-                down_bias = torch.cat(
-                    (
-                        torch.zeros(q_width, dtype=dtype, device=ops.device),
-                        load("kv_a_proj_with_mqa.bias", latent),
-                    )
-                )
-        else:
-            self._q_lora = a.q_lora_rank
-            down = torch.cat((load("q_a_proj.weight", a.q_lora_rank, h), kv_a))
-            down_bias = None
-            if a.bias:
-                down_bias = torch.cat(
-                    (load("q_a_proj.bias", a.q_lora_rank), load("kv_a_proj_with_mqa.bias", latent))
-                )
-            self._q_norm = load("q_a_layernorm.weight", a.q_lora_rank)
-            self._q_up = ops.pack_linear(load("q_b_proj.weight", q_width, a.q_lora_rank))
-        self._down = ops.pack_linear(down, down_bias)
-        self._kv_norm = load("kv_a_layernorm.weight", a.kv_lora_rank)
-        kv_b = load("kv_b_proj.weight", a.heads * (a.nope_dim + a.value_dim), a.kv_lora_rank)
-        up_k, up_v = kv_b.view(a.heads, a.nope_dim + a.value_dim, a.kv_lora_rank).split(
-            (a.nope_dim, a.value_dim), 1
-        )
-        self._up_k_ANC = up_k.contiguous()
-        self._up_v_ACV = up_v.transpose(1, 2).contiguous()
-        self._out = ops.pack_linear(load("o_proj.weight", h, a.heads * a.value_dim), bias("o_proj.bias", h))
+        self._input_norm = tensors("input_layernorm.weight", h)
+        self._post_norm = tensors("post_attention_layernorm.weight", h)
+        self._load_down(spec, tensors)
+        self._load_up(spec, tensors)
+        bias = tensors.attention("o_proj.bias", h) if a.bias else None
+        self._out = ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), bias)
         self._scale = mla_scale(spec.rope, a.head_dim)
 
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
-        a, ops = self._a, self._ops
-        tokens = x_TH.shape[0]
-        down = ops.linear(x_TH, self._down)
-        query, latent, k_rope = down.split(
-            (down.shape[1] - a.kv_lora_rank - a.rope_dim, a.kv_lora_rank, a.rope_dim), 1
+    def _load_down(self, spec: ModelSpec, tensors: LayerTensors) -> None:
+        """One product for the query's first projection and the latent."""
+        a, h = spec.attention, spec.hidden
+        latent, q_width = a.kv_lora_rank + a.rope_dim, a.heads * a.head_dim
+        first = "q_proj" if a.q_lora_rank is None else "q_a_proj"
+        self._q_in = q_width if a.q_lora_rank is None else a.q_lora_rank
+        weight = torch.cat(
+            (
+                tensors.attention(f"{first}.weight", self._q_in, h),
+                tensors.attention("kv_a_proj_with_mqa.weight", latent, h),
+            )
         )
-        if self._q_norm is not None and self._q_up is not None:
+        bias = None
+        if a.bias:
+            # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
+            q_bias = (
+                torch.zeros(q_width, dtype=weight.dtype, device=weight.device)
+                if a.q_lora_rank is None
+                else tensors.attention("q_a_proj.bias", self._q_in)
+            )
+            bias = torch.cat((q_bias, tensors.attention("kv_a_proj_with_mqa.bias", latent)))
+        self._down = self._ops.pack_linear(weight, bias)
+        self._q_up: PackedLinear | None = None
+        if a.q_lora_rank is not None:
+            self._q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)
+            self._q_up = self._ops.pack_linear(tensors.attention("q_b_proj.weight", q_width, a.q_lora_rank))
+
+    def _load_up(self, spec: ModelSpec, tensors: LayerTensors) -> None:
+        a = spec.attention
+        self._kv_norm = tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank)
+        both = a.nope_dim + a.value_dim
+        kv_b = tensors.attention("kv_b_proj.weight", a.heads * both, a.kv_lora_rank)
+        up_k, up_v = kv_b.view(a.heads, both, a.kv_lora_rank).split((a.nope_dim, a.value_dim), 1)
+        self._up_k_ANC = up_k.contiguous()
+        self._up_v_ACV = up_v.transpose(1, 2).contiguous()
+
+    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+        ops, router = self._ops, self._router
+        attended = self._attend(ops.rms_norm(x_TH, self._input_norm, self._eps), cache, batch)
+        normed_TH = ops.add_rms_norm(x_TH, attended, self._post_norm, self._eps)
+        if router is None:
+            return Half(normed_TH, None, None)
+        return Half(normed_TH, *ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule))
+
+    def _attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
+        a, ops, tokens = self._a, self._ops, x_TH.shape[0]
+        query, latent, k_rope = ops.linear(x_TH, self._down).split(
+            (self._q_in, a.kv_lora_rank, a.rope_dim), 1
+        )
+        if self._q_up is not None:
             query = ops.linear(ops.rms_norm(query, self._q_norm, LATENT_EPS), self._q_up)
         q_nope, q_rope = query.view(tokens, a.heads, a.head_dim).split((a.nope_dim, a.rope_dim), 2)
-        q_rope = ops.rope(q_rope, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, self._interleaved)
-        k_rope = ops.rope(
-            k_rope.unsqueeze(1), self._rope.cos_PD, self._rope.sin_PD, batch.position_T, self._interleaved
-        ).squeeze(1)
+        q_rope, k_rope = self._turn(q_rope, batch), self._turn(k_rope.unsqueeze(1), batch).squeeze(1)
         (cache_NBC,) = cache
         latent = ops.rms_norm(latent, self._kv_norm, LATENT_EPS)
         ops.write_latent(torch.cat((latent, k_rope), 1), cache_NBC, batch.kv_slot_T)
         q_latent = torch.bmm(q_nope.transpose(0, 1), self._up_k_ANC).transpose(0, 1)
-        q_TAC = torch.cat((q_latent, q_rope), 2)
-        o_TAC = ops.attend_mla(q_TAC, cache_NBC, a.kv_lora_rank, batch, self._scale)
-        out = torch.bmm(o_TAC.transpose(0, 1), self._up_v_ACV).transpose(0, 1)
-        return ops.linear(out.reshape(tokens, -1), self._out)
+        o_TAC = ops.attend_mla(
+            torch.cat((q_latent, q_rope), 2), cache_NBC, a.kv_lora_rank, batch, self._scale
+        )
+        out_TAV = torch.bmm(o_TAC.transpose(0, 1), self._up_v_ACV).transpose(0, 1)
+        return ops.linear(out_TAV.reshape(tokens, -1), self._out)
+
+    def _turn(self, x_TAD: Tensor, batch: PagedBatch) -> Tensor:
+        return self._ops.rope(
+            x_TAD, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, self._interleaved
+        )

@@ -1,111 +1,62 @@
-"""The attention side of a model: embeddings, attention halves, routers, shared and dense FFNs, LM head.
+"""The attention side of a model: embeddings, attention halves with routers, shared and dense FFNs, LM head.
 
-It knows no network: `route` returns rows, expert ids and weights, and whoever calls it brings back the sum of
-the routed experts. Shapes: T tokens, H hidden, K top-k, V vocabulary, R selected rows.
+It knows no network: a layer's `attend` returns rows, expert ids and weights, and whoever calls it brings back the
+sum of the routed experts. Shapes: T tokens, H hidden, V vocabulary, R selected rows.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.models.attention import Attention, GroupedQueryAttention, LatentAttention, LayerCache
+from afserve.models.attention import LayerCache, LayerTensors, load_attention
 from afserve.models.naming import Naming
 from afserve.models.rope import Rotary, tables
+from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
-from afserve.spec import ModelSpec, MoeSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """What leaves for the expert nodes: normalised rows, their experts (int32) and weights (float32)."""
-
-    x_TH: Tensor
-    expert_TK: Tensor
-    weight_TK: Tensor
-
-
-def router_rule(moe: MoeSpec) -> RouterRule:
-    return RouterRule(
-        top_k=moe.top_k,
-        scoring=Scoring(moe.scoring),
-        selection=Selection(moe.selection),
-        groups=moe.groups,
-        top_groups=moe.top_groups,
-        renormalise=moe.renormalise,
-        epsilon=moe.epsilon,
-        scale=moe.scale,
-        closed_value=0.0 if moe.closed_to_zero else float("-inf"),
-    )
+from afserve.spec import ModelSpec
 
 
 class DecoderLayer:
-    """One layer without its routed experts."""
+    """One layer without its routed experts. `moe_number` counts MoE layers; None for a dense layer."""
 
     def __init__(
-        self, spec: ModelSpec, layer: int, source: TensorSource, naming: Naming, ops: Ops, rope: Rotary,
+        self,
+        spec: ModelSpec,
+        layer: int,
+        source: TensorSource,
+        naming: Naming,
+        ops: Ops,
+        rope: Rotary,
         dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        self._spec, self._ops = spec, ops
+    ) -> None:
+        self._ops = ops
         self.moe_number = spec.moe_index.get(layer)
-        self._input_norm = source.tensor(naming.layer(layer, "input_layernorm.weight"), (spec.hidden,), dtype)
-        self._post_norm = source.tensor(
-            naming.layer(layer, "post_attention_layernorm.weight"), (spec.hidden,), dtype
-        )
-        kind = LatentAttention if spec.attention.kind == "mla" else GroupedQueryAttention
-        self._attention: Attention = kind(spec, layer, source, naming, ops, rope, dtype)
-        self._rule = router_rule(spec.moe)
-        self._gate_EH: Tensor | None = None
-        self._bias_E: Tensor | None = None
-        self._ffn: tuple[PackedLinear, PackedLinear] | None = None
-        self._load_ffn(layer, source, naming, dtype)
+        dense = self.moe_number is None
+        router = None if dense else load_router(spec, layer, source, naming, dtype)
+        self._half = load_attention(spec, LayerTensors(source, naming, layer, dtype), ops, rope, router)
+        inner = spec.dense_inner if dense else spec.moe.shared_inner
+        names = naming.dense(layer) if dense else naming.shared_expert(layer)
+        self._ffn = self._load_ffn(names, (inner, spec.hidden), source, dtype) if inner else None
 
-    def _load_ffn(self, layer: int, source: TensorSource, naming: Naming, dtype: torch.dtype) -> None:
-        spec = self._spec
-        if self.moe_number is None:
-            self._ffn = self._pack_ffn(naming.dense(layer), spec.dense_inner, source, dtype)
-            return
-        moe = spec.moe
-        self._gate_EH = source.tensor(naming.router(layer), (moe.experts, spec.hidden), dtype).float()
-        if moe.correction_bias:
-            self._bias_E = source.tensor(naming.router_bias(layer), (moe.experts,), torch.float32)
-        if moe.shared_inner:
-            self._ffn = self._pack_ffn(naming.shared_expert(layer), moe.shared_inner, source, dtype)
-
-    def _pack_ffn(
-        self, names: tuple[str, str, str], inner: int, source: TensorSource, dtype: torch.dtype
+    def _load_ffn(
+        self, names: tuple[str, str, str], shape: tuple[int, int], source: TensorSource, dtype: torch.dtype
     ) -> tuple[PackedLinear, PackedLinear]:
-        gate_name, up_name, down_name = names
-        hidden = self._spec.hidden
-        gate_up = torch.cat(
-            (source.tensor(gate_name, (inner, hidden), dtype), source.tensor(up_name, (inner, hidden), dtype))
-        )
-        down = source.tensor(down_name, (hidden, inner), dtype)
-        return self._ops.pack_linear(gate_up), self._ops.pack_linear(down)
+        gate, up, down = names
+        gate_up = torch.cat((source.tensor(gate, shape, dtype), source.tensor(up, shape, dtype)))
+        return self._ops.pack_linear(gate_up), self._ops.pack_linear(source.tensor(down, shape[::-1], dtype))
 
-    def attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
-        """The residual stream after attention."""
-        return x_TH + self._attention(
-            self._ops.rms_norm(x_TH, self._input_norm, self._spec.eps), cache, batch
-        )
+    def attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+        """x_TH becomes the residual stream after attention; the result is what FFNs and expert nodes eat."""
+        return self._half(x_TH, cache, batch)
 
-    def normed(self, x_TH: Tensor) -> Tensor:
-        return self._ops.rms_norm(x_TH, self._post_norm, self._spec.eps)
-
-    def route(self, x_TH: Tensor) -> Routed:
-        """Where each row of the normalised input goes; only for MoE layers."""
-        assert self._gate_EH is not None, "a dense layer has no router"
-        expert_TK, weight_TK = self._ops.route(x_TH, self._gate_EH, self._bias_E, self._rule)
-        return Routed(x_TH, expert_TK, weight_TK)
-
-    def local_ffn(self, x_TH: Tensor) -> Tensor | None:
+    def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
-        return None if self._ffn is None else self._ops.mlp(x_TH, *self._ffn)
+        return None if self._ffn is None else self._ops.mlp(normed_TH, *self._ffn)
 
 
 class AttentionModel:
@@ -134,9 +85,9 @@ class AttentionModel:
             progress((layer + 1) / spec.layers)
 
     def embed(self, token_T: Tensor) -> Tensor:
+        """A fresh x_TH, which the layers change in place."""
         return self._embed_VH[token_T]
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""
-        normed = self.ops.rms_norm(x_RH, self._norm, self.spec.eps)
-        return self.ops.linear(normed, self._head).float()
+        return self.ops.logits(self.ops.rms_norm(x_RH, self._norm, self.spec.eps), self._head)
