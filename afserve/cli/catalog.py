@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from afserve.errors import ConfigError, NotFoundError
+from afserve.placement.calibration import fit_calibration, read_calibration
 from afserve.placement.fields import nearest
 from afserve.placement.hardware import Hardware, hardware_from_table
+from afserve.placement.perf_attention import Precision
 from afserve.placement.perf_curve import CurveSet, curves_from_table
 from afserve.placement.shape import ModelShape
 from afserve.placement.shape_reader import shape_from_config
@@ -53,9 +55,18 @@ def load_hardware(name: str) -> Hardware:
     return hardware_from_table(str(found), _read_toml(found))
 
 
-def load_curves(name: str) -> CurveSet:
-    """Fitted efficiency curves: a name in configs/hardware/fits or a path."""
+def load_curves(
+    name: str,
+    shape: ModelShape | None = None,
+    chip: Hardware | None = None,
+    precision: Precision | None = None,
+) -> CurveSet:
+    """Fitted efficiency curves: a name in configs/hardware/fits, a path, or the JSON lines that `afserve bench`
+    measured on this machine, which are fitted here for that shape, chip and precision."""
     path = Path(name)
+    if path.suffix == ".jsonl" and shape and chip and precision:
+        rows = read_calibration(name, read_lines(path, "curves"))
+        return fit_calibration(name, rows, shape, chip, precision)
     if not path.is_file():
         path = CONFIGS / "hardware" / "fits" / f"{name}.toml"
     if not path.is_file():

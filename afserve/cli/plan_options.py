@@ -124,11 +124,13 @@ def build_question(
     if objective == "count" and rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(context, prompt, answer, trace, decode_only)
+    shape, offered = load_model(model), tuple(_pool(text) for text in pools)
+    widths = Precision(attention_precision or precision, precision, kv_precision)
     setting = Setting(
-        shape=load_model(model),
-        curves=load_curves(curves),
+        shape=shape,
+        curves=load_curves(curves, shape, offered[0].chip, widths),
         workload=work,
-        precision=Precision(attention_precision or precision, precision, kv_precision),
+        precision=widths,
         routing=Routing(skew, read_counts(counts) if counts else (), redundant),
         draft_tokens=1 if mtp > 0 else 0,
         acceptance=mtp,
@@ -137,7 +139,7 @@ def build_question(
     setting.routing.popularity(setting.shape.experts.experts)
     return Question(
         setting=setting,
-        pools=tuple(_pool(text) for text in pools),
+        pools=offered,
         targets=Targets(seconds(tpot, "tpot"), _ttft(ttft, work)),
         objective=objective,
         micro_batches=_micro_batches(micro_batches),

@@ -1,0 +1,163 @@
+"""Curves of one machine from its own stage times, as `afserve bench` writes them: JSON lines, one measurement each.
+
+    {"part": "attention", "requests": 8, "context": 256, "seconds": 1.2e-4}   one layer's attention half, no dense FFN
+    {"part": "experts", "rows": 64, "active": 20, "seconds": 3.1e-4}          one layer's routed experts on one node
+    {"part": "exchange", "bytes": 131072, "seconds": 2.0e-5}                  one direction between two nodes
+    {"part": "step", "requests": 8, "seconds": 9.0e-4}                        a step outside its layers, head included
+
+`rows` counts row-expert pairs, `active` the distinct experts among them. Lines with other parts are left alone. At
+least three lines of each of the first two parts are needed; exchange and step fall back to the link's own figures.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.errors import ConfigError
+from afserve.placement.fields import Fields
+from afserve.placement.fit import Fit, fit_positive
+from afserve.placement.hardware import Hardware
+from afserve.placement.perf_attention import Precision, attention_step
+from afserve.placement.perf_curve import Curve, CurveSet
+from afserve.placement.perf_ffn import expert_layer
+from afserve.placement.shape import ModelShape
+
+Array = NDArray[np.float64]
+_LEAST = 3
+_FIELDS = {
+    "attention": ("requests", "context"),
+    "experts": ("rows", "active"),
+    "exchange": ("bytes",),
+    "step": ("requests",),
+}
+
+
+def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mapping[str, float]]]:
+    """Measurements by part. Raises ConfigError naming file and line."""
+    found: dict[str, list[Mapping[str, float]]] = {part: [] for part in _FIELDS}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON ({error})", param="curves") from error
+        if not isinstance(row, dict) or row.get("part") not in _FIELDS:
+            continue
+        fields = Fields(where, row)
+        names = _FIELDS[str(row["part"])]
+        found[str(row["part"])].append(
+            {name: fields.number(name) for name in names} | {"seconds": fields.number("seconds", least=1e-9)}
+        )
+    for part in ("attention", "experts"):
+        if len(found[part]) < _LEAST:
+            raise ConfigError(
+                f"{source}: {len(found[part])} {part} measurements, at least {_LEAST} needed. Run afserve bench again",
+                param="curves",
+            )
+    return found
+
+
+def fit_calibration(
+    source: str,
+    rows: Mapping[str, Sequence[Mapping[str, float]]],
+    shape: ModelShape,
+    chip: Hardware,
+    precision: Precision,
+) -> CurveSet:
+    """Curves that reproduce these stage times with this shape on this chip's stated peaks."""
+    attention, core, layer = _attention(rows["attention"], shape, chip, precision)
+    curves = {
+        "gemm": attention,
+        "core": core,
+        "prefill": Curve(0.0, 1.0, attention.compute, attention.spread, source=source),
+        "attention_layer": layer,
+        "experts": _experts(rows["experts"], shape, chip, precision),
+        "step": _step(rows["step"], shape, chip, attention),
+        "exchange": Curve(0.0, 1.0, 1.0),
+        "allreduce": Curve(0.0, 1.0, 1.0),
+        **dict.fromkeys(("fast_link", "network"), _link(rows["exchange"], chip)),
+    }
+    spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
+    return CurveSet(source, curves, max(spread, 0.02))
+
+
+def _column(rows: Sequence[Mapping[str, float]], name: str) -> Array:
+    return np.array([row[name] for row in rows])
+
+
+def _attention(
+    rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, precision: Precision
+) -> tuple[Curve, Curve, Curve]:
+    """(products, core, launch per layer): shares of the peaks with wide priors."""
+    requests, context = _column(rows, "requests"), _column(rows, "context")
+
+    def build(v: Array) -> tuple[Curve, Curve, Curve]:
+        return Curve(0.0, v[1], v[2], row_bytes=v[5]), Curve(0.0, v[3], v[4]), Curve(v[0], 1.0, 1.0)
+
+    def predict(v: Array) -> Array:
+        products, core, layer = build(v)
+        curves = CurveSet(
+            "", {"gemm": products, "core": core, "attention_layer": layer, "step": Curve(0.0, 1.0, 1.0)}, 0.0
+        )
+        times = attention_step(shape, chip, curves, precision, requests, context, 1, with_ffn=False)
+        return times.moe_layers / shape.experts.layers
+
+    start = np.array([2e-5, 0.6, 0.3, 0.6, 0.2, 1.0])
+    prior = np.array([2.0, 0.7, 1.0, 0.7, 1.0, 1.0])
+    fit = fit_positive(predict, _column(rows, "seconds"), start, prior_spread=prior)
+    return tuple(_with_spread(curve, fit) for curve in build(fit.values))  # type: ignore[return-value]
+
+
+def _experts(
+    rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, precision: Precision
+) -> Curve:
+    pairs, active = _column(rows, "rows"), _column(rows, "active")
+
+    def build(v: Array) -> Curve:
+        return Curve(v[0], v[1], v[2], pad_rows=0.0, per_group=v[3], row_bytes=v[4])
+
+    def predict(v: Array) -> Array:
+        return expert_layer(
+            shape, chip, CurveSet("", {"experts": build(v)}, 0.0), precision.experts, pairs, active
+        )
+
+    start, prior = np.array([2e-5, 0.6, 0.3, 1e-6, 1.0]), np.array([2.0, 0.7, 1.0, 2.0, 1.0])
+    fit = fit_positive(predict, _column(rows, "seconds"), start, prior_spread=prior)
+    return _with_spread(build(fit.values), fit)
+
+
+def _step(rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, products: Curve) -> Curve:
+    """Seconds per step and per request beside the LM head, which the products' curve already prices."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    elems = shape.vocab * shape.hidden
+    head = products.seconds(
+        2.0 * elems + 0 * requests, 2 * requests * elems, chip.bandwidth, chip.flops("bf16")
+    )
+    rest = np.maximum(seconds - head, 0.02 * seconds)
+    fit = fit_positive(lambda v: np.asarray(v[0] + v[1] * requests), rest, np.array([1e-4, 1e-6]))
+    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
+
+
+def _link(rows: Sequence[Mapping[str, float]], chip: Hardware) -> Curve:
+    """Launch and share of the link, over and above the chip file's latency."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    size, seconds = _column(rows, "bytes"), _column(rows, "seconds")
+    fit = fit_positive(
+        lambda v: np.asarray(v[0] + size / (chip.network * v[1])), seconds, np.array([1e-5, 0.5])
+    )
+    launch = float(fit.values[0]) - chip.network_latency
+    return Curve(launch, float(fit.values[1]), 1.0, fit.spread, rows=len(rows))
+
+
+def _with_spread(curve: Curve, fit: Fit) -> Curve:
+    values = (float(curve.launch), float(curve.memory), float(curve.compute))
+    return Curve(
+        *values, fit.spread, 0.0, float(curve.per_group), float(curve.row_bytes), fit.rows, "calibration"
+    )

@@ -1,0 +1,176 @@
+"""`afserve plan` and `afserve simulate` from the command line: outputs, files, mistakes. No torch is imported."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from afserve.cli.main import run
+
+SMALL = "--model qwen3-30b-a3b --pool h20=8 --pool l40s=8 --tpot 30ms --context 2048"
+
+
+def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
+    code = run(line.split())
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, f"plan {SMALL}")
+    assert code == 0
+    for word in ("qwen3-30b-a3b", "best", "next", "$/Mtok", "bound by", "+10 %:", "isaggregate"):
+        assert word in out
+    assert "colocated" in out
+    assert "AFD" in out
+
+
+def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, f"plan {SMALL} --json")
+    values = json.loads(out)
+    assert code == 0
+    assert set(values) >= {"best", "alternatives", "verdict"}
+    for plan in [values["best"], *values["alternatives"]]:
+        assert plan["kind"] in ("colocated", "afd")
+        assert (
+            set(plan["attention"])
+            == set(plan["experts"])
+            == {"hardware", "devices", "nodes", "tensor_parallel"}
+        )
+        assert set(plan) >= {
+            "micro_batches",
+            "batch",
+            "tpot_ms",
+            "tok_s",
+            "tok_s_per_device",
+            "usd_per_mtok",
+            "bound_by",
+        }
+        assert 0 < plan["tpot_ms"] <= 30
+    costs = [plan["usd_per_mtok"] for plan in [values["best"], *values["alternatives"]]]
+    assert costs == sorted(costs)
+
+
+def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page, picture, cluster = (tmp_path / name for name in ("p.html", "p.png", "c.toml"))
+    small = "--model qwen3-30b-a3b --pool h20=4 --tpot 30ms --context 2048"
+    code, _, _ = call(capsys, f"plan {small} --chart {page} --chart {picture} --cluster {cluster}")
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert "<svg" in text
+    assert "http" not in text
+    assert tomllib.loads(cluster.read_text())["model"]["name"] == "qwen3-30b-a3b"
+
+
+def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    root = Path(__file__).parents[2] / "configs"
+    config = tomllib.loads((root / "models/qwen3-30b-a3b.toml").read_text())["config"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text(json.dumps(config))
+    own = tmp_path / "own.toml"
+    own.write_text((root / "hardware/h20.toml").read_text().replace('name = "h20"', 'name = "own"'))
+    code, out, _ = call(capsys, f"plan --model {tmp_path / 'mine'} --pool {own}=4@0.5")
+    assert code == 0
+    assert "4 own at $0.5/h" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--model deepsek-v3 --pool h800=8", "no such model; did you mean deepseek-v3"),
+        ("--model deepseek-v3 --pool h80=8", "no such hardware; did you mean"),
+        ("--model deepseek-v3 --pool h800=0", "count must be a whole number of at least 1, not 0"),
+        ("--model deepseek-v3 --pool h800=-4", "not -4"),
+        ("--model deepseek-v3 --pool h800=1.5", "not 1.5"),
+        ("--model deepseek-v3 --pool h800", "write NAME=COUNT"),
+        ("--model deepseek-v3 --pool h800=8@free", "USD per device hour above 0, not free"),
+        ("--model deepseek-v3 --pool h800=8 --tpot 50ms", "does not fit 8 h800"),
+        ("--model deepseek-v3 --pool h800=64 --tpot 1ms", "the fastest is"),
+        ("--model deepseek-v3 --pool h800=64 --tpot fast", "--tpot: 'fast' is not a time above zero"),
+        ("--model deepseek-v3 --pool h800=64 --context 0", "--context must be at least 1"),
+        ("--model deepseek-v3 --pool h800=64 --context 9 --input 4 --output 4", "keep one"),
+        ("--model deepseek-v3 --pool h800=64 --input 4", "go together"),
+        ("--model deepseek-v3 --pool h800=64 --ttft 1s", "decode-only"),
+        ("--model deepseek-v3 --pool h800=64 --mtp 2", "--mtp: 2 is outside 0 to 1"),
+        ("--model deepseek-v3 --pool h800=64 --micro-batches 5", "counts from 1 to 4"),
+        ("--model deepseek-v3 --pool h800=64 --objective count", "Add --rate"),
+        ("--model deepseek-v3 --pool h800=64 --trace /nowhere", "--trace /nowhere"),
+        ("--model deepseek-v3 --pool h800=64 --curves h300", "no such fits file; did you mean h200"),
+        ("--model deepseek-v3 --pool h800=64 --chart x.pdf", ".png or .html"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    code, out, err = call(capsys, f"plan {line}")
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("m.toml", "[config\n", "m.toml"),
+        ("m.toml", "[meta]\n", r"[config] is missing"),
+        (
+            "m.toml",
+            "[config]\nnum_hidden_layers = 2\nhidden_size = -3\n",
+            "hidden_size must be at least 1, not -3",
+        ),
+    ],
+)
+def test_malformed_model_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    code, _, err = call(capsys, f"plan --model {path} --pool h800=8")
+    assert code == 2
+    assert words in err
+
+
+def test_counts_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps({"counts": [[float(1 + expert % 7) for expert in range(128)]] * 2}))
+    assert call(capsys, f"plan {SMALL} --counts {counts}")[0] == 0
+    counts.write_text(json.dumps({"counts": [[1.0] * 8]}))
+    code, _, err = call(capsys, f"plan {SMALL} --counts {counts}")
+    assert code == 2
+    assert "8 experts, the model has 128" in err
+
+
+def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    timeline = tmp_path / "t.json"
+    code, out, _ = call(
+        capsys,
+        "simulate --model qwen3-30b-a3b --pool h20=4 --tpot 30ms --input 800 --output 100 --kind afd --steps 3 "
+        f"--requests 60 --json --timeline {timeline}",
+    )
+    values = json.loads(out)
+    assert code == 0
+    assert set(values["tpot_ms"]) == set(values["ttft_ms"]) == {"p50", "p90", "p99"}
+    assert values["goodput_requests_per_s"] > 0
+    assert json.loads(timeline.read_text())["traceEvents"]
+    code, out, _ = call(capsys, "simulate --model qwen3-30b-a3b --pool h20=4 --tpot 30ms --requests 40")
+    assert code == 0
+    assert "requests played" in out
+    code, _, err = call(capsys, f"simulate {SMALL} --load 0")
+    assert code == 2
+    assert "--load" in err
+
+
+def test_planning_imports_no_torch() -> None:
+    code = f"""
+import sys
+from afserve.cli.main import run
+assert run({("plan " + SMALL + " --json").split()!r}) == 0
+assert not {{"torch", "grpc", "matplotlib", "transformers"}} & set(sys.modules)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
+    )

@@ -1,0 +1,169 @@
+"""The search against exhaustive enumeration, and its answers: objectives, verdicts, sensitivity, what fails."""
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from afserve.cli.catalog import load_curves, load_hardware, load_model
+from afserve.placement.cluster_file import cluster_toml
+from afserve.placement.infeasible import explain
+from afserve.placement.kv import largest_batch
+from afserve.placement.outline import Plan
+from afserve.placement.perf import Setting
+from afserve.placement.perf_attention import Precision
+from afserve.placement.perf_experts import Routing
+from afserve.placement.planner import OBJECTIVES, Question, answer, pareto
+from afserve.placement.search import BATCH_LIMIT, Pool, Targets, best_batches, exhaustive_batches, families
+from afserve.placement.sensitivity import sensitivity, verdict
+from afserve.placement.workload import Lengths, fixed_context, from_lengths
+
+
+def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: object) -> Question:
+    setting = Setting(load_model(model), load_curves("h200"), fixed_context(4096), routing=Routing(0.4))
+    chips = tuple(Pool(load_hardware(name), count) for name, count in pools.items())
+    return replace(Question(setting, chips, Targets(tpot)), **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "pools", "tpot"),
+    [("qwen3-30b-a3b", {"l40s": 4, "h20": 2}, 0.03), ("mixtral-8x7b", {"h20": 2, "l20": 3}, 0.05)],
+)
+@pytest.mark.parametrize("prompts", [False, True])
+def test_bisection_finds_what_enumeration_finds(
+    model: str, pools: dict[str, int], tpot: float, prompts: bool
+) -> None:
+    asked = question(model, pools, tpot)
+    setting = (
+        replace(asked.setting, workload=from_lengths(Lengths(800), Lengths(200)))
+        if prompts
+        else asked.setting
+    )
+    tried = 0
+    for family in families(list(asked.pools), (1, 2, 3, 4), ("colocated", "afd")):
+        small = replace(setting, precision=Precision("bf16", "bf16", "bf16"))
+        wanted = exhaustive_batches(family, small, asked.targets)
+        kept, batch, _ = best_batches(family, small, asked.targets)
+        found = {(r, e): b for r, e, b in zip(kept.ranks, kept.expert_devices, batch, strict=True)}
+        for ranks, experts, best in zip(family.ranks, family.expert_devices, wanted, strict=True):
+            assert found.get((ranks, experts), 0.0) == best
+            tried += 1
+    assert tried > 50
+
+
+def test_best_plan_is_the_best_of_all_layouts_and_batches() -> None:
+    asked = question("qwen3-30b-a3b", {"l40s": 4, "h20": 3}, 0.04)
+    best = answer(asked).plans[0]
+    least = float("inf")
+    for family in families(list(asked.pools), (1, 2, 3, 4), ("colocated", "afd")):
+        limit = family.batch_limit(asked.setting)
+        for batch in range(1, int(limit.max(initial=0)) + 1):
+            stages = family.stages(asked.setting, np.full_like(limit, batch))
+            fine = (batch <= limit) & (stages.tpot <= 0.04)
+            speed = family.ranks * batch * family.micro_batches / stages.tpot
+            usd = (
+                family.ranks * family.tensor_parallel * family.attention.usd_per_hour
+                + family.expert_devices * family.experts.usd_per_hour
+            )
+            least = min(least, float(np.where(fine, usd / speed, np.inf).min(initial=np.inf)))
+    assert best.usd_per_hour / best.tok_s == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_each_objective_wins_its_own_race(objective: str) -> None:
+    more = {"tokens_per_second": 20000.0} if objective == "count" else {}
+    base = question("qwen3-235b-a22b", {"h800": 32, "h20": 32})
+    merits = {
+        "dollar": lambda p: -p.usd_per_mtok, "device": lambda p: p.tok_s_per_device,
+        "watt": lambda p: p.tokens_per_joule, "latency": lambda p: -p.tpot, "count": lambda p: -p.devices,
+    }  # fmt: skip
+    best = answer(replace(base, objective=objective, **more)).plans[0]
+    for other in ("dollar", "device", "watt"):
+        rival = answer(replace(base, objective=other, **more)).plans[0]
+        assert merits[objective](best) >= merits[objective](rival) - 1e-9
+    assert best.tpot <= 0.05
+
+
+def test_two_pools_of_512_search_every_layout() -> None:
+    found = answer(question("deepseek-v3", {"h800": 512, "h20": 512}))
+    assert found.tried > 100_000
+    assert {plan.kind for plan in found.plans} == {"colocated", "afd"}
+    assert all(plan.tpot <= 0.05 for plan in found.plans)
+
+
+def test_step3_conclusions_with_efficiencies_too() -> None:
+    asked = question("step-3", {"h800": 512, "h20": 512}, 0.05)
+    step3 = answer(replace(asked, setting=replace(asked.setting, workload=fixed_context(8192)))).best("afd")
+    assert step3 is not None
+    assert (step3.attention.hardware, step3.experts.hardware) == ("h20", "h800")
+    assert answer(question("deepseek-v3", {"h800": 64, "h20": 64}, 0.05)).plans[0].kind == "colocated"
+
+
+def test_verdicts_give_a_reason() -> None:
+    asked = question("deepseek-v3", {"h800": 64})
+    words = verdict(asked, answer(asked))
+    assert words.startswith("Do not disaggregate")
+    slow = replace(load_hardware("l40s"), network=1e9)
+    poor = replace(question("deepseek-v3", {}), pools=(Pool(slow, 64),), targets=Targets(0.5))
+    assert "link" in verdict(poor, answer(poor))
+
+
+def test_sensitivity_names_what_helps() -> None:
+    asked = question("deepseek-v3", {"h800": 64})
+    changes = sensitivity(asked, answer(asked).plans[0])
+    assert changes["bandwidth"] > 0.02
+    assert abs(changes["link"]) < 0.02
+    assert changes["TPOT target"] > 0
+
+
+def test_pareto_trades_speed_for_throughput() -> None:
+    curves = pareto(question("qwen3-30b-a3b", {"h20": 8}), points=5)
+    for plans in curves.values():
+        ordered = sorted(plans, key=lambda plan: plan.tpot)
+        assert ordered[-1].usd_per_mtok <= ordered[0].usd_per_mtok
+
+
+@pytest.mark.parametrize(
+    ("pools", "change", "words"),
+    [
+        ({"h800": 4}, {}, "deepseek-v3 does not fit 4 h800: expert weights 6.*It takes at least"),
+        (
+            {"h800": 32},
+            {"targets": Targets(0.002)},
+            r"reaches a TPOT of 2 ms: the fastest is .* ms \(\+\d+%\)",
+        ),
+        ({"h800": 32}, {"tokens_per_second": 1e9}, "sustain at most about"),
+    ],
+)
+def test_impossible_questions_say_what_failed(
+    pools: dict[str, int], change: dict[str, object], words: str
+) -> None:
+    import re
+
+    asked = replace(question("deepseek-v3", pools), **change)
+    assert not answer(asked).plans
+    assert re.search(words, explain(asked))
+
+
+def test_caches_of_random_lengths_need_more_room_than_the_mean() -> None:
+    chip, shape = load_hardware("h20"), load_model("qwen3-235b-a22b")
+    even = fixed_context(8192)
+    uneven = replace(even, context_deviation=8192.0)
+    most = [float(largest_batch(shape, chip, Precision(), work, 1)) for work in (even, uneven)]
+    assert most[1] < most[0] <= BATCH_LIMIT
+    used = most[1] * 8192 + 2.326 * most[1] ** 0.5 * 8192
+    assert used <= most[0] * 8192 * 1.01 + 8192
+
+
+def test_cluster_file_is_toml_with_every_host() -> None:
+    plan: Plan | None = answer(question("qwen3-235b-a22b", {"h20": 64})).best("afd")
+    assert plan is not None
+    table = tomllib.loads(cluster_toml(plan, "qwen3-235b-a22b"))
+    assert table["micro_batches"] == plan.micro_batches
+    assert table["attention"]["nodes"] == plan.ranks
+    by_role = {
+        role: sum(h["devices"] for h in table["host"] if h["role"] == role)
+        for role in ("attention", "experts")
+    }
+    assert by_role == {"attention": plan.attention.devices, "experts": plan.experts.devices}

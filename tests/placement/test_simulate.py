@@ -1,0 +1,129 @@
+"""The discrete-event runs: equal to the closed form where it holds, sane where it does not."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from afserve.cli.catalog import load_curves, load_hardware, load_model
+from afserve.placement.outline import Plan
+from afserve.placement.perf import Setting
+from afserve.placement.perf_experts import Routing
+from afserve.placement.planner import Question, answer
+from afserve.placement.search import Pool, Targets
+from afserve.placement.simulate import Played, Script, Simulation
+from afserve.placement.simulate_ranks import arrivals_for, rank_of
+from afserve.placement.simulate_requests import Arrivals, Rank, Served, goodput, poisson, serve
+from afserve.placement.simulate_stages import StageTable
+from afserve.placement.timeline import perfetto_json
+from afserve.placement.workload import Lengths, fixed_context, from_lengths
+
+
+def planned(model: str, pools: dict[str, int], context: float, tpot: float = 0.05) -> tuple[Question, Plan]:
+    setting = Setting(load_model(model), load_curves("h200"), fixed_context(context), routing=Routing(0.4))
+    chips = tuple(Pool(load_hardware(name), count) for name, count in pools.items())
+    asked = Question(setting, chips, Targets(tpot), kinds=("afd",))
+    return asked, answer(asked).plans[0]
+
+
+def play(asked: Question, plan: Plan, random: bool = False, **more: object) -> Played:
+    chips = {pool.chip.name: pool.chip for pool in asked.pools}
+    stages = StageTable(
+        asked.setting,
+        plan,
+        chips[plan.attention.hardware],
+        chips[plan.experts.hardware],
+        random_lengths=random,
+        random_routing=random,
+    )
+    simulation = Simulation(
+        Script(plan.ranks, plan.micro_batches, plan.layers, steps=5, warm=2, **more), stages
+    )
+    shares = list(simulation.play())
+    assert shares == sorted(shares)
+    return simulation.result
+
+
+@pytest.mark.parametrize(
+    ("model", "pools", "context"),
+    [
+        ("deepseek-v3", {"h800": 16, "h20": 24}, 4096),
+        ("qwen3-235b-a22b", {"h20": 32}, 8192),
+        ("minimax-m2", {"gb200": 24}, 8192),
+        ("mixtral-8x22b", {"h20": 8, "l40s": 16}, 2048),
+    ],
+)
+def test_closed_form_and_simulation_agree_within_five_percent(
+    model: str, pools: dict[str, int], context: float
+) -> None:
+    asked, plan = planned(model, pools, context)
+    for candidate in [plan, *answer(asked).plans[1:4]]:
+        played = play(asked, candidate)
+        assert np.mean(played.step_seconds) == pytest.approx(candidate.tpot, rel=0.05)
+        idle = candidate.bubbles()
+        assert played.busy["experts"] == pytest.approx(1 - idle["experts"], abs=0.06)
+
+
+def test_stragglers_and_impatience_cost_time() -> None:
+    asked, plan = planned("deepseek-v3", {"h800": 16, "h20": 24}, 4096)
+    calm, jitter = play(asked, plan), play(asked, plan, jitter=0.05)
+    hasty = play(asked, plan, jitter=0.05, patience=0.25)
+    times = [float(np.mean(found.step_seconds)) for found in (calm, jitter, hasty)]
+    assert times[0] < times[1] < times[2]
+
+
+def test_same_seed_same_run() -> None:
+    asked, plan = planned("qwen3-235b-a22b", {"h20": 16}, 8192)
+    uneven = replace(asked.setting, workload=replace(asked.setting.workload, context_deviation=4000.0))
+    asked = replace(asked, setting=uneven)
+    first, second = (play(asked, plan, random=True, jitter=0.02, seed=7) for _ in range(2))
+    assert first.step_seconds == second.step_seconds
+    assert play(asked, plan, random=True, jitter=0.02, seed=8).step_seconds != first.step_seconds
+
+
+def test_timeline_opens_as_trace_events() -> None:
+    asked, plan = planned("qwen3-235b-a22b", {"h20": 16}, 8192)
+    spans = play(asked, plan).spans
+    by_station: dict[str, list] = {}
+    for span in spans:
+        by_station.setdefault(span.station, []).append(span)
+    for boxes in by_station.values():
+        boxes.sort(key=lambda span: span.start)
+        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(boxes))
+    events = json.loads(perfetto_json(spans))["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
+
+
+def test_a_rank_serves_every_request_and_counts_by_hand() -> None:
+    rank = Rank(slots=2, step=np.array([0.1, 0.1, 0.2]), factors=np.ones(1), prompt_second=0.01)
+    arrivals = Arrivals(np.array([0.0, 0.0, 0.0]), np.array([10.0, 10.0, 10.0]), np.array([2.0, 2.0, 1.0]))
+    done = Served()
+    list(serve(rank, arrivals, np.random.default_rng(0), done))
+    # two start together: 0.2 + 0.2 of prompts, then a step of 0.2; the third starts when both have left
+    assert done.ttft == pytest.approx([0.4, 0.4, 0.6 + 0.1 + 0.1])
+    assert done.tpot == pytest.approx([0.2, 0.2, 0.0])
+    assert done.tokens == 5
+    assert goodput(done, tpot=1.0, ttft=0.5) == pytest.approx(2 / 0.8)
+
+
+def test_light_load_meets_targets_and_heavy_load_queues() -> None:
+    asked, plan = planned("qwen3-235b-a22b", {"h20": 32}, 8192)
+    lengths = from_lengths(Lengths(1000, 500, "lognormal"), Lengths(100, 50, "lognormal"))
+    asked = replace(asked, setting=replace(asked.setting, workload=lengths))
+    waits = []
+    for load in (0.2, 3.0):
+        rng = np.random.default_rng(0)
+        done = Served()
+        rank = rank_of(asked, plan, None)
+        list(serve(rank, arrivals_for(asked, plan, load, 300, 0, rng), rng, done))
+        assert len(done.ttft) == 300
+        waits.append(float(np.percentile(done.ttft, 99)))
+    assert waits[1] > 3 * waits[0]
+
+
+def test_poisson_rate() -> None:
+    found = poisson(10.0, 5000, np.array([5.0]), np.array([7.0]), np.random.default_rng(0))
+    assert 5000 / found.seconds[-1] == pytest.approx(10, rel=0.05)
