@@ -45,7 +45,12 @@ def chat(
         if message is None and not sys.stdin.isatty():
             message = sys.stdin.read()
         if message is not None:
-            talk.answer(message)
+            if not message.strip():
+                raise click.UsageError(
+                    'there is nothing to answer; give a message, such as: afserve chat "hello"'
+                )
+            if talk.answer(message).interrupted:
+                raise KeyboardInterrupt
             return
         _converse(client, talk)
 
@@ -53,8 +58,7 @@ def chat(
 def _converse(client: Client, talk: Conversation) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing and history
-    (model,) = client.models()
-    click.secho(f"{model} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
+    click.secho(f"{client.models()[0]} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
     while (line := _read()) is not None:
         if line.startswith("/"):
             if not _command(talk, line):

@@ -43,6 +43,10 @@ def test_chat_once(server):
     assert prompt == "<|system|>be brief<|end|><|user|>hello<|end|><|assistant|>"
 
 
+def test_nothing_to_answer():
+    assert run(chat, text=" \n").exit_code == 2
+
+
 def test_no_server_says_what_to_do():
     for command in (chat, complete):
         done = run(command, "x", "--url", "http://127.0.0.1:9")
