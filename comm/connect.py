@@ -9,6 +9,8 @@ import sys
 import weakref
 from collections.abc import Sequence
 
+import torch
+
 from afserve.comm import local, shm
 from afserve.comm.local import LocalTransport
 from afserve.comm.segment import Segment
@@ -22,12 +24,24 @@ _NUMBER = itertools.count()
 
 def kinds() -> tuple[str, ...]:
     """The transports that work on this machine."""
-    return ("local", "shm") if sys.platform == "linux" else ("local",)
+    between_hosts = (
+        ("dist",) if torch.distributed.is_available() and torch.distributed.is_gloo_available() else ()
+    )
+    return ("local", "shm", *between_hosts) if sys.platform == "linux" else ("local", *between_hosts)
 
 
-def listen(kind: str, *, expert: int, attention_nodes: int, layout: Layout) -> tuple[Transport, str]:
-    """The expert node's end and its address. `attention_nodes` is how many may ever connect."""
+def listen(
+    kind: str, *, expert: int, attention_nodes: int, layout: Layout, host: str = "127.0.0.1"
+) -> tuple[Transport, str]:
+    """The expert node's end and its address. `attention_nodes` is how many may ever connect.
+
+    `host` is the one address that `dist` listens on; the others need none.
+    """
     _check(kind)
+    if kind == "dist":
+        from afserve.comm import dist  # a PyTorch without gloo cannot import it
+
+        return dist.listen(expert, attention_nodes, layout, host)
     if kind == "shm":
         return shm.listen(expert, attention_nodes, layout)
     end, segment = local.listen(expert, attention_nodes, layout)
@@ -47,6 +61,10 @@ def connect(addresses: Sequence[str], *, attention: int, layout: Layout, timeout
     _check(kind)
     if kind == "shm":
         return shm.connect(addresses, attention, layout, timeout)
+    if kind == "dist":
+        from afserve.comm import dist
+
+        return dist.connect(addresses, attention, layout, timeout)
     return _connect_local(addresses, attention, layout)
 
 

@@ -72,13 +72,23 @@ class Lanes:
         lane.staged = header.sequence
         return lane.out.stage(header)
 
-    def post(self, box: Box) -> None:
+    def post(self, box: Box) -> bool:
+        """False when the message was posted already."""
         lane = self._lanes[box]
-        if self._attention_side and lane.sent != lane.staged:
+        if lane.sent == lane.staged:
+            return False
+        if self._attention_side:
             lane.taken = self._board.value(lane.index)
             self._board.settle(lane.index, lane.taken)
         lane.sent = lane.staged
         self._board.post(lane.index, lane.sent)
+        return True
+
+    def outgoing(self, box: Box) -> Mailbox:
+        return self._lanes[box].out
+
+    def incoming(self, box: Box) -> Mailbox:
+        return self._lanes[box].incoming
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
         return self._fresh(self._board.changed([self._lanes[box].index for box in boxes]))

@@ -22,6 +22,7 @@ class Mailbox:
         self.frame = frame
         self.memory_B = memory_B
         self._bytes = memory_B.numpy().data
+        self._length = 0
         self._native = native_library() if memory_B.is_cpu else None
         self._parts: dict[int, tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]] = {}
 
@@ -32,6 +33,7 @@ class Mailbox:
             raise ValueError(f"{header.rows} rows in one message, at most {self.frame.layout.max_rows}")
         x_RH, slot_RK, weight_RK, scale_RS, payload = self._views(header.rows)
         encode(self._bytes, self.box, header, payload)
+        self._length = HEADER_BYTES + payload
         return Parcel(header, x_RH, slot_RK, weight_RK, scale_RS)
 
     def read(self, sequence: int) -> Parcel:
@@ -47,7 +49,11 @@ class Mailbox:
         return Parcel(header, x_RH, *own, scale_RS)
 
     def refuse(self, sequence: int, reason: str) -> None:
-        encode_refusal(self._bytes, self.box, self.frame, sequence, reason)
+        self._length = encode_refusal(self._bytes, self.box, self.frame, sequence, reason)
+
+    def message(self) -> Tensor:
+        """The bytes of what was staged last."""
+        return self.memory_B[: self._length]
 
     def _own_choices(self, slot_RK: Tensor, weight_RK: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of slots and weights. Raises ProtocolError unless every slot is NO_SLOT or one of this node's."""

@@ -119,6 +119,10 @@ class Segment:
     def word(self, box: Box, kind: Kind) -> int:
         return self._words[self.map.flag(box, kind) // 4]
 
+    def set_word(self, box: Box, kind: Kind, value: int) -> None:
+        """Before anybody looks: where the sequence numbers of a box begin."""
+        self._words[self.map.flag(box, kind) // 4] = value
+
     def bell(self, attention: int | None) -> BellWord:
         return BellWord(self.memory_B, self.map.record(attention) + _BELL)
 

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import torch
 
 from afserve.comm.lanes import Lanes
+from afserve.comm.lost import Lost
 from afserve.comm.peers import PeerProcess
 from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
 from afserve.comm.transport import Box, Header, Layout, Parcel
 from afserve.comm.wire import check_layout
-from afserve.errors import PeerLost, RendezvousError
+from afserve.errors import RendezvousError
 
 _LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers live
 _RETRY_SECONDS = 0.02
@@ -33,7 +34,7 @@ class ShmTransport:
         self._fd = fd
         self._lanes = Lanes(segments, attention)
         self._peers: dict[int, PeerProcess] = {}
-        self._lost: dict[int, str] = {}
+        self._lost = Lost(attention_side=attention is not None)
         self._turns: dict[int, int] = {}
         self._looked = 0.0
         for segment in segments:
@@ -55,7 +56,7 @@ class ShmTransport:
 
     def post(self, box: Box) -> None:
         if self._lost:
-            self._raise_if_lost([box])
+            self._lost.raise_for([box])
         self._lanes.post(box)
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
@@ -70,7 +71,7 @@ class ShmTransport:
             if found:
                 return found
             self._look_sometimes()
-            self._raise_if_lost(boxes)
+            self._lost.raise_for(boxes)
             if left <= _LOOK_SECONDS:
                 return []
 
@@ -90,9 +91,6 @@ class ShmTransport:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def _peer(self, box: Box) -> int:
-        return box.attention if self._attention is None else box.expert
 
     def _look_sometimes(self) -> None:
         now = time.monotonic()
@@ -115,29 +113,20 @@ class ShmTransport:
         if turn != self._turns.get(key, 0):
             self._turns[key] = turn
             self._forget(key)
-            self._lost.pop(key, None)
+            self._lost.clear(key)
             self._peers[key] = PeerProcess(name, segment.pid(record))
         if key not in self._peers:
             return
         if segment.state(record) == LEFT:
-            self._lost[key] = "it has left"
+            self._lost.mark(key, "it has left")
         elif self._peers[key].gone():
-            self._lost[key] = f"its process {segment.pid(record)} has ended"
+            self._lost.mark(key, f"its process {segment.pid(record)} has ended")
         if key in self._lost:
             self._forget(key)
 
     def _forget(self, key: int) -> None:
         if key in self._peers:
             self._peers.pop(key).close()
-
-    def _raise_if_lost(self, boxes: Sequence[Box]) -> None:
-        for box in boxes:
-            key = self._peer(box)
-            if key not in self._lost:
-                continue
-            if self._attention is None:
-                raise PeerLost(f"attention-{key}", self._lost.pop(key))
-            raise PeerLost(f"expert-{key}", self._lost[key])
 
 
 def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[ShmTransport, str]:

@@ -113,12 +113,13 @@ def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
     return Header(frame.kind, epoch, number, layer, rows, frame.wire)
 
 
-def encode_refusal(memory: memoryview, box: Box, frame: Frame, sequence: int, reason: str) -> None:
-    """Write a whole refusal, header and text; the text is cut to what fits."""
+def encode_refusal(memory: memoryview, box: Box, frame: Frame, sequence: int, reason: str) -> int:
+    """Write a whole refusal, header and text, and return its length; the text is cut to what fits."""
     text = reason.encode("ascii", "replace")[: _longest_reason(frame)]
     header = Header(Kind.REFUSAL, 0, sequence, 0, 0, frame.wire)
     encode(memory, box, header, len(text))
     memory[HEADER_BYTES : HEADER_BYTES + len(text)] = text
+    return HEADER_BYTES + len(text)
 
 
 def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | None:
@@ -135,13 +136,22 @@ def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | 
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def encode_bye(memory: memoryview, box: Box, wire: WireType) -> None:
+    """Over a connection: this end sends nothing more on the box."""
+    encode(memory, box, Header(Kind.BYE, 0, 0, 0, 0, wire), 0)
+
+
+def is_bye(memory: memoryview) -> bool:
+    return memory[_KIND] == Kind.BYE
+
+
+def sequence_of(memory: memoryview) -> int:
+    """The sequence field as it stands, unchecked."""
+    return int(_HEADER.unpack_from(memory)[5])
+
+
 def _longest_reason(frame: Frame) -> int:
     return min(LONGEST_REASON, frame.capacity - HEADER_BYTES)
-
-
-def peek_rows(memory: memoryview) -> int:
-    """The rows field as it stands, unchecked: for a stream that has to know how much more to read."""
-    return int(_HEADER.unpack_from(memory)[11])
 
 
 def check_layout(layout: Layout) -> None:

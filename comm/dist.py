@@ -1,0 +1,241 @@
+"""Between hosts: the same mailboxes in private memory at both ends, and gloo to carry a message from one to the other.
+
+A pump thread per box waits for messages, puts them into the incoming mailbox and sets its flag; from there on all
+is as in shared memory. Address: `dist:HOST:PORT` of the expert node's store. It knows nothing of what travels.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from afserve.comm.flags import open_board
+from afserve.comm.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, Pair, join_store, open_store
+from afserve.comm.lanes import Lanes
+from afserve.comm.lost import Lost
+from afserve.comm.rendezvous import compare, terms
+from afserve.comm.segment import Segment, SegmentMap
+from afserve.comm.transport import Box, Header, Kind, Layout, Parcel
+from afserve.comm.wire import aligned, check_layout, encode_bye, is_bye, sequence_of
+from afserve.errors import RendezvousError
+
+_LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers are there
+_TURN_SEQUENCES = 1 << 20  # where the numbers of an attention node's next occupant begin, from the last one's
+_MEET_SECONDS = 10.0  # how long an expert node waits for a node that has announced itself
+_CLOSE_SECONDS = 2.0
+_LISTEN_SLICE = timedelta(seconds=0.1)  # how late a closing end leaves off listening
+
+
+class DistTransport:
+    """One end. `attention` is None on the expert node."""
+
+    def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
+        self._layout = segments[0].map.layout
+        self._attention = attention
+        self._lanes = Lanes(segments, attention)
+        self._lost = Lost(attention_side=attention is not None)
+        self._pairs: dict[int, Pair] = {}
+        self._taken_from: dict[Box, Pair | None] = {}
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+        boxes = [(segment, box) for segment in segments for box in segment.map.boxes(attention)]
+        words = [segment.lane_words(box, attention_side=attention is None) for segment, box in boxes]
+        self._doorbell = open_board(words, [])
+        self._index = {box: number for number, (_, box) in enumerate(boxes)}
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def boxes(self) -> list[Box]:
+        return self._lanes.boxes()
+
+    def next_sequence(self, box: Box) -> int:
+        return self._lanes.next_sequence(box)
+
+    def stage(self, box: Box, header: Header) -> Parcel:
+        return self._lanes.stage(box, header)
+
+    def post(self, box: Box) -> None:
+        if self._lost:
+            self._lost.raise_for([box])
+        if self._lanes.post(box):
+            self._send(box)
+
+    def ready(self, boxes: Sequence[Box]) -> list[Box]:
+        return self._lanes.ready(boxes)
+
+    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            found = self._lanes.wait(boxes, max(0.0, min(left, _LOOK_SECONDS)))
+            if found:
+                return found
+            self._lost.raise_for(boxes)
+            if left <= _LOOK_SECONDS:
+                return []
+
+    def take(self, box: Box) -> Parcel:
+        self._taken_from[box] = self._pairs.get(self._peer(box))
+        return self._lanes.take(box)
+
+    def refuse(self, box: Box, reason: str) -> None:
+        self._lanes.refuse(box, reason)
+        self._send(box)
+
+    def close(self) -> None:
+        """Say goodbye on every box, so that no thread of either end is left waiting."""
+        self._closing.set()
+        for peer, pair in list(self._pairs.items()):
+            for box in self._boxes_of(peer):
+                self._bye(pair, box)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._pairs.clear()
+        self._taken_from.clear()
+
+    def start(self, thread: threading.Thread) -> None:
+        self._threads.append(thread)
+        thread.start()
+
+    def serve(self, peer: int, pair: Pair) -> None:
+        """Pump every box of one peer until it is gone; this thread takes one of them."""
+        self._pairs[peer] = pair
+        self._lost.clear(peer)
+        first, *others = self._boxes_of(peer)
+        pumps = [threading.Thread(target=self._pump, args=(peer, pair, box), daemon=True) for box in others]
+        for thread in pumps:
+            thread.start()
+        self._pump(peer, pair, first)
+        for thread in pumps:
+            thread.join()
+        if self._pairs.get(peer) is pair:
+            del self._pairs[peer]
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    def _peer(self, box: Box) -> int:
+        return box.attention if self._attention is None else box.expert
+
+    def _boxes_of(self, peer: int) -> list[Box]:
+        return [box for box in self._index if self._peer(box) == peer]
+
+    def _send(self, box: Box) -> None:
+        """An answer to somebody whose place another one has taken since is not sent."""
+        pair = self._pairs.get(self._peer(box))
+        if pair is None or (self._attention is None and self._taken_from.get(box) is not pair):
+            return
+        try:
+            pair.send(self._lanes.outgoing(box).message(), box.micro_batch)
+        except RuntimeError:
+            self._lost.mark(self._peer(box), "its connection has ended")
+
+    def _pump(self, peer: int, pair: Pair, box: Box) -> None:
+        inbox_B = self._lanes.incoming(box).memory_B
+        head = inbox_B.numpy().data
+        while True:
+            try:
+                pair.receive(inbox_B, box.micro_batch)
+            except RuntimeError:
+                self._lost.mark(peer, "its connection has ended")
+                return
+            if is_bye(head):
+                self._lost.mark(peer, "it has left")
+                if not self.closing:
+                    self._bye(pair, box)
+                return
+            self._doorbell.post(self._index[box], sequence_of(head))
+
+    def _bye(self, pair: Pair, box: Box) -> None:
+        message_B = torch.zeros(64, dtype=torch.uint8)
+        encode_bye(message_B.numpy().data, box, self._layout.combine_wire)
+        try:
+            pair.send(message_B, box.micro_batch)
+        except RuntimeError:
+            self._lost.mark(self._peer(box), "its connection has ended")
+
+
+def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tuple[DistTransport, str]:
+    """An expert node's end and its address. Nothing listens but on `host`."""
+    check_layout(layout)
+    meeting = open_store(host)
+    agreed = terms(layout, expert=expert, attention_nodes=attention_nodes)
+    meeting.store.set("terms", json.dumps(agreed))
+    end = DistTransport([_segment(SegmentMap(layout, expert, attention_nodes), None, 0)], None)
+    for attention in range(attention_nodes):
+        name = f"afserve-expert-{expert}-from-{attention}"
+        thread = threading.Thread(target=_accept, args=(end, meeting, attention), name=name, daemon=True)
+        end.start(thread)
+    return end, f"dist:{meeting.host}:{meeting.port}"
+
+
+def _accept(end: DistTransport, meeting: Meeting, attention: int) -> None:
+    """Serve the attention nodes that have this index, one after the other."""
+    own = join_store(meeting.host, meeting.port, "this expert node's store", _MEET_SECONDS)
+    turn = 1
+    while not end.closing:
+        try:
+            own.store.wait([f"join/{attention}/{turn}"], _LISTEN_SLICE)
+            pair = Pair(own, f"pair/{attention}/{turn}", EXPERT_RANK, _MEET_SECONDS)
+        except RuntimeError:
+            if own.store.check([f"join/{attention}/{turn}"]):
+                turn += 1
+            continue
+        end.serve(attention, pair)
+        turn += 1
+
+
+def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> DistTransport:
+    """An attention node's end, with one group per expert node."""
+    check_layout(layout)
+    segments, pairs = [], []
+    for expert, address in enumerate(addresses):
+        segment, pair = _join(address, expert, attention, layout, timeout)
+        segments.append(segment)
+        pairs.append(pair)
+    end = DistTransport(segments, attention)
+    for expert, pair in enumerate(pairs):
+        name = f"afserve-attention-{attention}-from-{expert}"
+        end.start(threading.Thread(target=end.serve, args=(expert, pair), name=name, daemon=True))
+    return end
+
+
+def _join(address: str, expert: int, attention: int, layout: Layout, timeout: float) -> tuple[Segment, Pair]:
+    peer = f"expert-{expert}"
+    kind, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind != "dist" or not host or not port.isdecimal():
+        raise RendezvousError(f"{peer}: {address!r} is not an address of the form dist:HOST:PORT")
+    meeting = join_store(host, int(port), peer, timeout)
+    theirs = {name: int(value) for name, value in json.loads(meeting.store.get("terms")).items()}
+    mine = terms(layout, expert=expert, attention_nodes=max(theirs.get("attention_nodes", 0), attention + 1))
+    compare(mine, theirs, me=f"attention-{attention}", peer=peer)
+    turn = meeting.store.add(f"turn/{attention}", 1)
+    meeting.store.set(f"join/{attention}/{turn}", "")
+    try:
+        pair = Pair(meeting, f"pair/{attention}/{turn}", ATTENTION_RANK, timeout)
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"{peer} did not take attention-{attention} in within {timeout:g} s; "
+            "is another node of that index connected?"
+        ) from error
+    return _segment(SegmentMap(layout, expert, theirs["attention_nodes"]), attention, turn), pair
+
+
+def _segment(where: SegmentMap, attention: int | None, turn: int) -> Segment:
+    """Private memory; an attention node's numbers begin where no predecessor's answer can be taken for its own."""
+    memory_B = torch.zeros(where.size + 64, dtype=torch.uint8)
+    start = aligned(memory_B.data_ptr()) - memory_B.data_ptr()
+    segment = Segment(where, memory_B[start : start + where.size])
+    if attention is not None:
+        for box in where.boxes(attention):
+            for kind in (Kind.DISPATCH, Kind.COMBINE):
+                segment.set_word(box, kind, turn * _TURN_SEQUENCES % (1 << 32))
+    return segment

@@ -1,0 +1,213 @@
+"""Gloo between processes and between hosts: who is gone or disagrees is named, and only one address listens."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from afserve.comm import connect
+from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
+from afserve.comm.transport import Box
+from afserve.errors import PeerLost, RendezvousError
+
+pytestmark = pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
+BOX = Box(0, 0, 0)
+SPAWN = multiprocessing.get_context("spawn")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def echo(pipe, host="127.0.0.1"):
+    """An expert node that answers until it is killed, or left by everybody."""
+    end, address = connect.listen("dist", expert=0, attention_nodes=2, layout=LAYOUT, host=host)
+    pipe.send(address)
+    while True:
+        try:
+            for box in end.wait(end.boxes(), 1.0):
+                answer(end, box, end.take(box).header, 9)
+        except PeerLost:
+            continue
+
+
+def front(address, pipe):
+    """An attention node that dies in the middle of a round trip."""
+    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    send(end, BOX, 1, 3)
+    arrive(end, BOX)
+    send(end, BOX, 40, 3)
+    pipe.send("sent")
+    signal.pause()
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(target, *args):
+        mine, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=target, args=(*args, theirs), daemon=True)
+        process.start()
+        started.append(process)
+        return process, mine
+
+    yield run
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.process
+def test_a_killed_expert_node_is_named(start):
+    process, pipe = start(echo)
+    assert pipe.poll(60)
+    end = connect.connect([pipe.recv()], attention=0, layout=LAYOUT, timeout=10.0)
+    for turn in range(20):
+        send(end, BOX, turn, 4)
+        assert (arrive(end, BOX).x_RH == content(9, 4, LAYOUT.hidden)).all()
+    process.kill()
+    with pytest.raises(PeerLost, match="expert-0: its connection has ended"):
+        end.wait([BOX], 60.0)
+    with pytest.raises(PeerLost):
+        send(end, BOX, 1, 1)
+    end.close()
+
+
+@pytest.mark.process
+def test_a_killed_attention_nodes_place_can_be_taken(start):
+    end, address = connect.listen("dist", expert=0, attention_nodes=2, layout=LAYOUT)
+    process, pipe = start(front, address)
+    answer(end, BOX, arrive(end, BOX).header, 1)
+    assert pipe.poll(60)
+    unanswered = arrive(end, BOX)
+    process.kill()
+    with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
+        end.wait([BOX], 60.0)
+    successor = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    sent = send(successor, BOX, 5, 2)
+    answer(end, BOX, unanswered.header, 2)
+    assert successor.wait([BOX], 0.05) == []
+    got = arrive(end, BOX)
+    assert got.header == sent.header
+    answer(end, BOX, got.header, 3)
+    assert (arrive(successor, BOX).x_RH == content(3, 2, LAYOUT.hidden)).all()
+    successor.close()
+    end.close()
+
+
+def test_only_the_given_address_listens():
+    before = {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT, host="127.0.0.2")
+    assert address.startswith("dist:127.0.0.2:")
+    other = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    send(other, BOX, 1, 2)
+    arrive(end, BOX)
+    mine = {
+        c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN
+    } - before
+    assert mine and all(found.ip.startswith("127.0.0.") for found in mine)
+    other.close()
+    end.close()
+
+
+def test_a_mismatch_a_missing_node_and_a_wrong_address_are_named():
+    theirs = replace(LAYOUT, hidden=25)
+    end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=theirs)
+    with pytest.raises(
+        RendezvousError, match="expert-0 and attention-0 do not agree: hidden is 25 there and 24 here"
+    ):
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+    end.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(RendezvousError, match=f"expert-0: nobody answers at 127.0.0.1:{port} within 2 s"):
+        connect.connect([f"dist:127.0.0.1:{port}"], attention=0, layout=LAYOUT, timeout=2.0)
+    assert time.monotonic() - began < 60
+    with pytest.raises(RendezvousError, match="not an address of the form dist:HOST:PORT"):
+        connect.connect(["dist:nowhere"], attention=0, layout=LAYOUT, timeout=2.0)
+    with pytest.raises(RendezvousError, match=r"cannot listen on 203\.0\.113\.7"):
+        connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT, host="203.0.113.7")
+
+
+def test_a_second_node_of_the_same_index_is_refused():
+    end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT)
+    first = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    with pytest.raises(RendezvousError, match="expert-0 did not take attention-0 in within 1 s"):
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
+    send(first, BOX, 1, 2)
+    answer(end, BOX, arrive(end, BOX).header, 3)
+    arrive(first, BOX)
+    first.close()
+    end.close()
+
+
+HOST = """
+import sys
+from multiprocessing import Pipe
+sys.path.insert(0, sys.argv[1])
+from afserve.comm import connect
+from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
+from afserve.comm.transport import Box
+from afserve.errors import PeerLost
+box = Box(0, 0, 0)
+if sys.argv[2] == "expert":
+    end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT, host=sys.argv[3])
+    print(address, flush=True)
+    for _ in range(20):
+        answer(end, box, arrive(end, box).header, 9)
+else:
+    end = connect.connect([sys.argv[3]], attention=0, layout=LAYOUT, timeout=20.0)
+    for turn in range(20):
+        send(end, box, turn, 4)
+        assert (arrive(end, box).x_RH == content(9, 4, LAYOUT.hidden)).all()
+    print("done", flush=True)
+end.close()
+"""
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces joined by a virtual cable; skips where that is not allowed."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and ip(8)")
+    names = [f"afs{os.getpid() % 10000}{side}" for side in "ab"]
+    steps = [f"ip netns add {name}" for name in names]
+    steps.append(f"ip link add v{names[0]} netns {names[0]} type veth peer name v{names[1]} netns {names[1]}")
+    for number, name in enumerate(names, 1):
+        inside = f"ip -n {name}"
+        steps += [f"{inside} addr add 10.213.7.{number}/24 dev v{name}", f"{inside} link set v{name} up"]
+        steps.append(f"{inside} link set lo up")
+    made = all(
+        subprocess.run(step.split(), capture_output=True, check=False).returncode == 0 for step in steps
+    )
+    if made:
+        yield names
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    if not made:
+        pytest.skip("network namespaces cannot be made here")
+
+
+@pytest.mark.process
+def test_two_network_namespaces(two_hosts):
+    def run(host, *args):
+        command = ["ip", "netns", "exec", two_hosts[host], sys.executable, "-c", HOST, str(ROOT), *args]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+
+    with run(0, "expert", "10.213.7.1") as expert:
+        address = expert.stdout.readline().strip()
+        assert address.startswith("dist:10.213.7.1:")
+        with run(1, "attention", address) as attention:
+            assert attention.stdout.readline().strip() == "done"
+        assert attention.returncode == 0
+    assert expert.returncode == 0
