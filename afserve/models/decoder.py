@@ -24,31 +24,24 @@ from afserve.spec import ModelSpec
 class DecoderLayer:
     """One layer without its routed experts. `moe_number` counts MoE layers; None for a dense layer."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: int,
-        source: TensorSource,
-        naming: Naming,
-        ops: Ops,
-        rope: Rotary,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary) -> None:
         self._ops = ops
+        naming, layer = tensors.naming, tensors.layer
         self.moe_number = spec.moe_index.get(layer)
         dense = self.moe_number is None
-        router = None if dense else load_router(spec, layer, source, naming, dtype)
-        self._half = load_attention(spec, LayerTensors(source, naming, layer, dtype), ops, rope, router)
+        router = None if dense else load_router(spec, layer, tensors.source, naming, tensors.dtype)
+        self._half = load_attention(spec, tensors, ops, rope, router)
         inner = spec.dense_inner if dense else spec.moe.shared_inner
         names = naming.dense(layer) if dense else naming.shared_expert(layer)
-        self._ffn = self._load_ffn(names, (inner, spec.hidden), source, dtype) if inner else None
+        self._ffn = self._load_ffn(names, (inner, spec.hidden), tensors) if inner else None
 
     def _load_ffn(
-        self, names: tuple[str, str, str], shape: tuple[int, int], source: TensorSource, dtype: torch.dtype
+        self, names: tuple[str, str, str], shape: tuple[int, int], tensors: LayerTensors
     ) -> tuple[PackedLinear, PackedLinear]:
         gate, up, down = names
-        gate_up = torch.cat((source.tensor(gate, shape, dtype), source.tensor(up, shape, dtype)))
-        return self._ops.pack_linear(gate_up), self._ops.pack_linear(source.tensor(down, shape[::-1], dtype))
+        read, dtype = tensors.source.tensor, tensors.dtype
+        gate_up = torch.cat((read(gate, shape, dtype), read(up, shape, dtype)))
+        return self._ops.pack_linear(gate_up), self._ops.pack_linear(read(down, shape[::-1], dtype))
 
     def attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
         """x_TH becomes the residual stream after attention; the result is what FFNs and expert nodes eat."""
@@ -81,7 +74,7 @@ class AttentionModel:
         rope = tables(spec.rope, max_positions, dtype, ops.device)
         self.layers: list[DecoderLayer] = []
         for layer in range(spec.layers):
-            self.layers.append(DecoderLayer(spec, layer, source, naming, ops, rope, dtype))
+            self.layers.append(DecoderLayer(spec, LayerTensors(source, naming, layer, dtype), ops, rope))
             progress((layer + 1) / spec.layers)
 
     def embed(self, token_T: Tensor) -> Tensor:
