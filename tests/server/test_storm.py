@@ -1,0 +1,58 @@
+"""Many clients, some of which leave at any moment: afterwards nothing is left behind."""
+
+import asyncio
+import json
+import os
+import random
+import time
+
+import httpx
+
+
+async def client(port: int, seed: int) -> str:
+    """Asks, reads a random number of times, then stays to the end or leaves without a word."""
+    dice = random.Random(seed)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(
+        {"prompt": "x", "max_tokens": 60, "n": dice.choice([1, 3]), "stream": dice.random() < 0.8}
+    ).encode()
+    whole = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(body), body)
+    )
+    writer.write(whole[: dice.randrange(len(whole))] if dice.random() < 0.1 else whole)
+    stays = dice.random() < 0.5
+    try:
+        if stays:
+            answer = await asyncio.wait_for(reader.read(-1), 30) if dice.random() < 0.9 else b""
+            return answer[:12].decode()
+        for _ in range(dice.randrange(3)):
+            await reader.read(100)
+        return "left"
+    finally:
+        writer.transport.abort() if dice.random() < 0.5 else writer.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_is_left_behind(make_backend, run_server, monkeypatch):
+    monkeypatch.setattr("afserve.server.protocol.HEADER_SECONDS", 0.3)
+    backend = make_backend(eos=False)
+    with run_server(backend, read_deadline=0.5) as server:
+
+        async def storm() -> list[str]:
+            return await asyncio.gather(*(client(server.port, seed) for seed in range(150)))
+
+        httpx.get(f"{server.url}/health")
+        before = open_files()
+        outcomes = asyncio.run(storm())
+        assert outcomes.count("HTTP/1.1 200") > 20 and outcomes.count("left") > 20
+        until = time.monotonic() + 60
+        while len(server.app.state.service.inflight) or open_files() > before:
+            assert time.monotonic() < until, (len(server.app.state.service.inflight), open_files(), before)
+            time.sleep(0.02)
+        assert sorted(backend.closed) == sorted(r.request_id for r in backend.requests)
+        assert "afserve_http_requests_in_flight" in httpx.get(f"{server.url}/metrics").text
+        assert server.app.state.service.bodies._held == 0
