@@ -158,7 +158,7 @@ def cases(device: torch.device, has_fp8: bool) -> Iterator[Case]:
 
 def candidate_tiles(kind: str, rows: int) -> Iterator[ExpertTiles]:
     """Row tiles near the rows an expert gets; FP8 steps and columns are its scale blocks."""
-    heights = [h for h in (16, 32, 64, 128) if h <= max(16, 2 * rows)][-2:]
+    heights = (16, 64) if rows <= 16 else (32, 64) if rows <= 32 else (64, 128)
     depths = (128,) if kind == "fp8" else (64, 128)
     widths = (128,) if kind == "fp8" else (32, 64, 128)
     for height, depth, width, warps, stages in product(heights, depths, widths, (4, 8), (3, 4, 5)):

@@ -71,7 +71,7 @@ def _gate_up(
     k = tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None] * x_stride + k[None, :]
     gate_at = w_ptr + slot * 2 * inner * hidden + safe[None, :] * hidden + k[:, None]
-    up_at = gate_at + inner.to(tl.int64) * hidden
+    up_at = gate_at + inner * hidden
     if SCALED:
         gate_scale_at = w_scale_ptr + (slot * 2 * groups_i + column_tile * COLUMNS // GROUP) * groups_h
         up_scale_at = gate_scale_at + groups_i * groups_h

@@ -12,8 +12,8 @@ from afserve.kernels.triton_split import parts_for
 TILE = AttentionTile(16, 16, 16, 4, 1)
 SHAPES = {  # (queries, context) of each sequence
     "decode": [(1, 1), (1, 17), (1, 70), (1, 32)],
-    "chunks": [(5, 5), (9, 33), (2, 40)],
-    "mixed": [(1, 9), (10, 10), (1, 50), (3, 20), (1, 1)],
+    "chunks": [(3, 3), (9, 25), (2, 40)],
+    "mixed": [(1, 9), (9, 9), (1, 50), (1, 1)],
     "one token": [(1, 1)],
     "nothing": [],
 }
@@ -81,18 +81,17 @@ def fill(cache, blocks, shape, axis):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(
-    ("dtype", "heads", "groups", "size", "v_size", "window", "sinks"),
+    ("dtype", "heads", "groups", "size", "v_size", "window", "sinks", "parts"),
     [
-        (torch.bfloat16, 4, 2, 16, 16, None, False),
-        (torch.float16, 3, 1, 24, 20, None, True),
-        (torch.bfloat16, 6, 2, 16, 16, 11, True),
-        (torch.float32, 2, 2, 8, 8, 1, False),
-        (torch.float32, 2, 1, 16, 16, 300, False),
+        (torch.bfloat16, 4, 2, 16, 16, None, False, 3),
+        (torch.float16, 3, 1, 24, 20, None, True, 1),
+        (torch.bfloat16, 6, 2, 16, 16, 11, True, 3),
+        (torch.float32, 2, 2, 8, 8, 1, False, 1),
+        (torch.float32, 2, 1, 16, 16, 300, False, 2),
     ],
 )
-def test_gqa(device, close, name, parts, dtype, heads, groups, size, v_size, window, sinks):
+def test_gqa(device, close, name, dtype, heads, groups, size, v_size, window, sinks, parts):
     torch.manual_seed(0)
     shape = SHAPES[name]
     batch, blocks, count = paged(shape, device)
@@ -107,12 +106,11 @@ def test_gqa(device, close, name, parts, dtype, heads, groups, size, v_size, win
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(
-    ("dtype", "heads", "rank", "rope"),
-    [(torch.bfloat16, 18, 16, 16), (torch.float16, 3, 40, 8), (torch.float32, 1, 16, 4)],
+    ("dtype", "heads", "rank", "rope", "parts"),
+    [(torch.bfloat16, 18, 16, 16, 1), (torch.float16, 3, 40, 8, 3), (torch.float32, 1, 16, 4, 2)],
 )
-def test_mla(device, close, name, parts, dtype, heads, rank, rope):
+def test_mla(device, close, name, dtype, heads, rank, rope, parts):
     torch.manual_seed(1)
     shape = SHAPES[name]
     batch, blocks, count = paged(shape, device)

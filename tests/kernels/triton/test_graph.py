@@ -22,7 +22,7 @@ class Step:
 
     def __init__(self, device, rows=3, hidden=32, inner=16, experts=4):
         torch.manual_seed(0)
-        self.ops = TritonBackend(device, multiprocessors=2)
+        self.ops = TritonBackend(device, multiprocessors=2, shared=64 << 10)
         self.packed = self.ops.empty_experts(experts, hidden, inner, torch.bfloat16)
         for slot in range(experts):
             self.ops.set_expert(

@@ -28,7 +28,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("tokens", [0, 1, 19])
+@pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_choice(device, name, tokens):
     experts, biased, rule = RULES[name]
     torch.manual_seed(0)
@@ -76,8 +76,8 @@ def test_scores(device, x_dtype, gate_dtype, tokens, hidden, experts):
 
 def test_a_row_does_not_depend_on_the_batch(device):
     torch.manual_seed(2)
-    x, gate = torch.randn(37, 64).bfloat16().to(device), torch.randn(12, 64).bfloat16().to(device)
+    x, gate = torch.randn(18, 64).bfloat16().to(device), torch.randn(12, 64).bfloat16().to(device)
     rule = RouterRule(3, SIGMOID, renormalise=True)
     experts, weights = route(x, gate, None, rule, SMALL)
-    alone, weight = route(x[20:21].contiguous(), gate, None, rule, SMALL)
-    assert torch.equal(experts[20:21], alone) and torch.equal(weights[20:21], weight)
+    alone, weight = route(x[16:17].contiguous(), gate, None, rule, SMALL)
+    assert torch.equal(experts[16:17], alone) and torch.equal(weights[16:17], weight)
