@@ -3,13 +3,14 @@
 Built from a searched family and one of its layouts. Values only.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from afserve.pipeline import StageTimes
 from afserve.placement.hardware import Hardware
-from afserve.placement.perf import Setting
+from afserve.placement.perf import Setting, attention_half, expert_half
 from afserve.placement.search import Family
 
 HOUR, MILLION = 3600.0, 1e6
@@ -91,7 +92,7 @@ def outline(family: Family, setting: Setting, index: int, batch: float, memory_l
         outside=float(stages.outside[0]),
     )
     core = float(stages.core[0])
-    busiest, bound = _binding(family, setting, times, core)
+    busiest, bound = _binding(one, setting, times, batch)
     tpot = float(stages.tpot[0])
     expert_chip = family.experts if family.kind == "afd" else family.attention
     cost = attention_devices * family.attention.usd_per_hour + experts * expert_chip.usd_per_hour
@@ -99,7 +100,9 @@ def outline(family: Family, setting: Setting, index: int, batch: float, memory_l
     return Plan(
         kind=family.kind,
         attention=_side(family.attention, attention_devices, family.tensor_parallel),
-        experts=_side(expert_chip, experts or attention_devices, 1),
+        experts=_side(
+            expert_chip, experts or attention_devices, _columns(setting, experts or attention_devices)
+        ),
         micro_batches=family.micro_batches,
         batch=int(batch),
         ranks=ranks,
@@ -123,7 +126,12 @@ def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:
     return Side(chip.name, devices, -(-devices // chip.devices), tensor_parallel)
 
 
-def _binding(family: Family, setting: Setting, times: StageTimes, core: float) -> tuple[str, str]:
+def _columns(setting: Setting, devices: int) -> int:
+    """How many devices share an expert's columns: more than one only when devices outnumber slots."""
+    return max(1, -(-devices // (setting.shape.experts.experts + setting.routing.redundant)))
+
+
+def _binding(family: Family, setting: Setting, times: StageTimes, batch: float) -> tuple[str, str]:
     """(busiest station, what it waits for). A layer longer than its busiest station's turns waits for latency."""
     turn = (
         times.attention + times.experts if family.kind == "colocated" else max(times.attention, times.experts)
@@ -134,32 +142,38 @@ def _binding(family: Family, setting: Setting, times: StageTimes, core: float) -
     if turn in (times.dispatch, times.combine):
         return "transfer", "link"
     if times.attention >= times.experts:
-        return "attention", "bandwidth" if _memory_bound(
-            family, setting
-        ) or core > 0.5 * times.attention else "compute"
-    return "experts", _expert_bound(family, setting)
-
-
-def _memory_bound(family: Family, setting: Setting) -> bool:
-    """Whether cached attention on this chip reads longer than it multiplies."""
-    chip, kv = family.attention, setting.precision.kv
-    flops, read = 0.0, 0.0
-    for group in setting.shape.attention:
-        curve = setting.curves.pick("core", kv, group.kind)
-        flops += group.layers * group.pair_flops / (chip.flops("bf16") * curve.compute)
-        read += (
-            group.layers * group.kv_elems * (2.0 if kv == "bf16" else 1.0) / (chip.bandwidth * curve.memory)
+        return "attention", _waits_for(
+            family.attention, lambda chip: _attention_seconds(family, setting, chip, batch)
         )
-    return read >= flops
-
-
-def _expert_bound(family: Family, setting: Setting) -> str:
-    """Compare against a chip with 10 % more bandwidth: if the stage shortens more than by FLOPs, bandwidth binds."""
-    tokens = np.array([256.0])
-    rows_per_expert = tokens[0] * setting.shape.experts.top_k / setting.shape.experts.experts
     chip = family.experts if family.kind == "afd" else family.attention
-    ridge = chip.flops(setting.precision.experts) / chip.bandwidth / 2
-    return "bandwidth" if rows_per_expert < ridge else "compute"
+    return "experts", _waits_for(chip, lambda chip: _expert_seconds(family, setting, chip, batch))
+
+
+def _waits_for(chip: Hardware, seconds: Callable[[Hardware], float]) -> str:
+    """What shortens the stage most when it grows by a tenth: bandwidth, compute, or neither (latency)."""
+    more = {
+        "bandwidth": replace(chip, bandwidth=1.1 * chip.bandwidth),
+        "compute": replace(
+            chip,
+            flops_bf16=1.1 * chip.flops_bf16,
+            flops_fp8=1.1 * chip.flops_fp8,
+            flops_fp4=1.1 * chip.flops_fp4,
+        ),
+    }
+    base = seconds(chip)
+    gains = {name: 1 - seconds(faster) / base for name, faster in more.items()}
+    best = max(gains, key=gains.__getitem__)
+    return best if gains[best] > 0.02 else "latency"
+
+
+def _attention_seconds(family: Family, setting: Setting, chip: Hardware, batch: float) -> float:
+    one = np.array([batch])
+    return float(attention_half(setting, chip, family.tensor_parallel, family.ranks, one).moe_layers[0])
+
+
+def _expert_seconds(family: Family, setting: Setting, chip: Hardware, batch: float) -> float:
+    devices = family.expert_devices if family.kind == "afd" else family.ranks * family.tensor_parallel
+    return float(expert_half(setting, chip, family.ranks * batch * setting.rows_per_request, devices)[0])
 
 
 def _error(setting: Setting, times: StageTimes, core: float) -> float:

@@ -4,7 +4,7 @@ Searches every family, ranks by the objective and keeps the best of each kind. `
 `infeasible.py` says what failed when nothing fits. Pure: values in, values out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,20 +94,20 @@ def _score(family: Family, question: Question, batch: Array) -> Array:
     return np.asarray(np.where(speed >= question.tokens_per_second, score, np.inf))
 
 
-def pareto(question: Question, points: int = 12) -> dict[str, list[Plan]]:
-    """Per kind, the best plan at each of `points` TPOT targets between the fastest possible and the slowest wanted."""
-    fastest = answer(replace(question, objective="latency", targets=Targets(), tokens_per_second=0.0))
-    curves: dict[str, list[Plan]] = {}
-    for kind in question.kinds:
-        first = fastest.best(kind)
-        if first is None:
-            continue
-        slowest = max(4 * first.tpot, 2 * min(question.targets.tpot, 0.5))
-        plans = []
-        for target in np.geomspace(first.tpot * 1.02, slowest, points):
-            asked = replace(question, kinds=(kind,), targets=replace(question.targets, tpot=float(target)))
-            found = answer(asked).best()
-            if found is not None:
-                plans.append(found)
-        curves[kind] = plans
-    return curves
+def pareto(question: Question, points: int = 12) -> Iterator[tuple[float, dict[str, list[Plan]]]]:
+    """The best plan of each kind at `points` TPOT targets, from the fastest possible to well beyond the wanted one.
+
+    Yields (share done, curves so far), so that a caller can show progress.
+    """
+    fastest = answer(replace(question, objective="latency", targets=NO_TARGETS, tokens_per_second=0.0)).best()
+    curves: dict[str, list[Plan]] = {kind: [] for kind in question.kinds}
+    if fastest is None:
+        return
+    slowest = max(4 * fastest.tpot, 2 * min(question.targets.tpot, 0.5))
+    for number, target in enumerate(np.geomspace(fastest.tpot * 1.02, slowest, points), start=1):
+        found = answer(replace(question, targets=replace(question.targets, tpot=float(target))))
+        for kind, plans in curves.items():
+            best = found.best(kind)
+            if best is not None:
+                plans.append(best)
+        yield number / points, curves

@@ -135,8 +135,8 @@ def _why_loses(afd: Plan) -> str:
         return f"The {side} side would idle {idle[side]:.0%} of the time at the best ratio."
     cause = "Memory" if afd.limited_by == "memory" else "The SLO"
     return (
-        f"{cause} leaves each of {afd.micro_batches} micro-batches {afd.batch} requests per rank, so every weight is read "
-        "for fewer rows than in one colocated batch."
+        f"{cause} leaves each of {afd.micro_batches} micro-batches {afd.batch} requests per rank, so every weight is "
+        "read for fewer rows than in one colocated batch."
     )
 
 

@@ -23,7 +23,7 @@ class Script:
     """What to play. `steps`: decode steps per micro-batch, after `warm` that are not counted. Straggling: each
     station's time is multiplied by 1 + an exponential of mean `jitter`; with chance `stall_chance` it takes
     `stall_factor` times as long. patience: how long the experts hold a layer's first rows for those of the other ranks
-    (the soft barrier), in full expert stages; under 2, a straggler's own pass over the weights makes the next layers late
+    (the soft barrier), in full expert stages; under 2, a straggler's own pass over the weights delays the next layers
     in turn, and saturated experts collapse. `trace_steps`: steps of rank 0 kept as a timeline."""
 
     ranks: int

@@ -1,6 +1,7 @@
 """`afserve plan`: read the question, ask the planner, print a table (or JSON), a verdict, charts, a cluster file."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 from afserve.cli.plan_options import build_question, question_flags
 
 if TYPE_CHECKING:
+    from afserve.placement.outline import Plan
     from afserve.placement.planner import Question
 
 
@@ -61,7 +63,7 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
         _draw(charts, question)
 
 
-def _write_cluster(path: Path, question: "Question", best: Any) -> None:
+def _write_cluster(path: Path, question: "Question", best: "Plan") -> None:
     from afserve.placement.cluster_file import cluster_toml
 
     _write(path, "cluster", cluster_toml(best, question.setting.shape.name))
@@ -71,7 +73,11 @@ def _draw(charts: tuple[Path, ...], question: "Question") -> None:
     from afserve.cli.plan_chart import pareto_html, pareto_png
     from afserve.placement.planner import pareto
 
-    curves = pareto(question)
+    curves: dict[str, list[Plan]] = {}
+    for share, found in pareto(question):
+        curves = found
+        if sys.stderr.isatty():
+            print(f"chart: {share:4.0%}", end="\r", file=sys.stderr, flush=True)
     for chart in charts:
         if chart.suffix == ".html":
             _write(chart, "chart", pareto_html(question, curves))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ _FLAGS = (
         metavar="NAME=COUNT[@USD]",
         help="Hardware on offer, with a price per device hour if not the listed one. Repeatable.",
     ),
+    click.option("--network", type=float, help="GB/s per device between nodes, for all pools."),
+    click.option("--link", type=float, help="GB/s per device inside a node, for all pools."),
     click.option("--tpot", help="Time per output token at most, such as 50ms."),
     click.option("--ttft", help="Time to first token at most, such as 2s. Needs --input."),
     click.option(
@@ -89,6 +92,8 @@ def seconds(text: str | None, option: str) -> float:
 def build_question(
     model: str,
     pools: tuple[str, ...],
+    network: float | None,
+    link: float | None,
     tpot: str | None,
     ttft: str | None,
     p99: bool,
@@ -124,7 +129,7 @@ def build_question(
     if objective == "count" and rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(context, prompt, answer, trace, decode_only)
-    shape, offered = load_model(model), tuple(_pool(text) for text in pools)
+    shape, offered = load_model(model), tuple(_pool(text, network, link) for text in pools)
     widths = Precision(attention_precision or precision, precision, kv_precision)
     setting = Setting(
         shape=shape,
@@ -182,7 +187,7 @@ def _workload(
     return fixed_context(4096 if context is None else context)
 
 
-def _pool(text: str) -> "Pool":
+def _pool(text: str, network: float | None, link: float | None) -> "Pool":
     from afserve.cli.catalog import load_hardware
     from afserve.placement.search import Pool
 
@@ -206,7 +211,14 @@ def _pool(text: str) -> "Pool":
         raise ConfigError(
             f"--pool {text!r}: the price must be USD per device hour above 0, not {price}", param="pool"
         )
-    return Pool(load_hardware(name.strip()).priced(usd), int(count))
+    chip = load_hardware(name.strip()).priced(usd)
+    if network is not None:
+        _in_range("network", network, 1e-3, 1e5)
+        chip = replace(chip, network=network * 1e9)
+    if link is not None:
+        _in_range("link", link, 1e-3, 1e5)
+        chip = replace(chip, link=link * 1e9)
+    return Pool(chip, int(count))
 
 
 def _micro_batches(text: str) -> tuple[int, ...]:

@@ -118,7 +118,11 @@ def test_sensitivity_names_what_helps() -> None:
 
 
 def test_pareto_trades_speed_for_throughput() -> None:
-    curves = pareto(question("qwen3-30b-a3b", {"h20": 8}), points=5)
+    shares, steps = zip(*pareto(question("qwen3-30b-a3b", {"h20": 8}), points=5), strict=True)
+    assert shares[-1] == 1.0
+    curves = steps[-1]
+    assert curves["afd"]
+    assert curves["colocated"]
     for plans in curves.values():
         ordered = sorted(plans, key=lambda plan: plan.tpot)
         assert ordered[-1].usd_per_mtok <= ordered[0].usd_per_mtok
