@@ -88,7 +88,10 @@ def outline(family: Family, setting: Setting, index: int, batch: float, memory_l
     ranks, experts = int(one.ranks[0]), int(one.expert_devices[0])
     attention_devices = ranks * family.tensor_parallel
     times = StageTimes(
-        *(float(value[0]) for value in (stages.attention, stages.experts, stages.dispatch, stages.combine)),
+        attention=float(stages.attention[0]),
+        experts=float(stages.experts[0]),
+        dispatch=float(stages.dispatch[0]),
+        combine=float(stages.combine[0]),
         outside=float(stages.outside[0]),
     )
     core = float(stages.core[0])
