@@ -24,7 +24,7 @@ from afserve.engine.build import (
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import RendezvousError
-from afserve.kernels.ops import open_ops
+from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.plan import Placement
 from afserve.spec import ModelSpec
 
@@ -39,21 +39,28 @@ def build_attention(
     assigned: Assigned, progress: Progress, meet: Callable[[Agreed], tuple[str, ...]]
 ) -> tuple[AnyNode, Close]:
     """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses."""
-    run = assigned.run
-    torch.set_num_threads(run.engine.threads)
+    run, ops = assigned.run, _ops(assigned.run)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
     addresses = meet(_agreed(layout))
     if not run.expert_nodes:
-        return _colocated(run, spec, placement, progress)
+        return _colocated(run, spec, placement, progress, ops)
     transport = connect.connect(addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS)
     link = ExpertLink(transport, attention=assigned.index, layout=layout, placement=placement)
-    return build_attention_node(run.source, run.engine, link, progress), link.close
+    return build_attention_node(run.source, run.engine, link, progress, ops=ops), link.close
 
 
-def _colocated(run: Run, spec: ModelSpec, placement: Placement, progress: Progress) -> tuple[AnyNode, Close]:
+def _ops(run: Run) -> Ops:
+    """The native library has threads of its own; torch would only get in their way, and nothing large is left to it."""
     ops = open_ops(run.engine.device, run.engine.threads)
+    torch.set_num_threads(1 if ops.backend_name == "native" else run.engine.threads)
+    return ops
+
+
+def _colocated(
+    run: Run, spec: ModelSpec, placement: Placement, progress: Progress, ops: Ops
+) -> tuple[AnyNode, Close]:
     bank = build_expert_bank(
         run.source, placement.held(0), spec.experts, progress=lambda done: progress(done / 2), ops=ops
     )
@@ -66,8 +73,7 @@ def build_expert(
     assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None]
 ) -> tuple[ExpertNode, Filler, Close]:
     """Listens before it reads weights, so that attention nodes connect meanwhile."""
-    run = assigned.run
-    torch.set_num_threads(run.engine.threads)
+    run, ops = assigned.run, _ops(assigned.run)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
@@ -79,9 +85,8 @@ def build_expert(
         run.source,
         placement.held(assigned.index),
         layout.slots,
-        threads=run.engine.threads,
-        device=run.engine.device,
         progress=progress,
+        ops=ops,
     )
     filler = Filler(bank)
     filler.start()

@@ -99,7 +99,7 @@ class NodeProcesses:
         finally:
             writer.close()
         if not self._stopping:
-            on_exit(HELPER, _ended(self._helper_code()))
+            on_exit(HELPER, self._helper_end())
 
     def stop(self) -> None:
         """End everything that is left; asks first, then makes sure. May be called again."""
@@ -140,12 +140,12 @@ class NodeProcesses:
         if not self._stopping:
             on_exit(name, _ended(code))
 
-    def _helper_code(self) -> int:
+    def _helper_end(self) -> str:
         assert self._helper is not None
         try:
-            return self._helper.wait(1.0)
+            return _ended(self._helper.wait(1.0))
         except subprocess.TimeoutExpired:
-            return 0
+            return "closed its socket"
 
     def last_words(self, name: str) -> str:
         """The last lines of a node's log, for the one who started it; clients never see them."""

@@ -1,5 +1,6 @@
 """Rows of a decode measurement: as JSON lines with machine, commit and date, or as a table."""
 
+import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ def record(row: Row, case: Case) -> dict[str, object]:
         "repeats": case.repeats,
         **values,
         "machine": f"{processor()}, {this_machine().cores} cores",
+        "load": round(os.getloadavg()[0], 1),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
     }
@@ -76,34 +78,25 @@ def commit() -> str:
 
 
 def table(rows: Sequence[Row]) -> object:
+    """Memory is the sum over processes of the most that each ever had."""
     from rich.table import Table
 
-    drawn = Table()
-    for column in (
-        "engine",
-        "nodes",
-        "m",
-        "batch",
-        "tok/s",
-        "(low - high)",
-        "TTFT ms",
-        "TPOT ms",
-        "ready s",
-        "peak MiB",
-    ):
+    drawn = Table(box=None)
+    for column in ("engine", "nodes", "m", "batch", "tok/s", "+-", "TTFT ms", "TPOT ms", "ready s", "MiB"):
         drawn.add_column(column, justify="left" if column == "engine" else "right")
     for row in rows:
+        half = None if row.high is None or row.low is None else (row.high - row.low) / 2
         drawn.add_row(
             row.engine,
             row.nodes,
             row.micro_batches,
             str(row.batch),
             _number(row.tokens_per_second),
-            f"{_number(row.low)} - {_number(row.high)}",
+            _number(half),
             _number(row.ttft, 1000),
             _number(row.tpot, 1000),
             f"{row.start_to_ready:.1f}",
-            " ".join(f"{_number(value)}" for value in row.peak_mib.values()),
+            _number(sum(value or 0.0 for value in row.peak_mib.values())),
         )
     return drawn
 
