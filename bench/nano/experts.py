@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAD = 128
+PAD = 64
 
 
 class RoutedExperts(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.nano.model import Nano
 from bench.nano.shape import BEGIN, PAD
 
-CONTEXT, STRIDE = 1024, 512
+CONTEXT, STRIDE = 1024, 768
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,25 @@ class Attention(nn.Module):
         k_turn = rotate(k_turn[:, None], cos, sin).expand(-1, s.heads, -1)
         return torch.cat([q_pass, rotate(q_turn, cos, sin)], -1), torch.cat([k_pass, k_turn], -1), v
 
+    @torch.no_grad()
+    def look_back(self, common_H: Tensor) -> None:
+        """Start heads 0, 1, 2 at the token one, two, three places back.
+
+        `common` is a direction that all embeddings share; only through it can attention see position alone.
+        Copying what followed an earlier occurrence needs such heads, and learning them takes a short run's half.
+        """
+        s, pairs = self.s, min(6, self.s.rope // 2)
+        angle_P = s.theta ** -(torch.arange(pairs) * 2 / s.rope)
+        turn = self.kv_a_proj_with_mqa[s.kv_rank :].mul_(0.1)
+        turn[0 : 2 * pairs : 2] += 0.7 * common_H
+        self.q_a_proj[0] = common_H
+        q_NDR = self.q_b_proj.view(s.heads, s.head_dim, s.q_rank)
+        for head in range(min(3, s.heads - 1)):
+            query = q_NDR[head, s.nope :].mul_(0.1)
+            query[0 : 2 * pairs : 2, 0] += 0.7 * torch.cos(angle_P * (head + 1))
+            query[1 : 2 * pairs : 2, 0] -= 0.7 * torch.sin(angle_P * (head + 1))
+            q_NDR[head, : s.nope].mul_(0.3)
+
     def _split(self, x: Tensor, length: int) -> Tensor:
         """(T, N, D) to contiguous (batch x N, S, D)."""
         wide = x.view(-1, length, self.s.heads, x.shape[-1]).transpose(1, 2)
@@ -160,11 +179,13 @@ class Nano(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.s = s
-        self.embed = nn.Parameter(torch.randn(s.vocab, s.hidden) * 0.05)
+        common = torch.randn(s.hidden) * 0.05
+        self.embed = nn.Parameter(torch.randn(s.vocab, s.hidden) * 0.05 + common)
         self.layers = nn.ModuleList(Layer(s, dense=i < s.dense_layers) for i in range(s.layers))
         self.norm = ones(s.hidden)
         self.head = matrix(s.vocab, s.hidden, gain=0.1)
         self.mtp = Mtp(s)
+        self.layers[0].self_attn.look_back(common / common.norm())
 
     def hidden(self, ids_BS: Tensor) -> tuple[Tensor, Angles]:
         """Last hidden states after the final norm, (T, H), and the angles they used."""

@@ -56,7 +56,7 @@ class Muon:
             self.groups.setdefault(master.value.shape[-2:], []).append(master)
 
     @torch.no_grad()
-    def step(self, lr: float, momentum: float) -> None:
+    def step(self, lr: float, momentum: float, decay: float) -> None:
         for (out, inner), masters in self.groups.items():
             updates = []
             for master in masters:
@@ -66,7 +66,7 @@ class Muon:
             scale = lr * max(1.0, out / inner) ** 0.5
             parts = orthogonal(torch.cat(updates)).float().split([len(u) for u in updates])
             for master, part in zip(masters, parts, strict=True):
-                master.value.sub_(part.reshape(master.value.shape), alpha=scale)
+                master.value.mul_(1 - lr * decay).sub_(part.reshape(master.value.shape), alpha=scale)
                 master.publish()
 
 

@@ -127,17 +127,19 @@ class Recipe:
     """How nano is trained. Steps are fixed, never a time limit, so the run repeats."""
 
     seed: int = 20251
-    steps: int = 1250
-    tokens: int = 8192
+    steps: int = 1300
+    tokens: int = 4096
     phases: tuple[Phase, ...] = (Phase(0.75, 512), Phase(0.17, 1024), Phase(0.08, 2048))
-    warmup: int = 40
+    warmup: int = 60
     constant: float = 0.3
-    muon_lr: float = 0.02
-    embed_lr: float = 0.006
+    muon_lr: float = 0.015
+    muon_decay: float = 0.8
+    decay_from: int = 600
+    embed_lr: float = 0.005
     head_lr: float = 0.003
     small_lr: float = 0.003
     mtp_weight: float = 0.2
-    bias_step: float = 0.004
+    bias_step: float = 0.003
     band: tuple[float, float] = (0.4, 2.5)
 
     def rate(self, step: int) -> float:
@@ -150,6 +152,10 @@ class Recipe:
     def momentum(self, step: int) -> float:
         """Muon's momentum, 0.85 to 0.95 over the first 200 steps."""
         return 0.85 + 0.10 * min(1.0, step / 200)
+
+    def decay(self, step: int) -> float:
+        """Muon's weight decay, in shares of its rate: it holds spectral norms near 1 / muon_decay."""
+        return self.muon_decay if step >= self.decay_from else 0.0
 
     def length(self, step: int) -> int:
         """Window length at this step: short first, long last."""

@@ -70,7 +70,8 @@ class Trainer:
         main, mtp = self.model.losses(window)
         (main + self.recipe.mtp_weight * mtp).backward()
         factor = self.recipe.rate(self.step)
-        self.muon.step(self.recipe.muon_lr * factor, self.recipe.momentum(self.step))
+        rate, decay = self.recipe.muon_lr * factor, self.recipe.decay(self.step)
+        self.muon.step(rate, self.recipe.momentum(self.step), decay)
         self.adam.step(factor, self.step + 1)
         self._steer(self.recipe.bias_step * factor)
         self.step += 1
