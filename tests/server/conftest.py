@@ -223,7 +223,12 @@ def server(_shared: Server, make_backend: Callable[..., ScriptedBackend]) -> Ser
     return _shared
 
 
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+@pytest.fixture(scope="session")
+def _client(_shared: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=_shared.url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+def http(server: Server, _client: httpx.Client) -> httpx.Client:
+    return _client
