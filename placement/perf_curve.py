@@ -62,10 +62,17 @@ class CurveSet:
     MFA has one key-value head for all queries, as absorbed MLA has, and borrows its curve.
     """
 
-    def __init__(self, name: str, curves: Mapping[str, Curve], model_spread: float) -> None:
+    def __init__(
+        self, name: str, curves: Mapping[str, Curve], model_spread: float, checked: tuple[str, ...] = ()
+    ) -> None:
         self.name = name
         self.curves = dict(curves)
         self.model_spread = model_spread
+        self.checked = checked
+
+    def spread_on(self, hardware: str) -> float:
+        """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on."""
+        return self.model_spread * (1 if not self.checked or hardware in self.checked else 2)
 
     def pick(self, operation: str, precision: str, kind: str = "") -> Curve:
         names = [_KINDS.get(kind, kind)] if kind else []
@@ -84,6 +91,7 @@ def curves_from_table(source: str, table: Mapping[str, object]) -> CurveSet:
         meta.text("name"),
         {name: _curve(curves.section(name)) for name in curves.table},
         meta.number("model_spread", 0.15),
+        tuple(str(name) for name in meta.items("checked")),
     )
 
 

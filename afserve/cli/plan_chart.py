@@ -1,4 +1,4 @@
-"""The Pareto chart of `afserve plan --chart`: tokens per second and device against tokens per second and user.
+"""The Pareto chart of `afserve plan --chart`: what the objective counts against the speed one request sees.
 
 PNG through matplotlib (the `plot` extra); HTML as one self-contained file with inline SVG and no script.
 """
@@ -18,6 +18,18 @@ _WIDTH, _HEIGHT, _MARGIN = 760, 460, 64
 Curves = Mapping[str, Sequence[Plan]]
 
 
+def _worth(question: Question, plan: Plan) -> float:
+    """The height of a point: throughput per what the objective saves."""
+    if question.objective == "dollar":
+        return 1 / plan.usd_per_mtok
+    return plan.tokens_per_joule if question.objective == "watt" else plan.tok_s_per_device
+
+
+def _unit(question: Question) -> str:
+    units = {"dollar": "million tokens per dollar", "watt": "tokens per joule"}
+    return units.get(question.objective, "tokens per second and device")
+
+
 def pareto_png(path: Path, question: Question, curves: Curves) -> None:
     try:
         import matplotlib as mpl
@@ -32,8 +44,8 @@ def pareto_png(path: Path, question: Question, curves: Curves) -> None:
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=150)
     for kind, plans in curves.items():
         speed = [1 / plan.tpot for plan in plans]
-        value = [plan.tok_s_per_device for plan in plans]
-        spread = [plan.error * plan.tok_s_per_device for plan in plans]
+        value = [_worth(question, plan) for plan in plans]
+        spread = [plan.error * _worth(question, plan) for plan in plans]
         axes.errorbar(
             speed,
             value,
@@ -49,7 +61,7 @@ def pareto_png(path: Path, question: Question, curves: Curves) -> None:
     if question.targets.tpot < float("inf"):
         axes.axvline(1 / question.targets.tpot, color="#888888", lw=0.8, ls="--")
     axes.set_xlabel("tokens per second and request")
-    axes.set_ylabel("tokens per second and device")
+    axes.set_ylabel(_unit(question))
     axes.set_title(f"{question.setting.shape.name}, {question.setting.workload.name}")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -96,7 +108,7 @@ def _table_row(plan: Plan) -> str:
 def _svg(question: Question, curves: Curves) -> str:
     plans = [plan for found in curves.values() for plan in found]
     right = max((1 / plan.tpot for plan in plans), default=1.0) * 1.05
-    top = max((plan.tok_s_per_device * (1 + plan.error) for plan in plans), default=1.0) * 1.05
+    top = max((_worth(question, plan) * (1 + plan.error) for plan in plans), default=1.0) * 1.05
 
     def x(value: float) -> float:
         return _MARGIN + value / right * (_WIDTH - 1.5 * _MARGIN)
@@ -110,7 +122,7 @@ def _svg(question: Question, curves: Curves) -> str:
         parts.append(
             f'<line x1="{x(0):.1f}" x2="{x(right):.1f}" y1="{y(up):.1f}" y2="{y(up):.1f}" stroke="#eee"/>'
         )
-        parts.append(f'<text x="{x(0) - 8:.1f}" y="{y(up) + 4:.1f}" text-anchor="end">{up:,.0f}</text>')
+        parts.append(f'<text x="{x(0) - 8:.1f}" y="{y(up) + 4:.1f}" text-anchor="end">{up:,.3g}</text>')
         parts.append(
             f'<text x="{x(across):.1f}" y="{y(0) + 18:.1f}" text-anchor="middle">{across:,.0f}</text>'
         )
@@ -121,7 +133,7 @@ def _svg(question: Question, curves: Curves) -> str:
             'stroke-dasharray="4 4"/>'
         )
     for place, (kind, found) in enumerate(curves.items()):
-        parts += _series(found, _COLOURS[kind], x, y)
+        parts += _series(question, found, _COLOURS[kind], x, y)
         parts.append(f'<circle cx="{_WIDTH - 220}" cy="{20 + 20 * place}" r="5" fill="{_COLOURS[kind]}"/>')
         parts.append(f'<text x="{_WIDTH - 208}" y="{24 + 20 * place}">{_NAMES[kind]}</text>')
     parts.append(
@@ -129,22 +141,22 @@ def _svg(question: Question, curves: Curves) -> str:
     )
     parts.append(
         f'<text x="14" y="{_HEIGHT / 2}" transform="rotate(-90 14 {_HEIGHT / 2})" text-anchor="middle">'
-        "tokens per second and device</text></svg>"
+        f"{_unit(question)}</text></svg>"
     )
     return "\n".join(parts)
 
 
-def _series(plans: Sequence[Plan], colour: str, x: object, y: object) -> list[str]:
+def _series(question: Question, plans: Sequence[Plan], colour: str, x: object, y: object) -> list[str]:
     assert callable(x)
     assert callable(y)
     points = [(x(1 / plan.tpot), plan) for plan in plans]
-    line = " ".join(f"{at:.1f},{y(plan.tok_s_per_device):.1f}" for at, plan in points)
+    line = " ".join(f"{at:.1f},{y(_worth(question, plan)):.1f}" for at, plan in points)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>']
     for at, plan in points:
-        high, low = (y(plan.tok_s_per_device * (1 + sign * plan.error)) for sign in (1, -1))
+        high, low = (y(_worth(question, plan) * (1 + sign * plan.error)) for sign in (1, -1))
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{high:.1f}" y2="{low:.1f}" stroke="{colour}"/>')
         parts.append(
-            f'<circle cx="{at:.1f}" cy="{y(plan.tok_s_per_device):.1f}" r="4" fill="{colour}">'
+            f'<circle cx="{at:.1f}" cy="{y(_worth(question, plan)):.1f}" r="4" fill="{colour}">'
             f"<title>{escape(describe(plan))}: {plan.tpot * 1e3:.1f} ms, "
             f"{plan.tok_s_per_device:,.0f} tok/s/device</title></circle>"
         )
