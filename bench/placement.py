@@ -1,22 +1,17 @@
 """Placement against its lower bound, against EPLB, under drift, and in time: the claims of `placement/`, measured.
 
-    python bench/placement.py [known] [drift] [moves] [follow] [speed]      rows go to
-    bench/results/placement.jsonl, tables to the screen
+    python -m bench.placement [known] [drift] [moves] [follow] [speed] [--json] [--save]
 
 Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a
 lognormal of the sizes named.
 """
 
+import argparse
 import itertools
 import json
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 
@@ -31,9 +26,10 @@ from afserve.placement.split import node_load, split
 from afserve.placement.standing import count_moves
 from afserve.placement.stats import RoutingStats
 from bench.eplb import eplb
+from bench.origin import ROOT, origin
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "routing"
+RESULTS = ROOT / "bench" / "results" / "placement.jsonl"
 SHAPES = ((8, 64), (8, 72), (16, 80), (16, 96), (32, 96), (32, 128))
 Row = dict[str, object]
 
@@ -255,7 +251,7 @@ def _milliseconds(run: Callable[[], object]) -> tuple[float, float]:
 
 def table_of(rows: list[Row]) -> str:
     """Markdown; figures to four digits."""
-    head = list(rows[0])[1:]
+    head = [key for key in rows[0] if key not in {"bench", "machine", "commit", "date"}]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
         cells = [f"{row[key]:.4g}" if isinstance(row[key], float) else str(row[key]) for key in head]
@@ -263,30 +259,32 @@ def table_of(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+PARTS = {"known": known, "drift": drift, "moves": moves, "follow": follow, "speed": speed}
+
+
+def save(rows: list[Row], measured: list[str]) -> None:
+    """Rows of the parts measured now take the place of the older ones."""
+    old = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    kept = [row for row in old if row["bench"] not in measured]
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]))
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or ["known", "drift", "moves", "follow", "speed"]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    stamp = {
-        "machine": machine(),
-        "commit": commit.stdout.strip(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    for name in wanted:
-        rows = list(
-            {"known": known, "drift": drift, "moves": moves, "follow": follow, "speed": speed}[name]()
+    parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    parser.add_argument("--json", action="store_true", help="one object a line instead of tables")
+    parser.add_argument("--save", action="store_true", help="put the rows into bench/results/placement.jsonl")
+    options = parser.parse_args()
+    parts, rows = options.parts or list(PARTS), []
+    for name in parts:
+        found = [row | origin() for row in PARTS[name]()]
+        rows += found
+        print(
+            "\n".join(map(json.dumps, found)) if options.json else f"\n## {name}\n\n{table_of(found)}",
+            flush=True,
         )
-        print(f"\n## {name}\n\n{table_of(rows)}")
-        with (ROOT / "bench" / "results" / "placement.jsonl").open("a") as out:
-            out.writelines(json.dumps(row | stamp) + "\n" for row in rows)
+    if options.save:
+        save(rows, parts)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from afserve.placement.hunt import Answer
+from afserve.placement.hunt import Answer, rounds
 from afserve.placement.memory import within_memory
 from afserve.placement.outcome import Balanced, Certificate
 from afserve.placement.plan import Placement
@@ -20,6 +20,8 @@ from afserve.placement.task import Task
 _EQUAL = (
     0.002  # plans within 0.2 % of one another count as equally balanced: the one with fewer moves is taken
 )
+_NORMS = (3, 2, 4)  # the search minimises the 8th, 4th or 16th powers of the node levels
+_SMALL = 4_000  # slots times scenarios up to which all norms are tried
 _STAGES = (0.1, 0.3, 1.0)  # parts of the budget after which a priced search is looked at
 
 
@@ -73,11 +75,14 @@ def _from_current(task: Task, current: Placement) -> Balanced:
 
 
 def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
-    """Few moves, more, and the whole budget. Without a price only the last is of interest."""
-    search, spent, ways = task.search(start), 0, []
-    for stage in _STAGES if task.problem.price is not None else (1.0,):
-        spent += search.run(int(stage * budget) - spent)
-        ways.append(_choice(task, old, (search.slot.copy(), task.shares(search.slot))))
+    """Some, more and all of the budget, so that a price has a choice; small problems with several norms."""
+    stages = _STAGES if task.problem.price is not None else _STAGES[-1:]
+    ways = []
+    for squarings in _NORMS if start.size * len(task.wary_C) <= _SMALL else _NORMS[:1]:
+        search, spent = task.search(start, squarings), 0
+        for stage in stages:
+            spent += search.run(int(stage * budget) - spent, rounds=rounds(start))
+            ways.append(_choice(task, old, (search.slot.copy(), task.shares(search.slot))))
     return ways
 
 

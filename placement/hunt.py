@@ -17,7 +17,7 @@ from afserve.placement.problem import Floats, Ints
 from afserve.placement.split import count_replicas, node_load, split
 from afserve.placement.spread import replicate, spread
 
-_WORK = 40_000_000  # candidate scores of one search: bounds its time alike on every machine
+_WORK = 20_000_000  # candidate scores of one search: bounds its time alike on every machine
 _SHUFFLES = 8
 _SHUFFLE_SIZE = (
     4_000  # slots of all layers together: a larger problem is searched from its constructions only

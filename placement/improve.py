@@ -2,9 +2,9 @@
 
 A copy gives an expert of the hottest node a further replica on a cool node, over a replica that can be spared
 or in an empty slot (one move). In a trade two experts change places (two moves). Candidates are scored by the
-eighth-power norm of the node levels, as if traffic were levelled between the two nodes; the best one is made,
-the traffic around it is poured again, and it stays only if the norm truly fell. A layer that finds nothing has
-its traffic split exactly and tries again. Levels are in units of the mean.
+sum of a high power (the 8th) of the node levels, their norm, as if traffic were levelled between the two nodes;
+the best one is made, the traffic around it is poured again, and it stays only if the norm truly fell. A layer
+that finds nothing has its traffic split exactly and tries again. Levels are in units of the mean.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.bound import lower_bound
 from afserve.placement.plan import FREE
 from afserve.placement.problem import Floats, Ints
 from afserve.placement.split import count_replicas, split
@@ -53,13 +54,22 @@ class Search:
     """Owns the slots, and the traffic in them per scenario, while they change."""
 
     def __init__(
-        self, slot_LNS: Ints, load_CLE: Floats, weights: Floats, pace_N: Floats, least_LE: Ints, room_N: Ints
+        self,
+        slot_LNS: Ints,
+        load_CLE: Floats,
+        weights: Floats,
+        pace_N: Floats,
+        least_LE: Ints,
+        room_N: Ints,
+        squarings: int = 3,
     ) -> None:
         self.slot = slot_LNS.copy()
         scale_LC = np.maximum(load_CLE.sum(2).T / pace_N[room_N > 0].sum(), 1e-300)
         self._load = load_CLE.transpose(1, 0, 2) / scale_LC[:, :, None]
-        self._weight_C1 = weights[:, None]
+        self._weight_C1, self._squarings = weights[:, None], squarings
         self._pace, self._least, self._room = pace_N, least_LE, room_N
+        bound_LC = np.stack([lower_bound(load_LE, room_N, pace_N) for load_LE in load_CLE], axis=1)
+        self._floor_LC = bound_LC / scale_LC * (1 - _ENOUGH)
         self._usable = np.arange(slot_LNS.shape[2]) < room_N[:, None]
         self._copies = count_replicas(self.slot, load_CLE.shape[2])
         layer, who = np.arange(len(slot_LNS))[:, None, None], np.maximum(self.slot, 0)
@@ -70,9 +80,21 @@ class Search:
         self._refused = np.zeros(self.slot.shape[:2], dtype=bool)
         self._failed = np.zeros(len(self.slot), dtype=np.int64)
 
+    def _power(self, level: Floats, row: Ints | None = None) -> Floats:
+        """A high power of levels (layer x scenario x anything). With `row`, nothing counts below the layers' bounds.
+
+        No placement takes the fullest node below the bound, so to cool a node further is not worth a move.
+        """
+        if row is not None:
+            floor = self._floor_LC[row]
+            level = np.maximum(level, floor.reshape(floor.shape + (1,) * (level.ndim - 2)))
+        for _ in range(self._squarings):
+            level = level * level
+        return level
+
     def norm(self, row: Ints) -> Floats:
-        """norm_L: sum over nodes and weighted scenarios of speed * level^8."""
-        norm: Floats = (_eighth(self.level[row]) * self._pace * self._weight_C1).sum((1, 2))
+        """norm_L: sum over nodes and weighted scenarios of speed * level^(2^squarings)."""
+        norm: Floats = (self._power(self.level[row], row) * self._pace * self._weight_C1).sum((1, 2))
         return norm
 
     def run(self, budget: int, *, copies: bool = True, rounds: int = 10_000) -> int:
@@ -119,10 +141,10 @@ class Search:
 
     def _best(self, row: Ints, copies: bool) -> Exchange:
         level = self.level[row]
-        heat = (_eighth(level) * self._weight_C1).sum(1)
+        heat = (self._power(level, row) * self._weight_C1).sum(1)
         hot = np.where(self._refused[row], -1.0, heat).argmax(1)
         few = min(2 * self._few, len(self._pace))
-        chill = np.where(self._room > 0, heat, np.inf)
+        chill = np.where(self._room > 0, (self._power(level) * self._weight_C1).sum(1), np.inf)
         cool_LK = np.argpartition(chill, few - 1, axis=1)[:, :few]
         if not copies:
             return self._trade(row, level, hot, cool_LK)
@@ -142,8 +164,8 @@ class Search:
         cold = level[line[:, None], :, cool_LK].transpose(0, 2, 1)[:, :, None]
         base = cold - lost_LCK[:, :, None] / pace_K
         shift = np.clip((top - base) / (1 / pace_1 + 1 / pace_K), 0, self.rows[row, :, hot][:, :, :, None])
-        fall = (_eighth(top) - _eighth(top - shift / pace_1)) * pace_1
-        fall += (_eighth(cold) - _eighth(base + shift / pace_K)) * pace_K
+        fall = (self._power(top, row) - self._power(top - shift / pace_1, row)) * pace_1
+        fall += (self._power(cold, row) - self._power(base + shift / pace_K, row)) * pace_K
         gain = (fall * self._weight_C1[:, :, None]).sum(1) - penalty_LK[:, None]
         gain = np.where(present | (victim_LK < 0)[:, None], -np.inf, gain)
         (give, near), best = _argmax(gain)
@@ -160,7 +182,9 @@ class Search:
         )
         spare &= self._usable[cool_LK]
         refuge = self._refuge(row, cool_LK, who)[:, None]
-        fall = ((_eighth(refuge + rows) - _eighth(refuge)) * self._weight_C1[:, :, None]).sum(1)
+        fall = (
+            (self._power(refuge + rows, row) - self._power(refuge, row)) * self._weight_C1[:, :, None]
+        ).sum(1)
         penalty = np.where(slot == FREE, 0.0, fall)
         victim = np.where(spare, penalty, np.inf).argmin(2)
         lost = np.take_along_axis(rows, victim[:, None, :, None], 3)[..., 0]
@@ -200,8 +224,8 @@ class Search:
             self._pace[hot][:, None, None, None, None],
             self._pace[cool_LK][:, None, None, :, None],
         )
-        fall = (_eighth(top) - _eighth(top - step / pace_1)) * pace_1
-        fall += (_eighth(cold) - _eighth(cold + step / pace_K)) * pace_K
+        fall = (self._power(top, row) - self._power(top - step / pace_1, row)) * pace_1
+        fall += (self._power(cold, row) - self._power(cold + step / pace_K, row)) * pace_K
         gain = (fall * self._weight_C1[:, :, None, None]).sum(1)
         same = (own[:, :, None, None] == theirs[:, None]) & (own != FREE)[:, :, None, None]
         barred = same.any(3)[..., None] | same.any(1)[:, None] | (own == FREE)[:, :, None, None]
@@ -256,13 +280,6 @@ class Search:
         part = _fill(base, amount, self._pace)[index, :, node]
         self.rows[layer, :, node, place] = part
         self.level[layer, :, node] += (part - old) / self._pace[node][:, None]
-
-
-def _eighth(x: Floats) -> Floats:
-    square = x * x
-    square *= square
-    square *= square
-    return square
 
 
 def _argmax(gain: Floats) -> tuple[tuple[NDArray[np.intp], ...], Floats]:

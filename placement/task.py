@@ -45,8 +45,10 @@ class Task:
             risk_LE = variance_LE / np.maximum(self.mean_LE**2, 1e-300)
         return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE, tolerance=tolerance)
 
-    def search(self, slot_LNS: Ints) -> Search:
-        return Search(slot_LNS, self.wary_CLE, self.wary_C, self.pace_N, self.least_LE, self.room_N)
+    def search(self, slot_LNS: Ints, squarings: int = 3) -> Search:
+        return Search(
+            slot_LNS, self.wary_CLE, self.wary_C, self.pace_N, self.least_LE, self.room_N, squarings
+        )
 
     def largest(self, slot_LNS: Ints, share_LNS: Floats) -> Floats:
         """max_L: rows per unit of speed on the fullest live node, the weighted mean over scenarios."""
