@@ -6,6 +6,7 @@ lives in the gateway's event loop, imports no torch, and starts no process: whoe
 
 import asyncio
 import hmac
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TypeAlias
 
@@ -50,6 +51,8 @@ from afserve.errors import (
     UserError,
 )
 from afserve.placement.plan import Placement
+
+log = logging.getLogger("afserve.control")
 
 REGISTER_SECONDS = 60.0  # from the start until every node has registered
 SILENCE_SECONDS = 15.0  # between two signs of life of one node
@@ -319,7 +322,14 @@ class Controller:
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        """A bug in a background task ends the run instead of leaving it unwatched."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            log.error("the controller failed", exc_info=bug)
+            self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
 
 
 async def _write(member: Member, context: Context) -> None:

@@ -268,3 +268,18 @@ def test_nobody_there_is_said(monkeypatch):
     monkeypatch.setattr("afserve.control.stream.CONNECT_SECONDS", 0.3)
     with pytest.raises(DeadlineError, match=r"no controller at 127\.0\.0\.1:9"):
         ControlStream("127.0.0.1:9", TOKEN).start()
+
+
+def test_a_bug_in_the_watch_ends_the_run(monkeypatch, caplog):
+    def broken(self, member, now):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(Controller, "_check_life", broken)
+
+    async def scenario():
+        async with serving() as (controller, _, _nodes):
+            failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+            assert "ZeroDivisionError: oops" in failure.message
+
+    asyncio.run(scenario())
+    assert "the controller failed" in caplog.text
