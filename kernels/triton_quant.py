@@ -23,13 +23,14 @@ TINY = tl.constexpr(1e-10)  # an all-zero group still gets a scale it can be div
 @triton.jit
 def fp8_scale(largest):
     """The scale that maps `largest` onto the edge of the FP8 range."""
-    return tl.maximum(largest, TINY) / FP8_MAX
+    return tl.div_rn(tl.maximum(largest, TINY), FP8_MAX)
 
 
 @triton.jit
 def to_fp8(x, scale):
-    """x / scale, clamped: rounding of the scale must not push the largest value past the range."""
-    return tl.clamp(x / scale, -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
+    """x / scale, clamped: rounding of the scale must not push the largest value past the range. The division is the
+    exact one, so that a value next to a rounding edge falls where torch's does."""
+    return tl.clamp(tl.div_rn(x, scale), -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
 
 
 @triton.jit

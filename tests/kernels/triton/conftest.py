@@ -74,6 +74,13 @@ def device() -> torch.device:
 
 
 @pytest.fixture
+def fp8() -> None:
+    """For tests that convert to e4m3: chips before 8.9 cannot."""
+    if CUDA and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this chip has no FP8 conversions (8.9 or newer)")
+
+
+@pytest.fixture
 def close() -> Callable[..., None]:
     """close(actual, float64 truth, steps): no further apart than `steps` roundings of the actual's dtype."""
 

@@ -95,7 +95,7 @@ def test_ffn_layer(device, ops, close):
     close(ops.mlp(normed, *pair), (gate_x * gate_x.sigmoid() * up_x) @ down[0].double().t(), steps=8.0)
 
 
-def test_fp8_slots(device):
+def test_fp8_slots(device, fp8):
     """Powers of two survive the packing exactly; what is left is the rounding of the rows and of the activation."""
     torch.manual_seed(3)
     backend = TritonBackend(device, multiprocessors=2)

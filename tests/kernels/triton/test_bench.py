@@ -21,7 +21,7 @@ def test_experts_and_their_peer(device):
     assert case.flops == 2 * 48 * 3 * 64 * 32
 
 
-def test_fp8_experts_run(device):
+def test_fp8_experts_run(device, fp8):
     case = expert_case(device, True, 2, 1, hidden=256, inner=128)
     assert torch.isfinite(case.run()[0]).all() and case.peer is None and case.rate == "fp8"
 
@@ -34,7 +34,7 @@ def test_gqa_and_its_peer(ops, queries, context):
     assert torch.allclose(case.run().float(), peer.float(), atol=0.03)
 
 
-def test_other_cases_run(ops):
+def test_other_cases_run(ops, fp8):
     mla_case(ops, 2, 20, 3, rank=16, rope=8, block=8).run()
     for case in small_cases(ops, 2, hidden=64, experts=32):
         assert case.bytes > 0

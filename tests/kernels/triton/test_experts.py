@@ -90,7 +90,7 @@ def fp8_truth(x_RH, slot_RK, weight_RK, gate_up, down, group):
 
 @pytest.mark.parametrize("kind", ROUTINGS)
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 32), (80, 48)])
-def test_expert_ffn_fp8(device, close, kind, hidden, inner):
+def test_expert_ffn_fp8(device, fp8, close, kind, hidden, inner):
     torch.manual_seed(2)
     group = 32
     slot_RK = routing(kind, slots=4, choices=2)

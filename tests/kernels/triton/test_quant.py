@@ -5,6 +5,8 @@ import torch
 
 from afserve.kernels.triton_quant import quantise_blocks, quantise_groups
 
+pytestmark = pytest.mark.usefixtures("fp8")
+
 
 def expected(x, scale):
     return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
