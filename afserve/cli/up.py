@@ -52,7 +52,12 @@ from afserve.config import DTYPES, LOAD_FORMATS
     metavar="WHEN",
     help="auto, off, or every so many SECONDS; auto with --redundant-experts.",
 )
-@click.option("--record-routing", type=click.Path(dir_okay=False), help="Write routing counts here at the end.")
+@click.option(
+    "--record-routing", type=click.Path(dir_okay=False), help="Write routing counts here at the end."
+)
+@click.option(
+    "--trace", type=click.Path(dir_okay=False), help="Write a Perfetto trace of this run here at its end."
+)
 @click.option("--threads", type=int, help="Compute threads of each node.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, or a CUDA device such as cuda:0.")
 @click.option(

@@ -116,7 +116,7 @@ class Counts(_message.Message):
     def __init__(self, of: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "expert_rows", "prefill_rows")
+    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "expert_rows", "prefill_rows", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,10 @@ class AttentionStats(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     EXPERT_ROWS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DISPATCHES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks: int
@@ -141,7 +145,11 @@ class AttentionStats(_message.Message):
     steps: int
     expert_rows: _containers.RepeatedCompositeFieldContainer[Counts]
     prefill_rows: _containers.RepeatedCompositeFieldContainer[Counts]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., expert_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., prefill_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ...) -> None: ...
+    dispatches: int
+    busy_seconds: float
+    parked_seconds: float
+    under_way_seconds: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., expert_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., prefill_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
     __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds", "slot_rows")
@@ -236,7 +244,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "attention_nodes", "expert_nodes", "source", "engine", "fingerprint", "transport", "placement", "heartbeat_seconds")
+    __slots__ = ("role", "index", "attention_nodes", "expert_nodes", "source", "engine", "fingerprint", "transport", "placement", "heartbeat_seconds", "trace_folder")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +255,7 @@ class Assigned(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FOLDER_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
     attention_nodes: int
@@ -257,7 +266,8 @@ class Assigned(_message.Message):
     transport: str
     placement: str
     heartbeat_seconds: float
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., attention_nodes: _Optional[int] = ..., expert_nodes: _Optional[int] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    trace_folder: str
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., attention_nodes: _Optional[int] = ..., expert_nodes: _Optional[int] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., trace_folder: _Optional[str] = ...) -> None: ...
 
 class ModelSource(_message.Message):
     __slots__ = ("path", "name", "dtype", "load_format", "layers", "seed")

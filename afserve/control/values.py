@@ -22,7 +22,10 @@ def node_name(role: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One thing to serve, by which nodes. No expert nodes means colocated; `placement` is JSON."""
+    """One thing to serve, by which nodes. No expert nodes means colocated; `placement` is JSON.
+
+    With a `trace_folder` every node writes its part of a trace there at its end.
+    """
 
     source: ModelSource
     engine: EngineConfig
@@ -32,6 +35,7 @@ class Run:
     placement: str
     transport: str = "shm"
     heartbeat_seconds: float = 1.0
+    trace_folder: str = ""
 
     @property
     def members(self) -> tuple[str, ...]:

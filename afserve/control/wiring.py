@@ -5,6 +5,7 @@ A node that reads another config.json than the controller's is refused before an
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ from afserve.engine.build import (
 )
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
+from afserve.engine.meter import ExpertWatch
 from afserve.errors import RendezvousError
 from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.plan import Placement
 from afserve.spec import ModelSpec
+from afserve.trace import Trace
 
 CONNECT_SECONDS = 30.0
 Progress = Callable[[float], None]
@@ -45,10 +48,12 @@ def build_attention(
     layout = _layout(run, spec, placement)
     addresses = meet(_agreed(layout))
     if not run.expert_nodes:
-        return _colocated(run, spec, placement, progress, ops)
+        return _colocated(assigned, spec, placement, progress, ops)
     transport = connect.connect(addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS)
     link = ExpertLink(transport, attention=assigned.index, layout=layout, placement=placement)
-    return build_attention_node(run.source, run.engine, link, progress, ops=ops), link.close
+    trace = _trace(assigned)
+    node = build_attention_node(run.source, run.engine, link, progress, ops=ops, trace=trace)
+    return node, _closing(link.close, trace, run)
 
 
 def _ops(run: Run) -> Ops:
@@ -59,14 +64,16 @@ def _ops(run: Run) -> Ops:
 
 
 def _colocated(
-    run: Run, spec: ModelSpec, placement: Placement, progress: Progress, ops: Ops
+    assigned: Assigned, spec: ModelSpec, placement: Placement, progress: Progress, ops: Ops
 ) -> tuple[AnyNode, Close]:
+    run, trace = assigned.run, _trace(assigned)
     bank = build_expert_bank(
         run.source, placement.held(0), spec.experts, progress=lambda done: progress(done / 2), ops=ops
     )
     link = LocalBankLink(bank)
     later: Progress = lambda done: progress(0.5 + done / 2)  # noqa: E731
-    return build_attention_node(run.source, run.engine, link, later, ops=ops), link.close
+    node = build_attention_node(run.source, run.engine, link, later, ops=ops, trace=trace)
+    return node, _closing(link.close, trace, run)
 
 
 def build_expert(
@@ -90,7 +97,25 @@ def build_expert(
     )
     filler = Filler(bank)
     filler.start()
-    return ExpertNode(ExpertPort(transport), bank, epoch=placement.epoch), filler, transport.close
+    trace = _trace(assigned)
+    watch = ExpertWatch(trace) if trace else None
+    node = ExpertNode(ExpertPort(transport), bank, epoch=placement.epoch, watch=watch)
+    return node, filler, _closing(transport.close, trace, run)
+
+
+def _trace(assigned: Assigned) -> Trace | None:
+    return Trace(node_name(assigned.role, assigned.index)) if assigned.run.trace_folder else None
+
+
+def _closing(close: Close, trace: Trace | None, run: Run) -> Close:
+    """Also writes this node's part of the trace."""
+
+    def closing() -> None:
+        close()
+        if trace is not None:
+            trace.write(Path(run.trace_folder) / f"{trace.process}.trace")
+
+    return closing
 
 
 def _checked_spec(assigned: Assigned) -> ModelSpec:

@@ -13,6 +13,7 @@ from afserve.comm.m2n import Link
 from afserve.config import EngineConfig
 from afserve.engine import kv
 from afserve.engine.load import ExpertLoad
+from afserve.engine.meter import Meter
 from afserve.engine.micro_batch import MicroBatch, Step, T
 from afserve.engine.pace import Pace
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -20,6 +21,7 @@ from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats
 from afserve.models.decoder import AttentionModel
 from afserve.placement.plan import Placement
+from afserve.trace import Trace
 
 
 class AttentionNode(Generic[T]):
@@ -30,19 +32,20 @@ class AttentionNode(Generic[T]):
         config: EngineConfig,
         eos_ids: frozenset[int] = frozenset(),
         clock: Clock | None = None,
+        trace: Trace | None = None,
     ) -> None:
         spec = model.spec
         self._link = link
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         cache = kv.allocate(spec, config, model.dtype, model.ops.device)
+        self._meter = Meter(clock or MonotonicClock(), trace)
         self._micro_batches = [
-            MicroBatch(i, model, cache, self._scheduler, link, self._load, config)
+            MicroBatch(i, model, cache, self._scheduler, link, self._load, self._meter, config)
             for i in range(config.micro_batches)
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | None] = [None] * config.micro_batches
-        self._clock = clock or MonotonicClock()
         self._pace = Pace(config.micro_batches) if config.adaptive else None
         self._unsettled: set[int] = set()
         self.stalled = True
@@ -78,8 +81,10 @@ class AttentionNode(Generic[T]):
             if ticket is not None and not self._link.ready(ticket):
                 continue
             before = self._micro_batches[index].steps
+            start = self._meter.now()
             with torch.inference_mode():
                 self._tickets[index] = next(loop)
+            self._meter.ran(index, start)
             self._unsettled.discard(index)
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None
@@ -92,7 +97,7 @@ class AttentionNode(Generic[T]):
         """A micro-batch ended a step: measure, and set how many take part from now on."""
         tokens = sum(len(event.token_ids) for event in micro_batch.events)
         running = self._scheduler.running
-        pace.observe(self._clock.now(), tokens, running, decode_only=micro_batch.decode_only)
+        pace.observe(self._meter.now(), tokens, running, decode_only=micro_batch.decode_only)
         self._scheduler.active = pace.active
 
     def _take_events(self) -> list[TokenEvent]:
@@ -112,7 +117,9 @@ class AttentionNode(Generic[T]):
         """Park until a reply is there, at most `timeout` seconds. Raises PeerLost."""
         tickets = [t for t in self._tickets if t is not None]
         if tickets:
+            start = self._meter.now()
             self._link.wait(tickets, timeout)
+            self._meter.slept(start)
 
     def abort_all(self, reason: str) -> list[TokenEvent]:
         """End every request with an error event; used when the node cannot go on."""
@@ -135,6 +142,10 @@ class AttentionNode(Generic[T]):
             steps=sum(m.steps for m in self._micro_batches),
             expert_rows=self._load.totals(),
             prefill_rows=self._load.prefilled(),
+            dispatches=self._meter.dispatches,
+            busy_seconds=self._meter.busy,
+            parked_seconds=self._meter.parked,
+            under_way_seconds=self._meter.under_way,
         )
 
     def check(self) -> None:

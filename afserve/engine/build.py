@@ -21,6 +21,7 @@ from afserve.models.experts import ExpertBank
 from afserve.models.registry import NAMINGS
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
+from afserve.trace import Trace
 
 Progress = Callable[[float], None]
 Held = Iterable[tuple[int, int, int]]
@@ -84,6 +85,7 @@ def build_attention_node(
     link: Link[T],
     progress: Progress = silent,
     ops: Ops | None = None,
+    trace: Trace | None = None,
 ) -> AttentionNode[T]:
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError."""
     spec = spec_of(source)
@@ -97,7 +99,7 @@ def build_attention_node(
         config.max_model_len,
         progress,
     )
-    return AttentionNode(model, link, config, eos_ids_of(source, spec))
+    return AttentionNode(model, link, config, eos_ids_of(source, spec), trace=trace)
 
 
 def build_expert_bank(

@@ -6,7 +6,7 @@ Correctness never depends on grouping: rows of one layer that are there together
 Shapes: R rows, H hidden size, K top-k.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +20,12 @@ from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
 
+Watch = Callable[[int, Sequence[Arrival], float, float], None]
+
 
 class ExpertNode:
-    """`epoch` is the placement's that the bank holds now; more may be accepted beside it.
+    """`epoch` is the placement's that the bank holds now; more may be accepted beside it. `watch` is told of
+    every computation: layer, messages, start and end.
 
     `longest_hold` bounds the soft barrier, in seconds; 0 turns it off.
     """
@@ -34,11 +37,13 @@ class ExpertNode:
         *,
         epoch: int = 0,
         longest_hold: float = 0.001,
+        watch: Watch | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._port = port
         self._bank = bank
         self._clock = MonotonicClock() if clock is None else clock
+        self._watch = watch
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
@@ -153,6 +158,8 @@ class ExpertNode:
         self._busy_seconds += now - start
         self._slot_rows.note(layer, [arrival.slot_RK for arrival in group])
         self._barrier.answered([arrival.box for arrival in group], now, now - start)
+        if self._watch is not None:
+            self._watch(layer, group, start, now)
 
     def _forget(self, lost: PeerLost) -> None:
         gone = int(lost.peer.rpartition("-")[2])

@@ -14,6 +14,7 @@ from afserve.comm.m2n import Link
 from afserve.config import EngineConfig
 from afserve.engine.batch import Batch, build
 from afserve.engine.load import ExpertLoad
+from afserve.engine.meter import Meter
 from afserve.engine.request import TokenEvent, TokenLogprob
 from afserve.engine.sampler import logprobs_of, sample
 from afserve.engine.scheduler import Finished, Scheduler, StepPlan
@@ -34,11 +35,12 @@ class MicroBatch(Generic[T]):
         scheduler: Scheduler,
         link: Link[T],
         load: ExpertLoad,
+        meter: Meter,
         config: EngineConfig,
     ) -> None:
         self.index = index
         self._model, self._cache, self._scheduler, self._link = model, cache, scheduler, link
-        self._load, self._config = load, config
+        self._load, self._meter, self._config = load, meter, config
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
@@ -71,12 +73,14 @@ class MicroBatch(Generic[T]):
                 ticket = self._link.dispatch(
                     normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
                 )
+                self._meter.sent(self.index, layer.moe_number, ticket)
             local_TH = layer.local_ffn(normed_TH)
             if local_TH is not None:
                 x_TH += local_TH
             if ticket is not None:
                 while not self._link.ready(ticket):
                     yield ticket
+                self._meter.back(self.index)
                 x_TH += self._link.combine(ticket)
         self._load.commit(self.index, batch.decodes)
         return x_TH

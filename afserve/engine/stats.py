@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class AttentionStats:
     """Totals count from the node's start; `expert_rows[l][e]` are routed rows per MoE layer and expert.
 
-    `prefill_rows` are those of them that came with prompt chunks; the others are decode.
+    `prefill_rows` are those of them that came with prompt chunks; the others are decode. Seconds: computing, only
+    waiting, and rows under way (summed over `dispatches`, which overlap).
     """
 
     running: int = 0
@@ -22,6 +23,10 @@ class AttentionStats:
     steps: int = 0
     expert_rows: tuple[tuple[int, ...], ...] = ()
     prefill_rows: tuple[tuple[int, ...], ...] = ()
+    dispatches: int = 0
+    busy_seconds: float = 0.0
+    parked_seconds: float = 0.0
+    under_way_seconds: float = 0.0
 
     @property
     def kv_use(self) -> float:

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +30,7 @@ from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings, read_keys
 from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer
+from afserve.trace import check_writable, merge
 
 DRAIN_SECONDS = 10.0
 _INTERRUPTED = 130
@@ -56,6 +57,7 @@ class UpFlags:
     redundant_experts: int
     rebalance: str | None
     record_routing: str | None
+    trace: str | None
     api_key_file: Path | None
     admin_key_file: Path | None
     served_model_name: str | None
@@ -99,18 +101,13 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine())
     name = flags.served_model_name or found.name
-    if flags.record_routing:
-        _check_writable(flags.record_routing)
+    for path in filter(None, (flags.record_routing, flags.trace)):
+        check_writable(path)
+    if flags.trace:
+        run = replace(topology.run, trace_folder=str(processes.folder))
+        topology = replace(topology, run=run)
     with bind(flags.host, flags.port) as sock:
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags).run())
-
-
-def _check_writable(path: str) -> None:
-    """A recording that could not be written is refused at the start, not at the end."""
-    try:
-        Path(path).touch()
-    except OSError as error:
-        raise ConfigError(f"--record-routing: {path}: {error.strerror}", param="record_routing") from error
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine) -> Topology:
@@ -143,6 +140,7 @@ class _Gateway:
         self._console = Console(stderr=True)
         self._stop = asyncio.Event()
         self._record = Path(flags.record_routing) if flags.record_routing else None
+        self._trace = Path(flags.trace) if flags.trace else None
         self._run = LocalRun(topology, found, name, processes, flags.balance_rules)
         self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
 
@@ -158,6 +156,10 @@ class _Gateway:
                 self._stop.set()
                 await serving
                 self._save_recording()
+        if self._trace is not None:
+            dropped = merge(list(self._processes.folder.glob("*.trace")), self._trace)
+            lost = f", {dropped:,} events were too many" if dropped else ""
+            self._console.print(f"trace: {self._trace}{lost}; open it at ui.perfetto.dev", style="dim")
 
     async def _until_over(self) -> None:
         """Until the user or a failure ends it. Raises the failure."""

@@ -1,0 +1,86 @@
+"""What an attention node measures about its pipeline: time it computes, parks, and has rows under way.
+
+Two clock readings per resume and per dispatch, so it is always on; with a `Trace` it also draws. The same numbers
+are metrics and what `afserve bench pipeline` prints.
+"""
+
+from collections.abc import Sequence
+
+from afserve.clock import Clock
+from afserve.comm.m2n import Ticket
+from afserve.comm.port import Arrival
+from afserve.comm.transport import Box
+from afserve.trace import Trace
+
+
+class Meter:
+    """Seconds since the start: `busy` computing, `parked` only waiting, `under_way` summed over dispatches."""
+
+    def __init__(self, clock: Clock, trace: Trace | None = None) -> None:
+        self._clock = clock
+        self._trace = trace
+        self._sent: dict[int, tuple[float, int, object]] = {}
+        self.busy = 0.0
+        self.parked = 0.0
+        self.under_way = 0.0
+        self.dispatches = 0
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def ran(self, micro_batch: int, since: float) -> None:
+        """A micro-batch computed from `since` until now."""
+        now = self._clock.now()
+        self.busy += now - since
+        if self._trace is not None:
+            self._trace.slice(track(micro_batch), "attend", since, now)
+
+    def slept(self, since: float) -> None:
+        self.parked += self._clock.now() - since
+
+    def sent(self, micro_batch: int, layer: int, ticket: object) -> None:
+        """Rows left for the expert nodes."""
+        now = self._clock.now()
+        self._sent[micro_batch] = (now, layer, ticket)
+        self.dispatches += 1
+        if self._trace is not None:
+            for identity in arrows(ticket):
+                self._trace.arrow(identity, "s", track(micro_batch), now)
+
+    def back(self, micro_batch: int) -> None:
+        """Their partial sums are about to be added."""
+        now = self._clock.now()
+        since, layer, ticket = self._sent.pop(micro_batch)
+        self.under_way += now - since
+        if self._trace is not None:
+            self._trace.slice(f"{track(micro_batch)}, with the experts", f"layer {layer}", since, now)
+            for identity in arrows(ticket):
+                self._trace.arrow(identity, "f", track(micro_batch), now)
+
+
+class ExpertWatch:
+    """Draws an expert node's computations; called by the node after each."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def __call__(self, layer: int, group: Sequence[Arrival], start: float, end: float) -> None:
+        rows = sum(arrival.header.rows for arrival in group)
+        self._trace.slice("experts", f"layer {layer}: {rows} rows of {len(group)}", start, end)
+        for arrival in group:
+            self._trace.arrow(arrow(arrival.box, arrival.header.sequence), "t", "experts", start)
+
+
+def track(micro_batch: int) -> str:
+    return f"micro-batch {micro_batch}"
+
+
+def arrow(box: Box, sequence: int) -> str:
+    return f"{box.attention}.{box.expert}.{box.micro_batch}.{sequence}"
+
+
+def arrows(ticket: object) -> list[str]:
+    """One per message of a dispatch; none when the experts are in this process."""
+    if not isinstance(ticket, Ticket):
+        return []
+    return [arrow(part.box, part.header.sequence) for part in ticket.parts]

@@ -1,0 +1,100 @@
+"""Records who did what when, for Perfetto (ui.perfetto.dev) and chrome://tracing: slices on tracks, arrows between.
+
+Each process records into memory, bounded, and writes one part at its end; `merge` makes one file of them. Times are
+seconds of a clock that all processes of a machine share (CLOCK_MONOTONIC). Format: Trace Event Format, JSON.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from afserve.errors import ConfigError
+
+Arrow = Literal["s", "t", "f"]  # start, through, finish
+Slice = tuple[str, str, float, float]  # track, name, start, end
+Point = tuple[str, Arrow, str, float]  # identity, kind, track, at
+Event = dict[str, object]
+_MOST_EVENTS = 1_000_000
+
+
+class Trace:
+    """One process. `track` is a row of it, such as a micro-batch."""
+
+    def __init__(self, process: str, most_events: int = _MOST_EVENTS) -> None:
+        self.process = process
+        self.dropped = 0
+        self._most = most_events
+        self._slices: list[Slice] = []
+        self._arrows: list[Point] = []
+
+    def slice(self, track: str, name: str, start: float, end: float) -> None:
+        if self._room():
+            self._slices.append((track, name, start, end))
+
+    def arrow(self, identity: str, kind: Arrow, track: str, at: float) -> None:
+        """One point of an arrow; points of the same identity are joined in the order s, t, f."""
+        if self._room():
+            self._arrows.append((identity, kind, track, at))
+
+    def _room(self) -> bool:
+        if len(self._slices) + len(self._arrows) < self._most:
+            return True
+        self.dropped += 1
+        return False
+
+    def write(self, path: Path) -> None:
+        """One part: a line of JSON with everything that was recorded."""
+        part = {
+            "process": self.process,
+            "slices": self._slices,
+            "arrows": self._arrows,
+            "dropped": self.dropped,
+        }
+        path.write_text(json.dumps(part), encoding="utf-8")
+
+
+def check_writable(path: str) -> None:
+    """Refuses a file that could not be written, before hours of work instead of after."""
+    try:
+        Path(path).touch()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def merge(parts: Sequence[Path], out: Path) -> int:
+    """All parts as one trace file; returns how many events had to be dropped."""
+    events: list[Event] = []
+    dropped = 0
+    for pid, path in enumerate(sorted(parts), start=1):
+        part = json.loads(path.read_text(encoding="utf-8"))
+        dropped += part["dropped"]
+        events += _events(pid, part["process"], part["slices"], part["arrows"])
+    out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return dropped
+
+
+def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Point]) -> list[Event]:
+    tracks = sorted({track for track, *_ in slices} | {track for _, _, track, _ in arrows})
+    tid = {track: number for number, track in enumerate(tracks)}
+    events = [_named("process_name", pid, 0, process)]
+    events += [_named("thread_name", pid, number, track) for track, number in tid.items()]
+    for track, name, start, end in slices:
+        times: Event = {"ts": start * 1e6, "dur": (end - start) * 1e6}
+        events.append({"ph": "X", "pid": pid, "tid": tid[track], "name": name, **times})
+    for identity, kind, track, at in arrows:
+        point: Event = {
+            "ph": kind,
+            "pid": pid,
+            "tid": tid[track],
+            "name": "rows",
+            "cat": "m2n",
+            "id": identity,
+        }
+        # "e": the arrow ends at the slice that encloses it, not at the next one.
+        events.append({**point, "ts": at * 1e6, **({"bp": "e"} if kind == "f" else {})})
+    return events
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}}

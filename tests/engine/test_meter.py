@@ -1,0 +1,49 @@
+"""What is measured and drawn of a run: consistent sums, and a trace file that a viewer can read."""
+
+import json
+
+from afserve.clock import MonotonicClock
+from afserve.config import ModelSource
+from afserve.engine.local import LocalCluster
+from afserve.engine.meter import ExpertWatch
+from afserve.trace import Trace, merge
+from tests.engine.driving import collect, config, prompts, requests
+
+
+def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    cluster = LocalCluster.build(source, config(micro_batches=2), experts=2)
+    attention, expert = Trace("attention-0"), Trace("expert-0")
+    cluster.attention[0]._meter._trace = attention
+    cluster.experts[0]._watch = ExpertWatch(expert)
+    before = MonotonicClock().now()
+    assert collect(cluster.run(requests(prompts()))) == expected("v3")
+    elapsed = MonotonicClock().now() - before
+    stats = cluster.attention[0].stats()
+    assert stats.dispatches == stats.steps * len(stats.expert_rows)
+    assert 0 < stats.busy_seconds < elapsed
+    assert 0 < stats.under_way_seconds
+    for trace in (attention, expert):
+        trace.write(tmp_path / f"{trace.process}.trace")
+    out = tmp_path / "out.json"
+    assert merge(list(tmp_path.glob("*.trace")), out) == 0
+    events = json.loads(out.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"attention-0", "expert-0"}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert all(e["dur"] >= 0 for e in slices)
+    arrows = {kind: {e["id"] for e in events if e["ph"] == kind} for kind in "stf"}
+    assert arrows["s"] == arrows["f"]
+    assert arrows["t"] == {i for i in arrows["s"] if i.startswith("0.0.")}
+    tracks = {(e["pid"], e["tid"]) for e in slices}
+    for e in events:
+        if e["ph"] in "st":
+            assert (e["pid"], e["tid"]) in tracks
+
+
+def test_a_full_trace_says_what_it_dropped(tmp_path):
+    trace = Trace("node", most_events=2)
+    for i in range(5):
+        trace.slice("t", "x", i, i + 1)
+    trace.write(tmp_path / "node.trace")
+    assert merge([tmp_path / "node.trace"], tmp_path / "out.json") == 3
