@@ -44,7 +44,7 @@ Plan plan(const Batch& batch, int groups, int share, int columns, int window) {
     for (int t = begin; t < end; t += step) {
       int n = std::min(step, end - t), position = context - (end - t);
       int from = lowest_key(position, window) / SPLIT * SPLIT, to = position + n;
-      plan.rows = std::max(plan.rows, n * share);
+      plan.rows = std::max(plan.rows, whole_groups(n * share));
       for (int g = 0; g < groups; g++) {
         plan.merges.push_back({int(plan.tasks.size()), (to - from + SPLIT - 1) / SPLIT});
         for (int key = from; key < to; key += SPLIT) {
@@ -60,11 +60,12 @@ Plan plan(const Batch& batch, int groups, int share, int columns, int window) {
 // One thread's working memory for tasks of up to `rows` query rows.
 template <class E>
 struct Workspace {
-  E *queries, *keys, *values, *weights;
+  E *queries, *keys, *values, *weights, *zero;
   float *scores, *sums, *top, *total;
 
   static size_t bytes(int rows, int key_blocks, int panels) {
-    size_t elements = size_t(rows) * key_blocks * BLOCK + key_blocks * PANEL_BLOCK + 2 * PANEL_BLOCK + rows * PANEL;
+    size_t elements = size_t(rows) * key_blocks * BLOCK + key_blocks * PANEL_BLOCK + 2 * PANEL_BLOCK + rows * PANEL +
+                      key_blocks * BLOCK;
     return elements * sizeof(E) + sizeof(float) * (size_t(rows) * PANEL * (1 + panels) + 2 * rows) + 64;
   }
 
@@ -73,7 +74,8 @@ struct Workspace {
     values = keys + key_blocks * PANEL_BLOCK;
     queries = values + 2 * PANEL_BLOCK;
     weights = queries + size_t(rows) * key_blocks * BLOCK;
-    scores = reinterpret_cast<float*>(weights + rows * PANEL);
+    zero = weights + rows * PANEL;
+    scores = reinterpret_cast<float*>(zero + key_blocks * BLOCK);
     sums = scores + rows * PANEL;
     top = sums + size_t(rows) * PANEL * panels;
     total = top + rows;
@@ -102,11 +104,17 @@ class Worker {
     take_queries(task);
     std::fill(w_.top, w_.top + rows_, -INFINITY);
     std::fill(w_.total, w_.total + rows_, 0.0f);
-    std::fill(w_.sums, w_.sums + size_t(rows_) * PANEL * panels_, 0.0f);
+    padded_ = whole_groups(rows_);
+    memset(w_.sums, 0, size_t(padded_) * PANEL * panels_ * sizeof(float));
+    memset(w_.weights, 0, size_t(padded_) * PANEL * sizeof(E));
+    memset(w_.zero, 0, size_t(blocks_) * BLOCK * sizeof(E));
+    direct_ = can_score_directly();
+    if (direct_) pack_queries();
     int lowest = lowest_key(task.position, a_.window);
     for (int key = task.first; key < task.last; key += CHUNK) {
       if (key + CHUNK <= lowest) continue;
       if (!point_at_keys(task, key, lowest)) return false;
+      if (key + CHUNK < task.last) fetch(task, key + CHUNK);
       add_chunk(task, key);
     }
     return true;
@@ -116,12 +124,12 @@ class Worker {
   void write(const Task& task) {
     for (int r = 0; r < rows_; r++) {
       float factor = 1.0f / w_.total[r];
-      for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * rows_ + r) * PANEL, factor, PANEL);
+      for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * padded_ + r) * PANEL, factor, PANEL);
     }
     for (int p = 0; p < panels_; p++) {
       int columns = std::min(PANEL, a_.values.size - p * PANEL);
       for (int n = 0; n < task.tokens; n++)
-        loops_.store(w_.sums + (size_t(p) * rows_ + n * share_) * PANEL, share_, nullptr,
+        loops_.store(w_.sums + (size_t(p) * padded_ + n * share_) * PANEL, share_, nullptr,
                      out_row(a_, task, n * share_) + p * PANEL, a_.values.size, columns);
     }
   }
@@ -134,7 +142,7 @@ class Worker {
       row[0] = w_.top[r];
       row[1] = w_.total[r];
       for (int p = 0; p < panels_; p++)
-        memcpy(row + 2 + p * PANEL, w_.sums + (size_t(p) * rows_ + r) * PANEL,
+        memcpy(row + 2 + p * PANEL, w_.sums + (size_t(p) * padded_ + r) * PANEL,
                std::min(PANEL, columns - p * PANEL) * sizeof(float));
     }
   }
@@ -154,11 +162,11 @@ class Worker {
   bool point_at_keys(const Task& task, int key, int lowest) {
     const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
     int low = std::max(key, lowest), high = std::min(std::min(task.context, task.last), key + CHUNK);
-    std::fill(key_row_, key_row_ + CHUNK, nullptr);
-    std::fill(value_row_, value_row_ + CHUNK, nullptr);
+    std::fill(key_row_, key_row_ + CHUNK, w_.zero);
+    std::fill(value_row_, value_row_ + CHUNK, w_.zero);
     for (int position = low; position < high;) {
       int offset = position % a_.block_size, block = table[position / a_.block_size];
-      if (block < 0 || block >= a_.blocks) return false;
+      if (!exists(block)) return false;
       int stop = std::min(high, position - offset + a_.block_size);
       const E* k = at(a_.keys, task.group, block, offset);
       const E* v = at(a_.values, task.group, block, offset);
@@ -167,16 +175,60 @@ class Worker {
         value_row_[position - key] = v;
       }
     }
+    if (direct_) point_at_tiles(task, key, low, high);
     return true;
   }
+
+  // Bring the next chunk near while this one is computed: blocks lie anywhere, no processor guesses them.
+  void fetch(const Task& task, int key) const {
+    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
+    for (int position = key; position < std::min(key + CHUNK, task.last); position++) {
+      int block = table[position / a_.block_size];
+      if (!exists(block)) return;
+      const E* k = at(a_.keys, task.group, block, position % a_.block_size);
+      const E* v = at(a_.values, task.group, block, position % a_.block_size);
+      for (int i = 0; i < a_.keys.size; i += LINE) __builtin_prefetch(k + i);
+      for (int i = 0; i < a_.values.size && v != k; i += LINE) __builtin_prefetch(v + i);
+    }
+  }
+
+  // The four sixteens of this chunk's keys; where no row looks, one that some row does see.
+  void point_at_tiles(const Task& task, int key, int low, int high) {
+    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
+    for (int t = 0; t < CHUNK / 16; t++) {
+      int position = std::clamp(key + t * 16, low / 16 * 16, (high - 1) / 16 * 16);
+      tile_[t] = at(a_.keys, task.group, table[position / a_.block_size], position % a_.block_size);
+    }
+  }
+
+  bool exists(int block) const { return block >= 0 && block < a_.blocks; }
 
   static const E* at(const Cache<E>& cache, int group, int block, int token) {
     return cache.data + block * cache.block_stride + group * cache.group_stride + token * cache.token_stride;
   }
 
+  // Sixteen keys of a block are one tile where they lie, unless the processor has no tiles.
+  bool can_score_directly() const {
+    return loops_.score && rows_ <= ROW_GROUP && a_.block_size % 16 == 0 && a_.keys.size % BLOCK == 0;
+  }
+
+  void pack_queries() {
+    const E* rows[ROW_GROUP];
+    for (int r = 0; r < ROW_GROUP; r++) rows[r] = r < rows_ ? w_.queries + size_t(r) * blocks_ * BLOCK : w_.zero;
+    loops_.pack_keys(rows, ROW_GROUP, a_.keys.size, blocks_, w_.keys);
+  }
+
+  void score_chunk() {
+    if (!direct_) {
+      loops_.pack_keys(key_row_, CHUNK, a_.keys.size, blocks_, w_.keys);
+      loops_.gemm(w_.queries, size_t(blocks_) * BLOCK, rows_, w_.keys, blocks_, w_.scores, false);
+      return;
+    }
+    loops_.score(w_.keys, tile_, a_.keys.token_stride, blocks_, w_.scores);
+  }
+
   void add_chunk(const Task& task, int key) {
-    loops_.pack_keys(key_row_, a_.keys.size, blocks_, w_.keys);
-    loops_.gemm(w_.queries, size_t(blocks_) * BLOCK, rows_, w_.keys, blocks_, w_.scores, false);
+    score_chunk();
     for (int r = 0; r < rows_; r++) {
       int position = task.position + r / share_;
       int low = std::clamp(lowest_key(position, a_.window) - key, 0, CHUNK);
@@ -184,13 +236,15 @@ class Worker {
       float kept = loops_.softmax(w_.scores + r * PANEL, a_.scale, low, high, w_.top + r, w_.total + r,
                                   w_.weights + r * PANEL);
       if (kept == 1.0f) continue;
-      for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * rows_ + r) * PANEL, kept, PANEL);
+      for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * padded_ + r) * PANEL, kept, PANEL);
     }
     for (int p = 0; p < panels_; p++) {
       loops_.pack_values(value_row_, p * PANEL, a_.values.size, w_.values);
-      loops_.gemm(w_.weights, PANEL, rows_, w_.values, 2, w_.sums + size_t(p) * rows_ * PANEL, true);
+      loops_.gemm(w_.weights, PANEL, rows_, w_.values, 2, w_.sums + size_t(p) * padded_ * PANEL, true);
     }
   }
+
+  static constexpr int LINE = 64 / sizeof(E);
 
   const Isa& isa_;
   const Loops<E>& loops_;
@@ -198,8 +252,9 @@ class Worker {
   const Batch& batch_;
   const Workspace<E> w_;
   const int share_;
-  int rows_ = 0, blocks_ = 0, panels_ = 0;
-  const E *key_row_[CHUNK], *value_row_[CHUNK];
+  int rows_ = 0, padded_ = 0, blocks_ = 0, panels_ = 0;
+  bool direct_ = false;
+  const E *key_row_[CHUNK], *value_row_[CHUNK], *tile_[CHUNK / 16] = {};
 };
 
 // Splits of one row into its result: the sums, each scaled to the highest score, over the weights' total.
@@ -238,7 +293,7 @@ void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
   auto count_of = [&](int m) { return todo.merges[m].count; };
   std::vector<bool> alone(todo.tasks.size());
   for (size_t m = 0; m < todo.merges.size(); m++) alone[todo.merges[m].first] = count_of(int(m)) == 1;
-  engine.pool.run(int(todo.tasks.size()), [&](int index, int thread) {
+  engine.pool.run_within(int(todo.tasks.size()), [&](int index, int thread) {
     const Task& task = todo.tasks[index];
     Worker<E> worker(isa, a, batch, {engine.scratch<char>(thread), todo.rows, key_blocks, panels});
     if (!worker.sums(task))
@@ -247,7 +302,6 @@ void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
       worker.write(task);
     else
       worker.keep(task, partials);
-    isa.finish();
   });
   if (bad) throw std::out_of_range("block_table_SB: a block id is not in 0 .. " + std::to_string(a.blocks - 1));
   if (!split) return;

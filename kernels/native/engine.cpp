@@ -2,10 +2,18 @@
 
 #include <stdexcept>
 
-Engine::Engine(int threads, const std::string& isa_name)
-    : isa(find_isa(isa_name.c_str())), pool(threads), worker(size_t(pool.threads())) {
-  if (!isa) throw std::invalid_argument("instruction set '" + isa_name + "' does not exist here");
+namespace {
+
+const Isa* required(const std::string& name) {
+  const Isa* isa = find_isa(name.c_str());
+  if (!isa) throw std::invalid_argument("instruction set '" + name + "' does not exist here");
+  return isa;
 }
+
+}  // namespace
+
+Engine::Engine(int threads, const std::string& isa_name)
+    : isa(required(isa_name)), pool(threads, isa->enter, isa->leave), worker(size_t(pool.threads())) {}
 
 void Engine::reserve(size_t bytes) {
   for (Memory& memory : worker) memory.at_least<char>(bytes);

@@ -24,22 +24,25 @@ struct Engine {
   Memory shared[4];            // one op's, written by disjoint tasks
 };
 
-// Rows as a product may read them: whole blocks of inputs, zero past the last input.
+// Rows as a product may read them: whole blocks of inputs, zero past the last input, and whole groups of rows.
 template <class E>
 struct Rows {
   const E* data;
   size_t stride;
 };
 
-// `x` itself if its rows are whole blocks, else a padded copy in `scratch`.
+inline int whole_groups(int rows) { return (rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP; }
+inline int whole_blocks(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
+
+// `x` itself if it is whole, else a copy in `scratch`.
 template <class E>
-Rows<E> whole_blocks(const E* x, size_t stride, int rows, int inputs, Memory& scratch) {
-  if (inputs % BLOCK == 0) return {x, stride};
-  size_t padded = size_t(inputs + BLOCK - 1) / BLOCK * BLOCK;
-  E* copy = scratch.at_least<E>(rows * padded);
+Rows<E> readable(const E* x, size_t stride, int rows, int inputs, Memory& scratch) {
+  if (inputs % BLOCK == 0 && rows % ROW_GROUP == 0) return {x, stride};
+  size_t wide = whole_blocks(inputs);
+  E* copy = scratch.at_least<E>(whole_groups(rows) * wide);
   for (int r = 0; r < rows; r++) {
-    memcpy(copy + r * padded, x + r * stride, inputs * sizeof(E));
-    memset(copy + r * padded + inputs, 0, (padded - inputs) * sizeof(E));
+    memcpy(copy + r * wide, x + r * stride, inputs * sizeof(E));
+    memset(copy + r * wide + inputs, 0, (wide - inputs) * sizeof(E));
   }
-  return {copy, padded};
+  return {copy, wide};
 }

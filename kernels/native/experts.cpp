@@ -63,7 +63,7 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
   size_t wide = size_t(gate_up_.blocks()) * BLOCK, inner = size_t(gate_up_.panels()) * 32;
 
   // Each entry's activations, in group order and whole blocks.
-  E* gathered = engine.shared[0].at_least<E>(entries * wide + 1);
+  E* gathered = engine.shared[0].at_least<E>((entries + ROW_GROUP) * wide);
   engine.pool.run(ceil_div(entries, 64), [&](int index, int) {
     for (int e = index * 64; e < clamp(entries, index * 64 + 64); e++) {
       memcpy(gathered + e * wide, x + grouping_.row[e] * stride, hidden_ * sizeof(E));
@@ -78,19 +78,18 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
   for (const auto& g : groups)
     for (int r = 0; r < g.count; r += ROW_BLOCK)
       pieces.push_back({g.slot, g.first + r, clamp(g.count - r, ROW_BLOCK)});
-  E* middle = engine.shared[1].at_least<E>(entries * inner + 1);
+  E* middle = engine.shared[1].at_least<E>((entries + ROW_GROUP) * inner);
   int panels = gate_up_.panels();
-  engine.pool.run(int(pieces.size()) * panels, [&](int index, int worker) {
+  engine.pool.run_within(int(pieces.size()) * panels, [&](int index, int worker) {
     const Piece& piece = pieces[index / panels];
     int panel = index % panels;
     float* sum = engine.scratch<float>(worker);
     gate_up_.multiply(isa, piece.slot, panel, gathered + piece.first * wide, wide, piece.count, sum);
     isa.of<E>().swiglu(sum, piece.count, middle + piece.first * inner + panel * 32, inner);
-    isa.finish();
   });
 
   // One task owns 64 output columns of every row, so the sums of a row are made in slot order.
-  engine.pool.run(down_.panels(), [&](int panel, int worker) {
+  engine.pool.run_within(down_.panels(), [&](int panel, int worker) {
     float* sum = engine.scratch<float>(worker);
     float* total = sum + ROW_BLOCK * PANEL;
     int columns = clamp(hidden_ - panel * PANEL, PANEL);
@@ -107,7 +106,6 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
       }
     }
     isa.of<O>().store(total, rows, nullptr, to, out_stride, columns);
-    isa.finish();
   });
 }
 

@@ -48,7 +48,7 @@ int64_t since(Clock::time_point start) {
 }
 
 void pause_briefly() {
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < 4; ++i) {
 #if defined(__x86_64__)
         _mm_pause();
 #elif defined(__aarch64__)
@@ -113,7 +113,8 @@ class FlagBoard {
    public:
     using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
 
-    FlagBoard(const std::vector<Addresses>& lanes, const std::vector<uintptr_t>& bells) {
+    // Without `spins` a wait parks at once: for words that another thread of this process writes.
+    FlagBoard(const std::vector<Addresses>& lanes, const std::vector<uintptr_t>& bells, bool spins) : spins_(spins) {
         for (auto [incoming, outgoing, bell] : lanes)
             lanes_.push_back({word(incoming), word(outgoing), word(bell), word(bell + 4), 0});
         for (uintptr_t bell : bells) {
@@ -174,6 +175,7 @@ class FlagBoard {
 
     // True when a flag changed within the budget.
     bool spin(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
+        if (!spins_) return false;
         if (shy_ > 0) {
             --shy_;
             return false;
@@ -223,6 +225,7 @@ class FlagBoard {
     int64_t usual_ = kLongestSpin / 4;
     int64_t budget_ = kLongestSpin / 2;
     int shy_ = 0;
+    bool spins_;
 };
 
 }  // namespace
@@ -232,7 +235,8 @@ void bind_m2n(py::module_& module);  // m2n.cpp
 void bind_flags(py::module_& module) {
     bind_m2n(module);
     py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/flags.py.")
-        .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&>())
+        .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&, bool>(), py::arg("lanes"),
+             py::arg("bells"), py::arg("spins") = true)
         .def("value", &FlagBoard::value)
         .def("settle", &FlagBoard::settle)
         .def("post", &FlagBoard::post)

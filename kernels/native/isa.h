@@ -10,11 +10,12 @@
 constexpr int PANEL = 64;        // columns of a panel
 constexpr int BLOCK = 32;        // inputs of a block
 constexpr int TILE = 512;        // elements of a tile
+constexpr int ROW_GROUP = 16;    // rows of a product are read and written in whole groups
 constexpr int PANEL_BLOCK = 4 * TILE;  // elements of one block of a panel
 
 template <class E>
 struct Loops {
-  // sum[rows][64] (+)= a[rows][32 * blocks] * panel. Reads exactly rows * 32 * blocks of a.
+  // sum[rows][64] (+)= a[rows][32 * blocks] * panel. May read and write rows up to the next multiple of ROW_GROUP.
   void (*gemm)(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add);
   // The same with int8 weights, unscaled.
   void (*gemm_i8)(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add);
@@ -27,9 +28,12 @@ struct Loops {
   void (*add)(E* x, const E* y, int size);  // x += y, rounded to E
   // Pairs (i, i + half), or (2 i, 2 i + 1) if interleaved; out always split in halves.
   void (*rope)(const E* x, const float* cos, const float* sin, int half, bool interleaved, E* out);
-  // Keys (row pointers of `size` elements, null is zero) as the panel of a product with 64 outputs.
-  void (*pack_keys)(const E* const* rows, int size, int blocks, E* panel);
-  // Columns first .. first + 63 of 64 value rows (null is zero) as a panel with 64 inputs.
+  // `count` keys of `size` elements, in sixteens, as the panel of a product with up to 64 outputs.
+  void (*pack_keys)(const E* const* rows, int count, int size, int blocks, E* panel);
+  // scores[16][64] of 64 keys, whose sixteens begin at keys[0 .. 3] and lie `stride` elements apart, for 16 queries
+  // that pack_keys packed. Null where it would be no faster. Between enter and leave only.
+  void (*score)(const E* queries, const E* const* keys, size_t stride, int blocks, float* scores);
+  // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
   // One row of 64 scores: the softmax so far (top, total), and this chunk's weights. [low, high) may be seen.
   // Returns what the earlier sums must be scaled by.
@@ -46,7 +50,8 @@ struct Isa {
   void (*scale_row)(float* row, float factor, int size);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
   void (*sigmoid_all)(float* x, int size);
-  void (*finish)();  // gives back wide register state after an op
+  void (*enter)();  // before a thread's first product of an op: sets up wide registers
+  void (*leave)();  // after its last: gives them back
 
   template <class E>
   const Loops<E>& of() const;

@@ -5,13 +5,13 @@
 #else
 #pragma GCC target("avx2,fma,f16c")
 #endif
-#define VECTOR_ROWS 3
-#define VECTOR_TILES 1
+#define VECTOR_BYTES 32
+#define GEMM_ROWS 3
+#define GEMM_VECTORS 4
 #include "table.h"
 
 const Isa* avx2_isa() {
-  static const Isa isa =
-      isa_of("avx2", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>(), nothing);
+  static const Isa isa = isa_of("avx2", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>());
   return &isa;
 }
 #ifdef __clang__

@@ -5,13 +5,13 @@
 #else
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
-#define VECTOR_ROWS 6
-#define VECTOR_TILES 4
+#define VECTOR_BYTES 64
+#define GEMM_ROWS 6
+#define GEMM_VECTORS 4
 #include "table.h"
 
 const Isa* avx512_isa() {
-  static const Isa isa =
-      isa_of("avx512", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>(), nothing);
+  static const Isa isa = isa_of("avx512", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>());
   return &isa;
 }
 #ifdef __clang__

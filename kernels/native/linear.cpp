@@ -17,7 +17,7 @@ void Linear::set_bias(const Source& source) {
 
 template <class E, class O>
 void Linear::run(Engine& engine, const E* x, size_t stride, int rows, O* out, size_t out_stride) const {
-  Rows<E> a = whole_blocks(x, stride, rows, inputs(), engine.shared[0]);
+  Rows<E> a = readable(x, stride, rows, inputs(), engine.shared[0]);
   const Isa& isa = *engine.isa;
   engine.reserve(ROW_BLOCK * PANEL * sizeof(float));
   int panels = weights_.panels();
@@ -29,9 +29,8 @@ void Linear::run(Engine& engine, const E* x, size_t stride, int rows, O* out, si
     int columns = outputs_ - panel * PANEL < PANEL ? outputs_ - panel * PANEL : PANEL;
     const float* bias = bias_.empty() ? nullptr : bias_.data() + panel * PANEL;
     isa.of<O>().store(sum, n, bias, out + first * out_stride + panel * PANEL, out_stride, columns);
-    isa.finish();
   };
-  engine.pool.run(ceil_div(rows, ROW_BLOCK) * panels, task);
+  engine.pool.run_within(ceil_div(rows, ROW_BLOCK) * panels, task);
 }
 
 template void Linear::run(Engine&, const bf16*, size_t, int, bf16*, size_t) const;

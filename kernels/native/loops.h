@@ -1,11 +1,24 @@
 // Inner loops in vector extensions, the same text for every instruction set. The including file chooses the
-// set with a target pragma and says how many accumulators fit: ROWS_F32 x TILES_F32 (and ROWS_B16 x TILES_B16).
+// set with a target pragma.
 #pragma once
 #include "gemm_vector.h"
 #include "isa.h"
 #include "vec.h"
 
 namespace {
+
+INLINE void widen_tile(const int8_t* tile, bf16* wide) {
+  for (int i = 0; i < TILE; i += LANES) {
+    u32v u = (u32v)__builtin_convertvector(load_raw<i8v>(tile + i), f32v) >> 16;
+    store_raw(wide + i, low_halves(u));
+  }
+}
+
+// An int8 tile is in pair order, a float tile is not.
+INLINE void widen_tile(const int8_t* tile, float* wide) {
+  for (int k = 0; k < BLOCK; k++)
+    for (int c = 0; c < 16; c++) wide[k * 16 + c] = tile[k / 2 * 32 + c * 2 + k % 2];
+}
 
 template <class E>
 void gemm_i8(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add,
@@ -39,10 +52,9 @@ INLINE f32v silu(f32v x) { return x / (exp_lanes(-x) + 1.0f); }
 template <class E>
 void swiglu(const float* sum, int rows, E* out, size_t stride) {
   for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
-    for (int half = 0; half < 2; half++) {
-      f32v gate = load(sum + half * 32);
-      f32v up = load(sum + half * 32 + LANES);
-      store(out + half * LANES, silu(gate) * up);
+    for (int c = 0; c < 32; c += LANES) {
+      const float* gate = sum + c / 16 * 32 + c % 16;
+      store(out + c, silu(load(gate)) * load(gate + 16));
     }
   }
 }

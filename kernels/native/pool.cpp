@@ -20,7 +20,7 @@ void relax() {
 
 }  // namespace
 
-Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads) {}
+Pool::Pool(int threads, Hook enter, Hook leave) : threads_(threads < 1 ? 1 : threads), enter_(enter), leave_(leave) {}
 
 Pool::~Pool() {
   {
@@ -35,7 +35,7 @@ void Pool::start() {
   for (int i = 1; i < threads_; i++) workers_.emplace_back([this, i] { work(i); });
 }
 
-void Pool::share(int n, Call call, const void* task) {
+void Pool::share(int n, Call call, const void* task, bool within) {
   if (workers_.empty()) start();
   uint64_t round = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_ = round << 32 | CLOSED;
@@ -43,6 +43,7 @@ void Pool::share(int n, Call call, const void* task) {
   done_ = 0;
   call_ = call;
   task_ = task;
+  within_ = within;
   ticket_ = round << 32;
   if (sleepers_) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -53,17 +54,21 @@ void Pool::share(int n, Call call, const void* task) {
 }
 
 void Pool::drain(uint64_t round, int worker) {
+  bool entered = false;
   for (;;) {
     uint64_t ticket = ticket_;
     uint64_t index = ticket & 0xffffffff;
     int n = count_;
     Call call = call_;
     const void* task = task_;
-    if (ticket >> 32 != round || index >= static_cast<uint64_t>(n)) return;
+    bool within = within_;
+    if (ticket >> 32 != round || index >= static_cast<uint64_t>(n)) break;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
+    if (within && !entered) enter_(), entered = true;
     call(task, static_cast<int>(index), worker);
     done_.fetch_add(1, std::memory_order_release);
   }
+  if (entered) leave_();
 }
 
 bool Pool::wait_for_round(uint64_t seen) {

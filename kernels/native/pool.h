@@ -10,24 +10,38 @@
 
 class Pool {
  public:
-  explicit Pool(int threads);
+  using Hook = void (*)();
+
+  // Every thread calls `enter` before its first task of a `run_within` and `leave` after its last.
+  Pool(int threads, Hook enter, Hook leave);
   ~Pool();
   int threads() const { return threads_; }
 
   // task(index, worker) for every index below n, in any order; returns when all are done.
   template <class Task>
   void run(int n, const Task& task) {
-    if (n <= 1 || threads_ == 1) {
-      for (int i = 0; i < n; i++) task(i, 0);
-      return;
-    }
-    share(n, [](const void* t, int i, int worker) { (*static_cast<const Task*>(t))(i, worker); }, &task);
+    run(n, task, false);
+  }
+
+  // The same between `enter` and `leave`: for tasks that multiply.
+  template <class Task>
+  void run_within(int n, const Task& task) {
+    run(n, task, true);
   }
 
  private:
   using Call = void (*)(const void*, int, int);
 
-  void share(int n, Call call, const void* task);
+  template <class Task>
+  void run(int n, const Task& task, bool within) {
+    if (n > 1 && threads_ > 1)
+      return share(n, [](const void* t, int i, int worker) { (*static_cast<const Task*>(t))(i, worker); }, &task, within);
+    if (within && n) enter_();
+    for (int i = 0; i < n; i++) task(i, 0);
+    if (within && n) leave_();
+  }
+
+  void share(int n, Call call, const void* task, bool within);
   void start();
   void work(int worker);
   void drain(uint64_t round, int worker);
@@ -37,10 +51,12 @@ class Pool {
   // late worker can never take a task of one round with the fields of another.
   static constexpr uint64_t CLOSED = 0x7fffffff;
   const int threads_;
+  const Hook enter_, leave_;
   std::atomic<uint64_t> ticket_{CLOSED};
   std::atomic<int> count_{0}, done_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> task_{nullptr};
+  std::atomic<bool> within_{false};
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

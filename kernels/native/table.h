@@ -9,18 +9,18 @@ template <class E>
 using Gemm = void (*)(const E*, size_t, int, const E*, int, float*, bool);
 
 template <class E, Gemm<E> GEMM>
-Loops<E> loops_of() {
+Loops<E> loops_of(decltype(Loops<E>::score) score = nullptr) {
   return {
       GEMM,
       [](const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add) {
         gemm_i8<E>(a, stride, rows, panel, blocks, sum, add, GEMM);
       },
-      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E>, rope<E>, pack_keys<E>, pack_values, softmax<E>, dot<E>,
+      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E>, rope<E>, pack_keys<E>, score, pack_values, softmax<E>, dot<E>,
   };
 }
 
-Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*finish)()) {
-  return {name, b, f, scale_columns, add_scaled, scale_row, exp_all, sigmoid_all, finish};
+Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
+  return {name, b, f, scale_columns, add_scaled, scale_row, exp_all, sigmoid_all, enter, leave};
 }
 
 }  // namespace

@@ -1,18 +1,22 @@
-// Sixteen float lanes in GCC vector extensions. Included only inside a translation unit of one instruction
-// set, within an anonymous namespace, so that no two sets ever share a symbol.
+// Float lanes in GCC vector extensions, as many as the including file's registers hold (VECTOR_BYTES). Included only
+// inside a translation unit of one instruction set; everything is in an anonymous namespace, so that no two sets
+// ever share a symbol.
 #pragma once
 #include "element.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
-#define LANES 16
+#define LANES (VECTOR_BYTES / 4)
 #define INLINE inline __attribute__((always_inline))
 
 namespace {
 
-typedef float f32v __attribute__((vector_size(64)));
-typedef int32_t i32v __attribute__((vector_size(64)));
-typedef uint32_t u32v __attribute__((vector_size(64)));
-typedef uint16_t u16v __attribute__((vector_size(32)));
-typedef int8_t i8v __attribute__((vector_size(16)));
+typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t i32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t u16v __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef int8_t i8v __attribute__((vector_size(VECTOR_BYTES / 4)));
 
 INLINE f32v splat(float x) { return f32v{} + x; }
 
@@ -28,13 +32,30 @@ INLINE void store_raw(void* p, V v) {
   memcpy(p, &v, sizeof(V));
 }
 
-INLINE f32v widen(u16v v) { return (f32v)(__builtin_convertvector(v, u32v) << 16); }
+// The compilers' own conversions split a wide vector in halves; the processors have one instruction. (A target pragma
+// does not define the compiler's feature macros; the width says which set this is.)
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+INLINE u32v zero_extended(u16v v) { return (u32v)_mm512_cvtepu16_epi32((__m256i)v); }
+INLINE u16v low_halves(u32v v) { return (u16v)_mm512_cvtepi32_epi16((__m512i)v); }
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+INLINE u32v zero_extended(u16v v) { return (u32v)_mm256_cvtepu16_epi32((__m128i)v); }
+INLINE u16v low_halves(u32v v) { return __builtin_convertvector(v, u16v); }
+#else
+INLINE u32v zero_extended(u16v v) { return __builtin_convertvector(v, u32v); }
+INLINE u16v low_halves(u32v v) { return __builtin_convertvector(v, u16v); }
+#endif
+
+INLINE f32v widen(u16v v) { return (f32v)(zero_extended(v) << 16); }
 
 // Round to nearest even; a NaN stays a NaN.
 INLINE u16v narrow(f32v x) {
+#ifdef HAS_BF16_CONVERSION
+  return (u16v)_mm512_cvtneps_pbh((__m512)x);
+#else
   u32v u = (u32v)x;
   u32v rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return __builtin_convertvector(x != x ? (u >> 16) | 0x40u : rounded, u16v);
+  return low_halves(x != x ? (u >> 16) | 0x40u : rounded);
+#endif
 }
 
 INLINE f32v load(const float* p) { return load_raw<f32v>(p); }
@@ -64,20 +85,49 @@ INLINE f32v rounded(const bf16*, f32v v) { return widen(narrow(v)); }
 
 INLINE f32v maximum(f32v a, f32v b) { return a > b ? a : b; }
 
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (u32v){__VA_ARGS__})
+#endif
+
+// Lane j of the exchange of blocks of `d` lanes between two vectors: the new first one, the new second one.
+constexpr uint32_t low_lane(uint32_t j, uint32_t d) { return j & d ? LANES + j - d : j; }
+constexpr uint32_t high_lane(uint32_t j, uint32_t d) { return j & d ? LANES + j : j + d; }
+
+template <uint32_t... J>
+struct Lanes {
+  template <int D, class V>
+  static INLINE V low(V a, V b) {
+    return SHUFFLE(a, b, low_lane(J, D)...);
+  }
+  template <int D, class V>
+  static INLINE V high(V a, V b) {
+    return SHUFFLE(a, b, high_lane(J, D)...);
+  }
+};
+#if VECTOR_BYTES == 64
+using All = Lanes<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
+#elif VECTOR_BYTES == 32
+using All = Lanes<0, 1, 2, 3, 4, 5, 6, 7>;
+#else
+using All = Lanes<0, 1, 2, 3>;
+#endif
+
 INLINE float sum_lanes(f32v v) {
-  float x[LANES];
-  store(x, v);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; i++) x[i] += x[i + width];
-  return x[0];
+  if (LANES > 8) v += All::high<LANES / 2>(v, v);
+  if (LANES > 4) v += All::high<4>(v, v);
+  v += All::high<2>(v, v);
+  v += All::high<1>(v, v);
+  return v[0];
 }
 
 INLINE float max_lanes(f32v v) {
-  float x[LANES];
-  store(x, v);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-  return x[0];
+  if (LANES > 8) v = maximum(v, All::high<LANES / 2>(v, v));
+  if (LANES > 4) v = maximum(v, All::high<4>(v, v));
+  v = maximum(v, All::high<2>(v, v));
+  v = maximum(v, All::high<1>(v, v));
+  return v[0];
 }
 
 // e^x to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial).
