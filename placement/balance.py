@@ -76,7 +76,7 @@ def _from_current(task: Task, current: Placement) -> Balanced:
 
 def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
     """Some, more and all of the budget, so that a price has a choice; small problems with several norms."""
-    stages = _STAGES if task.problem.price is not None else _STAGES[-1:]
+    stages = _STAGES if task.problem.price is not None or task.problem.moves is None else _STAGES[-1:]
     ways = []
     for squarings in _NORMS if start.size * len(task.wary_C) <= _SMALL else _NORMS[:1]:
         search, spent = task.search(start, squarings), 0
