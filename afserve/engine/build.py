@@ -3,9 +3,7 @@
 The only place of the engine that reads checkpoint folders. Each role asks only for its own tensors.
 """
 
-import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 
@@ -14,13 +12,13 @@ from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.micro_batch import T
-from afserve.errors import CheckpointError
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
 from afserve.models.registry import NAMINGS
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
+from afserve.tokenizer import eos_ids
 from afserve.trace import Trace
 
 Progress = Callable[[float], None]
@@ -41,19 +39,6 @@ def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
     """What the engine computes in. FP8 checkpoints are de-quantised to bfloat16."""
     name = spec.dtype if source.dtype == "auto" else source.dtype
     return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
-
-
-def eos_ids_of(source: ModelSource, spec: ModelSpec) -> frozenset[int]:
-    """From generation_config.json where there is one, else from config.json."""
-    path = Path(source.path) / "generation_config.json"
-    if not path.is_file():
-        return frozenset(spec.eos_ids)
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: not a JSON object: {error}") from error
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    return frozenset(found) or frozenset(spec.eos_ids)
 
 
 def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> TensorSource:
@@ -99,7 +84,7 @@ def build_attention_node(
         config.max_model_len,
         progress,
     )
-    return AttentionNode(model, link, config, eos_ids_of(source, spec), trace=trace)
+    return AttentionNode(model, link, config, frozenset(eos_ids(source.path)), trace=trace)
 
 
 def build_expert_bank(

@@ -18,6 +18,7 @@ from afserve.server.info import Info
 from afserve.server.live import Live
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
+from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
 from afserve.server.text_worker import TextWorker
@@ -39,6 +40,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         bodies=Bodies(settings.max_body_bytes, settings.read_deadline),
         worker=TextWorker(deadline=settings.text_deadline),
         generator=Generator(backend, tokenizer, metrics),
+        defaults=model_defaults(backend.model.path),
     )
     app = Starlette(
         routes=_routes(service),

@@ -43,7 +43,11 @@ class Generate:
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
         rooms = [self._service.room(ids, wanted, DEFAULT_COMPLETION_TOKENS, "prompt") for ids in prompts]
         params = sampling_params(
-            asked.sampling, max_tokens=min(rooms), logprobs=asked.logprobs, echo=asked.echo
+            asked.sampling,
+            self._service.defaults,
+            max_tokens=min(rooms),
+            logprobs=asked.logprobs,
+            echo=asked.echo,
         )
         task = self._task("cmpl", prompts, params, asked.sampling, arrived)
         echo = self._echo(asked, prompts) if asked.echo else None
@@ -65,7 +69,9 @@ class Generate:
         text = await self._service.render(asked)
         prompts = await self._service.tokenize([text], add_special_tokens=False, param="messages")
         room = self._service.room(prompts[0], asked.wanted_tokens, None, "messages")
-        params = sampling_params(asked.sampling, max_tokens=room, logprobs=asked.logprobs)
+        params = sampling_params(
+            asked.sampling, self._service.defaults, max_tokens=room, logprobs=asked.logprobs
+        )
         task = self._task("chatcmpl", prompts, params, asked.sampling, arrived)
         return self._answer(
             task, ChatReply(self._header(task), self._service.tokenizer, asked.logprobs), asked

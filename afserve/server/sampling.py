@@ -1,20 +1,39 @@
 """The sampling fields that completions and chat share, as the engine's SamplingParams. Knows no endpoint."""
 
-from afserve.engine.request import SamplingParams
-from afserve.errors import RequestError
-from afserve.server.fields import Fields, or_else
+from dataclasses import replace
+from pathlib import Path
 
+from afserve.engine.request import SamplingParams
+from afserve.errors import ConfigError, RequestError
+from afserve.server.fields import Fields, or_else
+from afserve.tokenizer import read_json
+
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LISTED_IDS = 1024
 MAX_TOKENS = 1 << 24
 
 
+def model_defaults(folder: str | Path) -> SamplingParams:
+    """What the model's authors recommend in generation_config.json; the API's own defaults where they say nothing."""
+    recommended = read_json(folder, "generation_config.json")
+    given = {name: recommended[name] for name in RECOMMENDED if recommended.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"{folder}/generation_config.json: {name}: {value!r} is not a number", param=name
+            )
+    try:
+        return replace(SamplingParams(), **given)
+    except RequestError as error:
+        raise ConfigError(f"{folder}/generation_config.json: {error.message}", param=error.param) from error
+
+
 def sampling_params(
-    fields: Fields, *, max_tokens: int, logprobs: int | None, echo: bool = False
+    fields: Fields, plain: SamplingParams, *, max_tokens: int, logprobs: int | None, echo: bool = False
 ) -> SamplingParams:
-    """The sampling fields of either endpoint. Ranges are SamplingParams' own."""
-    plain = SamplingParams()
+    """The sampling fields of either endpoint; what is not given is `plain`'s. Ranges are SamplingParams' own."""
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=or_else(fields.number("temperature", 0, 2), plain.temperature),

@@ -7,6 +7,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from afserve.chat_template import ChatTemplate
+from afserve.engine.request import SamplingParams
 from afserve.errors import CapacityError, NotFoundError, RequestError
 from afserve.server.backend import Backend
 from afserve.server.body import Bodies
@@ -37,6 +38,7 @@ class Service:
     bodies: Bodies
     worker: TextWorker
     generator: Generator
+    defaults: SamplingParams
 
     async def read(self, request: Request) -> dict[str, object]:
         async with self.bodies.object(request) as body:
