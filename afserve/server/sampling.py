@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from afserve.engine.request import SamplingParams
 from afserve.errors import ConfigError, RequestError
@@ -18,7 +19,9 @@ MAX_TOKENS = 1 << 24
 def model_defaults(folder: str | Path) -> SamplingParams:
     """What the model's authors recommend in generation_config.json; the API's own defaults where they say nothing."""
     recommended = read_json(folder, "generation_config.json")
-    given = {name: recommended[name] for name in RECOMMENDED if recommended.get(name) is not None}
+    given: dict[str, Any] = {
+        name: recommended[name] for name in RECOMMENDED if recommended.get(name) is not None
+    }
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(
