@@ -8,13 +8,16 @@ Failures are rows like the others. Predictions are deterministic; only the two t
 import argparse
 import datetime
 import json
+import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import planner_self
 from planner_log import compare
 from planner_published import Check, deepseek, fastafd, megascale, step3_measured, step3_table
 from planner_silicon import summaries
@@ -57,22 +60,60 @@ def silicon(data: Path) -> list[dict[str, object]]:
 
 
 def timing(code: str, case: str, limit: float, repeats: int = 7) -> dict[str, object]:
-    """Wall seconds of a fresh interpreter, median and spread."""
+    """Wall and CPU seconds of a fresh interpreter, median and spread, beside the machine's load."""
     seconds = []
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     for _ in range(repeats):
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.perf_counter() - begun)
     median = statistics.median(seconds)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / repeats
     return {
         "claim": "speed",
         "case": case,
         "median_s": round(median, 3),
         "least_s": round(min(seconds), 3),
         "most_s": round(max(seconds), 3),
+        "cpu_s": round(cpu, 3),
+        "load": round(os.getloadavg()[0], 1),
         "limit": limit,
         "passed": median <= limit,
     }
+
+
+def markdown(path: Path) -> str:
+    """The table of the README: one line per claim, then every row that fell outside."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    checks = [row for row in rows if "published" in row and row["counted"]]
+    lines = ["| claim | inside | worst | limit |", "| --- | --- | --- | --- |"]
+    for claim in dict.fromkeys(row["claim"] for row in checks):
+        mine = [row for row in checks if row["claim"] == claim]
+        worst = max(mine, key=lambda row: abs(row["error"]) / (row["limit"] or 1e-9))
+        inside = sum(row["passed"] for row in mine)
+        lines.append(
+            f"| {claim} | {inside} of {len(mine)} | {worst['case']}: {worst['error']:+.1%} | {worst['limit']:.0%} |"
+        )
+    lines += [
+        "",
+        "| measured rows, unseen in fitting | rows | TPOT error | TTFT error |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row["claim"] == "measured configurations":
+            lines.append(
+                f"| {row['case']} | {row['rows']} | {row['tpot_error']:.1%} | {row['ttft_error']:.1%} |"
+            )
+        if row["claim"] == "vLLM request log":
+            tpot, ttft = abs(row["tpot_median_error"]), abs(row["ttft_median_error"])
+            lines.append(f"| {row['claim']}, medians | 300 | {tpot:.1%} | {ttft:.1%} |")
+    failed = [row for row in checks if not row["passed"]]
+    lines += [
+        "",
+        *(f"Outside: {row['claim']}, {row['case']}: {row['error']:+.1%}. {row['note']}" for row in failed),
+    ]
+    return "\n".join(lines)
 
 
 def stamp() -> dict[str, str]:
@@ -111,8 +152,15 @@ def show(checks: list[Check], others: list[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/planner")
+    parser.add_argument("--calibration", type=Path, help="stage times of this machine, from afserve bench")
+    parser.add_argument("--measured", type=Path, help="measured runs of this machine, see planner_self.py")
+    parser.add_argument("--model", default="nano", help="the model of --calibration and --measured")
+    parser.add_argument("--table", action="store_true", help="print the results file as Markdown and stop")
     parser.add_argument("--quick", action="store_true", help="published numbers only, nothing written")
     options = parser.parse_args()
+    if options.table:
+        print(markdown(RESULTS / "planner.jsonl"))
+        return
     checks = published(options.data)
     if options.quick:
         show(checks, [])
@@ -122,6 +170,12 @@ def main() -> None:
         timing(START, "afserve plan --help", 0.5),
         timing(SEARCH, "two pools of 512, DeepSeek-V3", 2.0),
     ]
+    if options.calibration and options.measured:
+        others += planner_self.compare(options.calibration, options.measured, options.model)
+    else:
+        others.append(
+            {"claim": "afserve on this CPU", "case": "not measured: needs a calibration from afserve bench"}
+        )
     show(checks, others)
     RESULTS.mkdir(exist_ok=True)
     mark = stamp()

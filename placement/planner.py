@@ -4,7 +4,7 @@ Searches every family, ranks by the objective and keeps the best of each kind. `
 `infeasible.py` says what failed when nothing fits. Pure: values in, values out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,7 +59,8 @@ def answer(question: Question) -> Answer:
 
 
 def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
-    kept, batch, limit = best_batches(family, question.setting, question.targets)
+    cost = None if question.tokens_per_second else _cost(family, question.objective)
+    kept, batch, limit = best_batches(family, question.setting, question.targets, cost)
     if not len(batch):
         return None
     if question.objective == "latency" and not question.tokens_per_second:
@@ -73,24 +74,29 @@ def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
     )
 
 
+def _cost(family: Family, objective: str) -> Array | None:
+    """What the objective counts per second of this layout; None when it does not count per token."""
+    attention, experts = family.ranks * family.tensor_parallel, family.expert_devices
+    if objective == "dollar":
+        return attention * family.attention.usd_per_hour + experts * family.experts.usd_per_hour
+    if objective == "device":
+        return np.asarray(attention + experts)
+    if objective == "watt":
+        return attention * family.attention.watts + experts * family.experts.watts
+    return None
+
+
 def _score(family: Family, question: Question, batch: Array) -> Array:
     """Lower is better; infinite where the wanted rate is not reached."""
     stages = family.stages(question.setting, batch)
     speed = family.ranks * batch * family.micro_batches / stages.tpot
-    attention = family.ranks * family.tensor_parallel
-    cost: dict[str, Callable[[], Array]] = {
-        "dollar": lambda: (
-            (attention * family.attention.usd_per_hour + family.expert_devices * family.experts.usd_per_hour)
-            / speed
-        ),
-        "device": lambda: (attention + family.expert_devices) / speed,
-        "watt": lambda: (
-            (attention * family.attention.watts + family.expert_devices * family.experts.watts) / speed
-        ),
-        "latency": lambda: stages.tpot,
-        "count": lambda: attention + family.expert_devices,
-    }
-    score = cost[question.objective]()
+    cost = _cost(family, question.objective)
+    if cost is not None:
+        score = cost / speed
+    elif question.objective == "latency":
+        score = stages.tpot
+    else:
+        score = family.ranks * family.tensor_parallel + family.expert_devices
     return np.asarray(np.where(speed >= question.tokens_per_second, score, np.inf))
 
 

@@ -5,8 +5,8 @@ TPOT rises with the batch, so bisection over whole grids at once finds each cell
 every batch and is what tests compare with. It prints nothing and reads nothing.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,48 +137,74 @@ def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Arra
     return grid_ranks, grid_devices
 
 
-def best_batches(family: Family, setting: Setting, targets: Targets) -> tuple[Family, Array, Array]:
-    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible."""
+def best_batches(
+    family: Family, setting: Setting, targets: Targets, cost: Array | None = None
+) -> tuple[Family, Array, Array]:
+    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
+
+    With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
+    batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
+    """
     limit = family.batch_limit(setting)
-    family, limit = family.subset(limit >= 1), limit[limit >= 1]
-    if not len(limit):
-        return family, limit, limit
-    meets = _meets(family, setting, targets)
-    alive = meets(np.ones_like(limit))
-    family, limit = family.subset(alive), limit[alive]
-    if not len(limit):
-        return family, limit, limit
-    return family, _bisect(_meets(family, setting, targets), limit), limit
+    cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
+    if not len(cells.low):
+        return cells.family, cells.low, cells.limit
+    stages, fine = _try(cells.family, setting, targets, np.ones_like(cells.low))
+    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot).keep(fine)
+    high = cells.limit.copy()
+    while (cells.low < high).any():
+        middle = np.clip(np.ceil(np.sqrt(cells.low * high)), np.minimum(cells.low + 1, high), high)
+        stages, fine = _try(cells.family, setting, targets, middle)
+        high = np.where(fine, high, np.maximum(middle - 1, cells.low))
+        better = fine & (middle > cells.low)
+        cells = replace(
+            cells, low=np.where(better, middle, cells.low), tpot=np.where(better, stages.tpot, cells.tpot)
+        )
+        if cost is not None:
+            alive = cells.least(high) <= cells.least(cells.low).min() * (1 + 1e-12)
+            if alive.mean() < _WORTH_DROPPING:
+                cells, high = cells.keep(alive), high[alive]
+    return cells.family, cells.low, cells.limit
 
 
-def _meets(family: Family, setting: Setting, targets: Targets) -> Callable[[Array], NDArray[np.bool_]]:
-    def check(batch: Array) -> NDArray[np.bool_]:
-        stages = family.stages(setting, batch)
-        fine = (stages.tpot <= targets.tpot) & (stages.prefill_share < 0.95)
-        return np.asarray(fine & (stages.first_token <= targets.ttft))
-
-    return check
+_WORTH_DROPPING = 0.8
 
 
-def _bisect(meets: Callable[[Array], NDArray[np.bool_]], limit: Array) -> Array:
-    """The largest whole batch in 1..limit that meets, given that 1 does and that larger is never easier."""
-    low, high = np.ones_like(limit), limit.copy()
-    for _ in range(int(np.ceil(np.log2(float(limit.max()) + 1))) + 1):
-        middle = np.ceil((low + high) / 2)
-        fine = meets(middle)
-        low = np.where(fine, middle, low)
-        high = np.where(fine, high, np.maximum(middle - 1, low))
-        if (low >= high).all():
-            break
-    return low
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cells:
+    """Layouts under bisection: the largest batch known to meet the targets, its TPOT, the memory limit, the cost."""
+
+    family: Family
+    low: Array
+    tpot: Array
+    limit: Array
+    cost: Array
+
+    def keep(self, which: NDArray[np.bool_]) -> "_Cells":
+        return _Cells(
+            self.family.subset(which), self.low[which], self.tpot[which], self.limit[which], self.cost[which]
+        )
+
+    def least(self, batch: Array) -> Array:
+        """The cost per token that `batch` requests at the present TPOT would have."""
+        return np.asarray(self.cost * self.tpot / (self.family.ranks * batch))
+
+
+def _try(
+    family: Family, setting: Setting, targets: Targets, batch: Array
+) -> tuple[Stages, NDArray[np.bool_]]:
+    stages = family.stages(setting, batch)
+    fine = (
+        (stages.tpot <= targets.tpot) & (stages.prefill_share < 0.95) & (stages.first_token <= targets.ttft)
+    )
+    return stages, np.asarray(fine)
 
 
 def exhaustive_batches(family: Family, setting: Setting, targets: Targets) -> Array:
     """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
     limit = family.batch_limit(setting)
     best = np.zeros_like(limit)
-    meets = _meets(family, setting, targets)
     for batch in range(1, int(limit.max(initial=0.0)) + 1):
         trial = np.full_like(limit, float(batch))
-        best = np.where((trial <= limit) & meets(trial), trial, best)
+        best = np.where((trial <= limit) & _try(family, setting, targets, trial)[1], trial, best)
     return best
