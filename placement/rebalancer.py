@@ -77,6 +77,7 @@ class Rebalancer:
         self._streak = 0
         self._next = self._rested = float("-inf")
         self._unsettled: int | None = None
+        self._epoch = placement.epoch  # the highest ever given out
         self._era: Floats | None = None  # all rows before this era began
         self._era_began = float("-inf")
 
@@ -84,6 +85,11 @@ class Rebalancer:
         """Every attention node has acknowledged `epoch`: the next move may be decided."""
         if self._unsettled is not None and epoch >= self._unsettled:
             self._unsettled = None
+
+    def abandon(self, standing: Placement) -> None:
+        """A move was given up: `standing` is what every node truly holds. Its successor still gets a new epoch."""
+        self.placement, self._unsettled = standing, None
+        self._epoch = max(self._epoch, standing.epoch)
 
     def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
         """A node died: its experts go elsewhere at once, whatever is under way. STAY means nothing can hold them."""
@@ -167,7 +173,7 @@ class Rebalancer:
     def _reshared(self, placement: Placement, load_LE: Floats) -> Placement:
         """The same slots (but for lost experts) with the shares that suit `load_LE`."""
         asked = Problem(load_LE[None], self.nodes, current=placement, moves=0)
-        return balance(asked).placement(self.placement.epoch + 1)
+        return balance(asked).placement(self._epoch + 1)
 
     def _moved(self, stats: RoutingStats, load_LE: Floats) -> Placement:
         """Slots for what was seen, and a little for everything else that the windows remember."""
@@ -186,7 +192,7 @@ class Rebalancer:
 
     def _take(self, decision: Decision) -> Decision:
         assert decision.placement is not None
-        self.placement = decision.placement
+        self.placement, self._epoch = decision.placement, decision.placement.epoch
         self._streak, self._rested = 0, decision.now + self.rules.rest_s
         self._unsettled = decision.placement.epoch
         self.decisions.append(decision)

@@ -44,8 +44,8 @@ _SHOWN = 40  # layers in the table; --json has all
     "--scenario",
     "names",
     multiple=True,
-    metavar="NAME[=WEIGHT]",
-    help="Use only these scenarios of the files, with weights. Repeatable. Default: all, alike.",
+    metavar="NAME[=WEIGHT]|FILE",
+    help="Use only these scenarios of the files, with weights, or one more file. Repeatable. Default: all, alike.",
 )
 @click.option(
     "--current", type=Path, metavar="FILE", help="The placement that stands now (an earlier --json)."
@@ -94,8 +94,9 @@ def place(
     from afserve.placement.balance import balance
     from afserve.placement.problem import MovePrice, Problem, scenarios
 
-    named = _read((*files, *more))
-    chosen, weights = _choose(named, names)
+    extra = [name for name in names if Path(name).is_file()]
+    named = _read((*files, *more, *map(Path, extra)))
+    chosen, weights = _choose(named, [name for name in names if name not in extra])
     load_CLE = scenarios([named[name] for name in chosen])
     standing = _placement(current) if current is not None else None
     price = None

@@ -108,6 +108,12 @@ def test_several_files_after_one_flag(counts, domains):
     assert "4 scenario(s): counts, domains:day" in out
 
 
+def test_a_scenario_may_be_one_more_file(counts, domains):
+    code, out = run("--counts", counts, "--nodes", 4, "--scenario", domains)
+    assert code == 0
+    assert "4 scenario(s): counts, domains:day" in out
+
+
 def test_a_recording_is_read_too(tmp_path):
     path = tmp_path / "live.afroute"
     path.write_bytes(encode_header("nano", 1, 4) + encode_record(1.0, 1, [[5, 1, 1, 1]]))

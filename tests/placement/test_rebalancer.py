@@ -97,6 +97,16 @@ def test_nothing_is_decided_while_a_move_is_under_way():
     assert core.decide(traffic.now + 60, traffic.stats) is not None
 
 
+def test_an_abandoned_move_leaves_what_stands_and_never_reuses_its_epoch():
+    core, traffic = started()
+    standing = core.placement
+    decision = next(d for d in traffic.flow(domain(2), 6, core) if d.placement is not None)
+    core.abandon(standing)
+    assert core.placement is standing
+    later = next(d for d in traffic.flow(domain(2), 6, core) if d.placement is not None)
+    assert later.placement.epoch > decision.placement.epoch > standing.epoch
+
+
 def test_a_lost_node_is_answered_at_once_even_during_a_move():
     core, traffic = started(slots=64)
     traffic.flow(domain(1), 5)
