@@ -36,11 +36,12 @@ def _active(s: Shape) -> int:
 
 def _training(facts: dict[str, Any]) -> dict[str, Any]:
     recipe, total = facts["recipe"], facts["recipe"]["steps"] * facts["recipe"]["tokens"]
-    names = "seed steps muon_lr embed_lr head_lr small_lr warmup constant mtp_weight bias_step"
+    names = "seed steps muon_lr embed_lr head_lr small_lr mtp_weight bias_step muon_decay decay_from"
     return {name: recipe[name] for name in names.split()} | {
         "tokens_per_step": recipe["tokens"],
         "total": total / 1e6,
         "epochs": total / (facts["text_tokens"] + facts["dialogue_tokens"]),
+        "rates": ", ".join(f"{level:g} at {max(step, 0):,}" for step, level in recipe["rates"]),
         "low": recipe["band"][0],
         "high": recipe["band"][1],
         "lengths": ", ".join(str(phase.length) for phase in Recipe().phases),

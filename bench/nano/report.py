@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.nano import card, checkpoint, corpus, heldout, plot, speed, writing
+from bench.nano.model import Nano
 
 HOME = Path(__file__).parents[2] / "configs" / "nano"
 SAMPLE_BYTES = 120_000
@@ -20,7 +21,7 @@ SAMPLE_TOKENS = 80
 
 
 def write(folder: Path) -> None:
-    """Held-out figures in float32 on the values as saved, the committed sample, the plot and the card."""
+    """Held-out figures (the committed sample in float32, all files in bfloat16), the plot and the card."""
     model, bpe = checkpoint.load(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = {doc.path: doc.text for doc in corpus.documents() if doc.held_out}
     chosen = heldout.sample(texts, SAMPLE_BYTES)
@@ -32,14 +33,23 @@ def write(folder: Path) -> None:
     facts["xz_bits_per_byte"] = round(len(lzma.compress(joined, preset=9)) * 8 / len(joined), 4)
     facts["sample_tokens"] = SAMPLE_TOKENS
     facts["samples"] = [writing.greedy(model, bpe, prompt, SAMPLE_TOKENS) for prompt in writing.PROMPTS]
-    for name, part in {"sample": chosen, "held_out": texts}.items():
-        facts[name] = asdict(heldout.evaluate(model, bpe, list(part.values())))
-        print(name, json.dumps(facts[name]), flush=True)
+    facts["sample"] = asdict(heldout.evaluate(model, bpe, list(chosen.values())))
+    print("sample, float32", json.dumps(facts["sample"]), flush=True)
+    facts["held_out"] = asdict(heldout.evaluate(in_bfloat16(model), bpe, list(texts.values())))
+    print("held out, bfloat16", json.dumps(facts["held_out"]), flush=True)
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
     plot.write(folder)
     card.write(folder)
     for file in folder.iterdir():
         file.chmod(0o644)
+
+
+def in_bfloat16(model: Nano) -> Nano:
+    """The same model with matrices and activations in bfloat16, as it is served."""
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            parameter.data = parameter.data.bfloat16()
+    return model
 
 
 def main() -> None:

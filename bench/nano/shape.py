@@ -4,6 +4,7 @@ Knows no tensor and no file. `architecture()` is the `config.json` that Hugging 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -127,11 +128,10 @@ class Recipe:
     """How nano is trained. Steps are fixed, never a time limit, so the run repeats."""
 
     seed: int = 20251
-    steps: int = 1300
+    steps: int = 900
     tokens: int = 4096
     phases: tuple[Phase, ...] = (Phase(0.75, 512), Phase(0.17, 1024), Phase(0.08, 2048))
-    warmup: int = 60
-    constant: float = 0.3
+    rates: tuple[tuple[int, float], ...] = ((-1, 0.0), (59, 1.0), (432, 1.0), (600, 0.806452), (900, 0.0))
     muon_lr: float = 0.015
     muon_decay: float = 0.8
     decay_from: int = 600
@@ -143,11 +143,12 @@ class Recipe:
     band: tuple[float, float] = (0.4, 2.5)
 
     def rate(self, step: int) -> float:
-        """Learning-rate factor: warm-up, a constant stretch, then a straight line to zero."""
-        if step < self.warmup:
-            return (step + 1) / self.warmup
-        start = self.warmup + self.constant * (self.steps - self.warmup)
-        return min(1.0, max(0.0, (self.steps - step) / max(self.steps - start, 1.0)))
+        """Learning-rate factor: straight lines between the knots of `rates`, squeezed when `steps` is."""
+        place = step * self.rates[-1][0] / self.steps
+        for (start, low), (stop, high) in pairwise(self.rates):
+            if place <= stop:
+                return low + (high - low) * (place - start) / (stop - start)
+        return self.rates[-1][1]
 
     def momentum(self, step: int) -> float:
         """Muon's momentum, 0.85 to 0.95 over the first 200 steps."""

@@ -34,7 +34,13 @@ TINY = Shape(
     value=16,
     expert_inter=16,
 )
-SHORT = Recipe(steps=6, tokens=64, warmup=2, phases=(Phase(0.5, 16), Phase(0.5, 32)))
+SHORT = Recipe(
+    steps=6,
+    tokens=64,
+    rates=((-1, 0.0), (1, 1.0), (6, 0.0)),
+    decay_from=3,
+    phases=(Phase(0.5, 16), Phase(0.5, 32)),
+)
 PIECES = [np.arange(200, dtype=np.uint16), np.arange(50, 290, dtype=np.uint16)]
 
 
@@ -102,11 +108,11 @@ def test_muon_makes_singular_values_near_one(size: tuple[int, ...]) -> None:
     assert values.min() > 0.5 and values.max() < 1.4
 
 
-def test_schedule_rises_holds_and_ends_at_zero() -> None:
-    recipe = replace(Recipe(), steps=100, warmup=10)
+def test_schedule_runs_through_its_knots_and_squeezes_with_the_steps() -> None:
+    recipe = replace(Recipe(), steps=100, rates=((-1, 0.0), (9, 1.0), (40, 1.0), (100, 0.0)))
     rates = [recipe.rate(step) for step in range(101)]
-    assert rates[0] == 0.1 and rates[9] == 1.0 and rates[37] == 1.0 and rates[100] == 0.0
-    assert rates[37:] == sorted(rates[37:], reverse=True)
+    assert rates[0] == 0.1 and rates[9] == 1.0 and rates[40] == 1.0 and rates[70] == 0.5 and rates[100] == 0.0
+    assert replace(recipe, steps=50).rate(35) == recipe.rate(70)
 
 
 def test_lengths_follow_the_phases() -> None:
