@@ -99,7 +99,7 @@ _GQA_DECODE = AttentionTile(16, 64, 256, 4, 5)
 _GQA_DECODE_WIDE = AttentionTile(16, 64, 256, 4, 4)
 _GQA_CHUNK = AttentionTile(128, 64, 0, 8, 3)
 _GQA_CHUNK_WIDE = AttentionTile(64, 32, 0, 8, 2)
-_MLA_MANY_HEADS = AttentionTile(64, 32, 128, 8, 2)
+_MLA_MANY_HEADS = AttentionTile(64, 64, 128, 8, 2)  # fewer keys a step rescale the values more often
 _MLA = AttentionTile(16, 32, 128, 8, 5)
 _PLAIN = AttentionTile(16, 32, 128, 4, 2)  # float32, or a chip with little shared memory
 
@@ -115,7 +115,7 @@ def mla_tile(heads: int, itemsize: int, shared: int = 227 << 10) -> AttentionTil
     """Many heads fill a matrix instruction of 64 rows, where a latent tile and its queries fit side by side."""
     if itemsize > 2 or shared < 96 << 10:
         return _PLAIN
-    return _MLA_MANY_HEADS if heads > 32 and shared >= 160 << 10 else _MLA
+    return _MLA_MANY_HEADS if heads > 32 and shared >= 216 << 10 else _MLA
 
 
 @dataclass(frozen=True, slots=True)

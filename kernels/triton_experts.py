@@ -104,7 +104,7 @@ def _gate_up(
         h = tl.where(inside, h, 0.0)
         h_scale = fp8_scale(tl.max(tl.abs(h), axis=1))
         tl.store(h_scale_ptr + place.to(tl.int64) * groups_i + column_tile, h_scale, mask=used)
-        tl.store(h_at, to_fp8(h, h_scale[:, None]), mask=inside)
+        tl.store(h_at, to_fp8(h * (1.0 / h_scale)[:, None]), mask=inside)
     else:
         tl.store(h_at, h.to(h_PI_ptr.dtype.element_ty), mask=inside)
 

@@ -27,10 +27,9 @@ def fp8_scale(largest):
 
 
 @triton.jit
-def to_fp8(x, scale):
-    """x / scale, clamped: rounding of the scale must not push the largest value past the range. The division is the
-    exact one, so that a value next to a rounding edge falls where torch's does."""
-    return tl.clamp(tl.div_rn(x, scale), -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
+def to_fp8(scaled):
+    """Clamped first: rounding of the scale must not push the largest value past the range."""
+    return tl.clamp(scaled, -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
 
 
 @triton.jit
@@ -46,11 +45,11 @@ def _quantise_tile(
     if PER_ROW:
         scale = fp8_scale(largest)
         tl.store(scale_ptr + row * scale_stride + tl.program_id(1), scale, mask=row < rows)
-        q = to_fp8(x, scale[:, None])
+        q = to_fp8(tl.div_rn(x, scale[:, None]))  # the exact division: as torch rounds, to the bit
     else:
         one = fp8_scale(tl.max(largest, axis=0))
         tl.store(scale_ptr + tl.program_id(0) * scale_stride + tl.program_id(1), one)
-        q = to_fp8(x, one)
+        q = to_fp8(tl.div_rn(x, one))
     tl.store(q_ptr + row[:, None] * columns + column[None, :], q, mask=inside)
 
 
