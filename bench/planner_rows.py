@@ -124,6 +124,7 @@ def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, H
         disaggregated=apart,
         prefill_devices=_parallel(raw, "prefill_")[0] if apart else 0,
         prefill_workers=_whole(raw, "prefill_num_workers") if apart else 1,
+        decode_workers=_whole(raw, "decode_num_workers") if apart else 1,
     )
 
 

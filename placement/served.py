@@ -28,7 +28,7 @@ ROUTING = Routing(zipf=0.6)
 @dataclass(frozen=True, slots=True)
 class ServedRow:
     """`devices` of one instance; data_parallel: attention is replicated, not split. disaggregated: prompts elsewhere.
-    tpot, ttft in seconds as measured. series: everything but the concurrency. release: the engine's version.
+    concurrency is per decode worker. tpot, ttft in seconds as measured. series: everything but the concurrency. release: the engine's version.
     """
 
     name: str
@@ -51,6 +51,7 @@ class ServedRow:
     disaggregated: bool = False
     prefill_devices: int = 0
     prefill_workers: int = 1
+    decode_workers: int = 1
 
     @property
     def labels(self) -> tuple[str, str, str, str]:

@@ -65,7 +65,7 @@ class Table:
             concurrency=numbers("concurrency"),
             running=numbers("running"),
             answer=numbers("answer"),
-            workers=numbers("prefill_workers"),
+            workers=numbers("prefill_workers") / numbers("decode_workers"),
             mixed=1.0 - numbers("disaggregated"),
             tpot=numbers("tpot"),
             ttft=numbers("ttft"),
