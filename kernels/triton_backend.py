@@ -171,7 +171,9 @@ class TritonBackend(Reference):
         decode, chunk = gqa_tiles(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size(), self._shared)
         keys = batch.max_context if window is None else min(window, batch.max_context)
         parts = self._cut(batch.sequences * k_NGBD.shape[1], keys, decode.split)
-        return attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)
+        q = q_TAD.to(k_NGBD.dtype)
+        out = attend_gqa(q, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)
+        return out.to(q_TAD.dtype)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -179,7 +181,8 @@ class TritonBackend(Reference):
         tokens, heads = q_TAC.shape[:2]
         tile = mla_tile(heads, cache_NBC.element_size(), self._shared)
         parts = self._cut(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
-        return triton_mla.attend_mla(q_TAC, cache_NBC, rank, batch, scale, tile, parts)
+        q = q_TAC.to(cache_NBC.dtype)
+        return triton_mla.attend_mla(q, cache_NBC, rank, batch, scale, tile, parts).to(q_TAC.dtype)
 
     def _cut(self, programs: int, keys: int, shortest: int) -> int:
         return self._parts or parts_for(programs, keys, shortest, self._multiprocessors)

@@ -30,6 +30,12 @@ class ExpertWeights:
     down_scale: Tensor | None = None
     group: int = GROUP
 
+    def __post_init__(self) -> None:
+        held = (self.gate_up_EJH, self.down_EHI, self.gate_up_scale, self.down_scale)
+        assert all(x is None or x.is_contiguous() for x in held), (
+            "expert weights and scales must be contiguous"
+        )
+
     @property
     def scaled(self) -> bool:
         return self.gate_up_scale is not None

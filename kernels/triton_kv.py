@@ -141,7 +141,7 @@ def _write_latent(
 
 def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
     """x_TAD turned by its positions; columns past twice cos_PD's are copied."""
-    x_TAD = _packed_last(x_TAD)
+    x_TAD, cos_PD, sin_PD = _packed_last(x_TAD), cos_PD.contiguous(), sin_PD.contiguous()
     tokens, heads, size = x_TAD.shape
     out_TAD = torch.empty(x_TAD.shape, dtype=x_TAD.dtype, device=x_TAD.device)
     half = cos_PD.shape[1]
@@ -195,8 +195,9 @@ def rope_write_latent(
     cache_NBC: Tensor, kv_slot_T: Tensor, interleaved: bool,
 ) -> Tensor:  # fmt: skip
     """Turned rope part of the queries; (latent, turned key) go to their rows of the MLA cache."""
-    q_TAR = _packed_last(q_TAR)
-    assert latent_TL.stride(1) == key_TR.stride(1) == cache_NBC.stride(2) == 1, "rows must be contiguous"
+    q_TAR, cos_PD, sin_PD = _packed_last(q_TAR), cos_PD.contiguous(), sin_PD.contiguous()
+    latent_TL, key_TR = _packed_last(latent_TL), _packed_last(key_TR)
+    assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
     out_TAR = torch.empty(q_TAR.shape, dtype=q_TAR.dtype, device=q_TAR.device)
     tokens, heads, size = q_TAR.shape
     if tokens:
@@ -212,7 +213,8 @@ def rope_write_latent(
 
 def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
     """Whole latent rows (compressed KV, then the turned key) to slots block * B + offset."""
-    assert latent_TC.stride(1) == cache_NBC.stride(2) == 1, "rows must be contiguous"
+    latent_TC = _packed_last(latent_TC)
+    assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
     tokens, columns = latent_TC.shape
     if tokens:
         _write_latent[(tokens,)](

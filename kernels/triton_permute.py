@@ -155,6 +155,7 @@ def combine_rows(
     """
     rows, choices = place_RK.shape
     hidden = out_RH.shape[1]
+    assert out_RH.stride(1) == weight_RK.stride(1) == 1, "rows of out_RH and weight_RK must be contiguous"
     columns = min(columns, triton.next_power_of_2(hidden))
     if rows:
         _combine_rows[(rows, triton.cdiv(hidden, columns))](

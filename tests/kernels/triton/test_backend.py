@@ -112,6 +112,15 @@ def test_fp8_slots(device, fp8):
     assert (out.cpu().double() - truth).norm() <= 0.06 * truth.norm()
 
 
+def test_float32_queries_over_a_bfloat16_cache(device, ops, close):
+    q, cache = torch.randn(1, 2, 20), torch.randn(3, 8, 20).bfloat16()
+    batch, cpu_batch = (batch_of(d, 1, 20, 8) for d in (device, "cpu"))
+    got = ops.attend_mla(q.to(device), cache.to(device), 16, batch, 0.2)
+    exact = EXACT.attend_mla(q.bfloat16().double(), cache.double(), 16, cpu_batch, 0.2)
+    assert got.dtype is torch.float32
+    close(got.bfloat16(), exact)
+
+
 def test_fp8_needs_a_chip_that_has_it(device):
     with pytest.raises(ConfigError, match="FP8"):
         TritonBackend(device, 2, has_fp8=False).empty_experts_fp8(1, 128, 128, torch.bfloat16)

@@ -44,6 +44,14 @@ def test_rope_of_a_view(device, close):
     close(out, turned(view.cpu(), cos, sin, position, False))
 
 
+def test_rope_with_angles_that_are_columns_of_a_wider_table(device, close):
+    x = torch.randn(3, 2, 8)
+    cos, sin = (table.to(device)[:, :4] for table in angles(6))
+    position = torch.tensor([1, 7, 30])
+    out = rope(x.to(device), cos, sin, position.to(device), False)
+    close(out, turned(x, cos.cpu(), sin.cpu(), position, False))
+
+
 def cache(*shape, dtype, device):
     return torch.full(shape, 7.0, dtype=dtype, device=device)
 
