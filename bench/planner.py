@@ -19,7 +19,7 @@ from pathlib import Path
 
 import planner_self
 from planner_log import compare
-from planner_published import Check, deepseek, fastafd, megascale, step3_measured, step3_table
+from planner_published import Check, deepseek, fastafd, megascale, step3_measured, step3_table, wide_ep
 from planner_silicon import summaries
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,7 @@ SEARCH = (
 
 
 def published(data: Path) -> list[Check]:
-    return [*step3_table(), *step3_measured(), *deepseek(data), *fastafd(), *megascale()]
+    return [*step3_table(), *step3_measured(), *deepseek(data), *fastafd(), *wide_ep(), *megascale()]
 
 
 def as_row(check: Check) -> dict[str, object]:
@@ -130,13 +130,21 @@ def stamp() -> dict[str, str]:
 def show(checks: list[Check], others: list[dict[str, object]]) -> None:
     for claim in dict.fromkeys(check.claim for check in checks):
         mine = [check for check in checks if check.claim == claim and check.counted]
+        if not mine:
+            continue
         worst = max(mine, key=lambda check: abs(check.error) / (check.limit or 1))
         passed = sum(check.passed for check in mine)
         print(
             f"{claim}: {passed} of {len(mine)} inside; worst {worst.case}: {worst.error:+.1%} (limit {worst.limit:.0%})"
         )
     for check in checks:
-        if not check.passed or check.claim in ("step3 measured", "deepseek", "fastafd", "megascale"):
+        if not check.passed or check.claim in (
+            "step3 measured",
+            "deepseek",
+            "fastafd",
+            "wide EP",
+            "megascale",
+        ):
             mark = "ok  " if check.passed else "FAIL" if check.counted else "info"
             print(
                 f"  {mark} {check.claim}: {check.case}: {check.predicted:,.4g} against {check.published:,.4g} "

@@ -173,6 +173,40 @@ def fastafd() -> Iterator[Check]:
         yield Check("fastafd absolute", f"{name} vLLM EP4 tok/s/GPU", vllm_speed, baseline, 0.15)
 
 
+WIDE = {
+    "Qwen3-235B 8K": ((8, 88, 2271.76), (16, 96, 2331.65), (32, 101, 2304.92)),
+    "Qwen3-235B 16K": ((8, 44, 1094.29), (16, 48, 1204.08), (32, 50, 1164.91)),
+    "MiniMax-M2.5 8K": ((8, 68, 1991.72), (16, 74, 2218.89), (32, 78, 2162.36)),
+    "MiniMax-M2.5 16K": ((8, 34, 1027.35), (16, 37, 1118.73), (32, 39, 1051.05)),
+}
+
+
+def wide_ep() -> Iterator[Check]:
+    """Wider vLLM baselines from a public fork's reproduction of FastAFD (device time, batch at the memory ceiling)."""
+    chip, curves = load_hardware("gb200"), load_curves("h200")
+    for name, model, context, *_ in FASTAFD:
+        setting = Setting(
+            load_model(model),
+            curves,
+            fixed_context(context),
+            Precision("fp8", "fp8", "bf16"),
+            SKEW,
+            steps_ahead=True,
+        )
+        for devices, batch, published in WIDE[name]:
+            stages = colocated_stages(setting, chip, 1, 1, _one(devices), _one(batch))
+            speed = batch / float(stages.tpot[0])
+            yield Check(
+                "wide EP",
+                f"{name} vLLM EP{devices} tok/s/GPU",
+                published,
+                speed,
+                0.15,
+                "for information",
+                False,
+            )
+
+
 def megascale() -> Iterator[Check]:
     """m from T_c / T_f, what a further micro-batch brings, the balance of n_a, and the hardware per half."""
     for ratio, wanted in ((0.1, 3), (0.38, 3), (0.5, 3), (0.6, 4), (0.99, 4)):

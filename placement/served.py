@@ -28,7 +28,8 @@ ROUTING = Routing(zipf=0.6)
 @dataclass(frozen=True, slots=True)
 class ServedRow:
     """`devices` of one instance; data_parallel: attention is replicated, not split. disaggregated: prompts elsewhere.
-    concurrency is per decode worker. tpot, ttft in seconds as measured. series: everything but the concurrency. release: the engine's version.
+    concurrency is per decode worker. tpot, ttft in seconds as measured. series: everything but the concurrency.
+    release: the engine's version.
     """
 
     name: str
