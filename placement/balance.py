@@ -17,9 +17,7 @@ from afserve.placement.problem import Floats, Ints, MovePrice, Problem
 from afserve.placement.standing import adopt, align, count_moves, relabel
 from afserve.placement.task import Task
 
-_EQUAL = (
-    0.002  # plans within 0.2 % of one another count as equally balanced: the one with fewer moves is taken
-)
+_EQUAL = 0.002  # plans this close count as equally balanced: the one with fewer moves is taken
 _NORMS = (3, 2, 4)  # the search minimises the 8th, 4th or 16th powers of the node levels
 _SMALL = 4_000  # slots times scenarios up to which all norms are tried
 _STAGES = (0.1, 0.3, 1.0)  # parts of the budget after which a priced search is looked at
@@ -89,8 +87,7 @@ def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
 def _relabelled(task: Task, old: Ints) -> _Choice:
     """A plan from nothing, its nodes renamed so that as many experts as possible stay."""
     slot, share = task.fresh()
-    kinds = np.stack([task.room_N, task.pace_N, task.problem.nodes.racks()])
-    kind_N = np.unique(kinds, axis=1, return_inverse=True)[1].ravel()
+    kind_N = task.kinds(task.problem.nodes.racks())
     origin_LN = relabel(old, slot, task.experts, kind_N)[:, :, None]
     slot, share = np.take_along_axis(slot, origin_LN, 1), np.take_along_axis(share, origin_LN, 1)
     return _choice(task, old, align(old, slot, share))

@@ -18,7 +18,7 @@ def base_width(experts: int, live: int, layers: int, memory: int) -> int:
     width = -(-experts // live)
     if width * layers > memory:
         raise ConfigError(
-            f"a memory budget of {memory} slots per node is too small: {layers} layers of {experts} experts on {live} "
+            f"a memory budget of {memory} slots per node is too small: {layers} layers of {experts} replicas on {live} "
             f"live nodes need {width * layers}"
         )
     return width
@@ -45,7 +45,10 @@ def within_memory(problem: Problem, memory: int, solve: Solve) -> Balanced:
     layers, experts = problem.load_CLE.shape[1:]
     live = int((problem.nodes.room() > 0).sum())
     cap = max(problem.nodes.slots)
-    base = base_width(experts, live, layers, memory)
+    protected = max(
+        (sum(1 for at, _ in problem.protect if at == layer) for layer in range(layers)), default=0
+    )
+    base = base_width(experts + protected, live, layers, memory)
     saving_L = _largest(problem, base, solve) - _largest(problem, base + 1, solve)
     width_L = choose_widths(saving_L, base, max(cap, base), memory)
     parts = {

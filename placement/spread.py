@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from afserve.placement.plan import FREE
 from afserve.placement.problem import Floats, Ints
 
-_POWER = 4
 _OVERLAP = 0.3  # against the dearest node = 1; from bench/placement.py on recorded domains
 _SAME_RACK = 10.0
 _GRAPH_NODES = 256  # above, who shares with whom is not tracked: neighbours are rarely the same by chance

@@ -9,6 +9,7 @@ from afserve.placement.improve import Search
 from afserve.placement.pack import pack
 from afserve.placement.plan import FREE
 from afserve.placement.problem import Floats, Ints, Problem, TimeModel
+from afserve.placement.racks import over_racks
 from afserve.placement.split import node_load, split
 from afserve.placement.spread import replicate, spread
 
@@ -103,7 +104,16 @@ class Task:
                 self.problem.nodes.racks(),
             )
             slot[~exact_L], share[~exact_L] = hunt.run()
-        return fill_spare(slot, load_LE, self.room_N), share
+        slot, racks = fill_spare(slot, load_LE, self.room_N), self.problem.nodes.racks()
+        if np.ptp(racks) == 0:
+            return slot, share
+        return over_racks(slot, share, self.experts, racks, self.kinds(racks * 0))
+
+    def kinds(self, rack_N: Ints) -> Ints:
+        """kind_N: equal numbers for nodes that may trade places: equal slots, speed and rack."""
+        traits = np.stack([self.room_N, self.pace_N, rack_N])
+        kind_N: Ints = np.unique(traits, axis=1, return_inverse=True)[1].ravel()
+        return kind_N
 
     def _wary(self) -> Answer:
         slot = self._spread(self.wary_CLE, self.wary_C, self.least_LE)

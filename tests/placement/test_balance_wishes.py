@@ -129,6 +129,20 @@ def test_protected_experts_survive_any_one_node_and_rack(current):
             assert len({nodes.group[n] for n in homes}) >= 2
 
 
+def test_replicas_of_a_known_load_stand_in_different_racks():
+    load = np.random.default_rng(8).lognormal(0, 0.5, (1, 6, 40))
+    found = {g: balance(Problem(load, Nodes.even(8, 48, groups=g))) for g in (1, 4)}
+    together = {}
+    for groups, plan in found.items():
+        placement, rack = plan.placement(), Nodes.even(8, 48, groups=4).group
+        homes = [{rack[n] for n, _, _ in y.replicas(e)} for y in placement.layers for e in range(40)]
+        copies = [len(y.replicas(e)) for y in placement.layers for e in range(40)]
+        together[groups] = sum(c > 1 and len(h) == 1 for c, h in zip(copies, homes, strict=True))
+        assert plan.certificate.gap == pytest.approx(0.0, abs=1e-9)
+    assert together[4] < together[1]
+    assert together[4] <= 1
+
+
 def test_faster_nodes_get_more_rows():
     nodes = Nodes((7, 7, 7, 7), (2.0, 2.0, 1.0, 1.0))
     found = balance(Problem(loads(4), nodes))
