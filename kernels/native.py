@@ -166,6 +166,11 @@ class Native(Reference):
         )
         return out
 
+    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        cache = torch.empty(shape, dtype=dtype)
+        _native.prefer_huge_pages(cache.data_ptr(), cache.numel() * cache.element_size())
+        return cache.zero_()
+
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:

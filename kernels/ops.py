@@ -110,6 +110,10 @@ class Ops:
             raise ValueError(f"rope: x_TAD {tuple(x_TAD.shape)} does not fit cos_PD {tuple(cos_PD.shape)}")
         return self._backend.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
 
+    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros for a paged cache. Blocks are read in any order, so on a CPU this asks for huge pages."""
+        return self._backend.empty_cache(shape, dtype, self.device)
+
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:

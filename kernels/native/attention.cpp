@@ -120,6 +120,20 @@ class Worker {
     return true;
   }
 
+  // Bring a chunk near before it is needed: blocks lie anywhere, no processor guesses them.
+  void fetch(const Task& task, int key) const {
+    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
+    int high = std::min(key + CHUNK, task.last);
+    for (int position = key; position < high;) {
+      int offset = position % a_.block_size, block = table[position / a_.block_size];
+      if (!exists(block)) return;
+      int count = std::min(high - position, a_.block_size - offset);
+      fetch_rows(at(a_.keys, task.group, block, offset), count, a_.keys);
+      if (a_.values.data != a_.keys.data) fetch_rows(at(a_.values, task.group, block, offset), count, a_.values);
+      position += count;
+    }
+  }
+
   // The only split: normalise and round.
   void write(const Task& task) {
     for (int r = 0; r < rows_; r++) {
@@ -179,19 +193,6 @@ class Worker {
     return true;
   }
 
-  // Bring the next chunk near while this one is computed: blocks lie anywhere, no processor guesses them.
-  void fetch(const Task& task, int key) const {
-    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
-    for (int position = key; position < std::min(key + CHUNK, task.last); position++) {
-      int block = table[position / a_.block_size];
-      if (!exists(block)) return;
-      const E* k = at(a_.keys, task.group, block, position % a_.block_size);
-      const E* v = at(a_.values, task.group, block, position % a_.block_size);
-      for (int i = 0; i < a_.keys.size; i += LINE) __builtin_prefetch(k + i);
-      for (int i = 0; i < a_.values.size && v != k; i += LINE) __builtin_prefetch(v + i);
-    }
-  }
-
   // The four sixteens of this chunk's keys; where no row looks, one that some row does see.
   void point_at_tiles(const Task& task, int key, int low, int high) {
     const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
@@ -199,6 +200,12 @@ class Worker {
       int position = std::clamp(key + t * 16, low / 16 * 16, (high - 1) / 16 * 16);
       tile_[t] = at(a_.keys, task.group, table[position / a_.block_size], position % a_.block_size);
     }
+  }
+
+  static void fetch_rows(const E* row, int count, const Cache<E>& cache) {
+    constexpr int line = 64 / sizeof(E);
+    for (; count > 0; count--, row += cache.token_stride)
+      for (int i = 0; i < cache.size; i += line) __builtin_prefetch(row + i);
   }
 
   bool exists(int block) const { return block >= 0 && block < a_.blocks; }
@@ -243,8 +250,6 @@ class Worker {
       loops_.gemm(w_.weights, PANEL, rows_, w_.values, 2, w_.sums + size_t(p) * padded_ * PANEL, true);
     }
   }
-
-  static constexpr int LINE = 64 / sizeof(E);
 
   const Isa& isa_;
   const Loops<E>& loops_;
@@ -296,6 +301,8 @@ void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
   engine.pool.run_within(int(todo.tasks.size()), [&](int index, int thread) {
     const Task& task = todo.tasks[index];
     Worker<E> worker(isa, a, batch, {engine.scratch<char>(thread), todo.rows, key_blocks, panels});
+    size_t next = index + engine.pool.threads();  // the task this thread most likely takes after this one
+    if (next < todo.tasks.size()) worker.fetch(todo.tasks[next], todo.tasks[next].first);
     if (!worker.sums(task))
       bad = true;
     else if (alone[index])

@@ -39,6 +39,7 @@ void bind_attention(py::module_& m) {
 }
 
 void bind_rows(py::module_& m) {
+  m.def("prefer_huge_pages", [](Address data, size_t bytes) { prefer_huge_pages(at<void>(data), bytes); });
   m.def("rms_norm", [](Engine& engine, int dtype, Address x, size_t stride, int rows, int size, Address weight,
                        float eps, Address out) {
     with_dtype(dtype, [&](auto e) {

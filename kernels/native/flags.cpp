@@ -234,6 +234,7 @@ void bind_m2n(py::module_& module);  // m2n.cpp
 
 void bind_flags(py::module_& module) {
     bind_m2n(module);
+    module.attr("data_plane") = 2;  // what comm/native.py expects; raise both when a signature changes
     py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/flags.py.")
         .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&, bool>(), py::arg("lanes"),
              py::arg("bells"), py::arg("spins") = true)

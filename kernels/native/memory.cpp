@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,17 @@ constexpr size_t HUGE = size_t(1) << 21;
 
 }  // namespace
 
+void prefer_huge_pages(void* data, size_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t page = 4096;
+  uintptr_t first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  uintptr_t last = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
 void Memory::release() {
   free(data_);
   data_ = nullptr;
@@ -28,9 +40,7 @@ void Memory::resize(size_t bytes) {
   if (!size) return;
   data_ = aligned_alloc(align, size);
   if (!data_) throw std::bad_alloc();
-#if defined(__linux__)
-  if (align == HUGE) madvise(data_, size, MADV_HUGEPAGE);
-#endif
+  if (align == HUGE) prefer_huge_pages(data_, size);
   memset(data_, 0, size);
   bytes_ = size;
 }

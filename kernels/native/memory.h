@@ -3,6 +3,9 @@
 #pragma once
 #include <stddef.h>
 
+// Asks for huge pages under [data, data + bytes); a hint that may do nothing. For memory not yet touched.
+void prefer_huge_pages(void* data, size_t bytes);
+
 class Memory {
  public:
   Memory() = default;
