@@ -12,6 +12,7 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels import triton_experts, triton_kv, triton_mla, triton_norm, triton_router
+from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -157,6 +158,24 @@ class TritonBackend(Reference):
 
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
         triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T)
+
+    def gqa_half(
+        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
+    ) -> Half:
+        """The reference's steps; head norms, rotation and the cache write are one launch."""
+        normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
+        heads = self.linear(normed, layer.qkv).view(-1, layer.heads + 2 * layer.groups, layer.head_dim)
+        q, k, v = heads.split((layer.heads, layer.groups, layer.groups), dim=1)
+        q = triton_kv.rope_write_kv(
+            q, k, v, layer.cos_PD, layer.sin_PD, batch.position_T, k_NGBD, v_NGBD, batch.kv_slot_T, False,
+            layer.q_norm_D, layer.k_norm_D, layer.eps,
+        )  # fmt: skip
+        seen = self.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window)
+        attended = self.linear(seen.flatten(1), layer.out)
+        normed = self.add_rms_norm(x_TH, attended, layer.post_norm_H, layer.eps)
+        if layer.gate_EH is None or layer.rule is None:
+            return Half(normed, None, None)
+        return Half(normed, *self.route(normed, layer.gate_EH, layer.bias_E, layer.rule))
 
     def attend_gqa(
         self,

@@ -1,4 +1,4 @@
-"""Triton rotary embedding and writes into the paged caches, fused: one launch turns queries and keys and stores.
+"""Triton rotary embedding and writes into the paged caches, fused: one launch norms and turns heads and stores them.
 
 Pairs are (2i, 2i+1) if interleaved, else (i, i + half); the result is in half-split order either way, and columns
 past the rotary size are copied. A negative kv slot stores nothing (padding of a captured graph).
@@ -6,6 +6,8 @@ Shapes: T tokens, A query heads, G key/value heads, D head size, C latent row = 
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,27 +18,46 @@ from afserve.kernels.triton_config import FUSED
 
 
 @triton.jit
+def _normed(x, factor, weight_ptr, at, inside, kind: tl.constexpr):
+    """RMSNorm's last two steps with the reference's roundings: to `kind` before the weight and after it."""
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    return ((x * factor).to(kind).to(tl.float32) * weight).to(kind).to(tl.float32)
+
+
+@triton.jit
 def _turn_heads(
-    x_ptr, out_ptr, cos_ptr, sin_ptr, heads, x_head, out_head, half, size,
+    x_ptr, out_ptr, norm_ptr, cos_ptr, sin_ptr, heads, x_head, out_head, half, size, eps,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate `heads` rows of one token; REST is the (padded) number of columns that are only copied."""
+    """Rotate `heads` rows of one token, normed first if there is a norm; REST columns are not turned."""
     h = tl.arange(0, HEADS)[:, None]
     i = tl.arange(0, HALF)[None, :]
-    inside = (h < heads) & (i < half)
-    cos = tl.load(cos_ptr + i, mask=i < half, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + i, mask=i < half, other=0.0).to(tl.float32)
-    at = x_ptr + h * x_head + (2 * i if INTERLEAVED else i)
-    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(at + (1 if INTERLEAVED else half), mask=inside, other=0.0).to(tl.float32)
-    kind = out_ptr.dtype.element_ty
-    to = out_ptr + h * out_head + i
-    tl.store(to, (first * cos - second * sin).to(kind), mask=inside)
-    tl.store(to + half, (second * cos + first * sin).to(kind), mask=inside)
+    turned = i < half
+    inside = (h < heads) & turned
+    at = 2 * i if INTERLEAVED else i
+    step = 1 if INTERLEAVED else half
+    first = tl.load(x_ptr + h * x_head + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x_ptr + h * x_head + at + step, mask=inside, other=0.0).to(tl.float32)
+    squares = tl.sum(first * first + second * second, axis=1)
     if REST > 0:
-        _copy_heads(
-            x_ptr + 2 * half, out_ptr + 2 * half, heads, x_head, out_head, size - 2 * half, HEADS, REST
-        )
+        d = 2 * half + tl.arange(0, REST)[None, :]
+        kept = (h < heads) & (d < size)
+        rest = tl.load(x_ptr + h * x_head + d, mask=kept, other=0.0).to(tl.float32)
+        squares += tl.sum(rest * rest, axis=1)
+    if norm_ptr is not None:
+        kind: tl.constexpr = x_ptr.dtype.element_ty
+        factor = tl.rsqrt(squares / size + eps)[:, None]
+        first = _normed(first, factor, norm_ptr, at, turned, kind)
+        second = _normed(second, factor, norm_ptr, at + step, turned, kind)
+        if REST > 0:
+            rest = _normed(rest, factor, norm_ptr, d, d < size, kind)
+    cos = tl.load(cos_ptr + i, mask=turned, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + i, mask=turned, other=0.0).to(tl.float32)
+    to = out_ptr + h * out_head + i
+    tl.store(to, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(to + half, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=inside)
+    if REST > 0:
+        tl.store(out_ptr + h * out_head + d, rest.to(out_ptr.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -56,15 +77,15 @@ def _rope(
     token = tl.program_id(0).to(tl.int64)
     angle = tl.load(position_ptr + token).to(tl.int64) * half
     _turn_heads(
-        x_ptr + token * x_token, out_ptr + token * heads * size, cos_ptr + angle, sin_ptr + angle,
-        heads, x_head, size, half, size, HEADS, HALF, REST, INTERLEAVED,
+        x_ptr + token * x_token, out_ptr + token * heads * size, None, cos_ptr + angle, sin_ptr + angle,
+        heads, x_head, size, half, size, 0.0, HEADS, HALF, REST, INTERLEAVED,
     )  # fmt: skip
 
 
 @triton.jit
 def _rope_write_kv(
-    q_ptr, k_ptr, v_ptr, out_ptr, k_cache_ptr, v_cache_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr,
-    heads, groups, half, size, v_size, block_size, q_token, q_head, k_token, k_head, v_token, v_head,
+    q_ptr, k_ptr, v_ptr, out_ptr, k_cache_ptr, v_cache_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, position_ptr,
+    slot_ptr, eps, heads, groups, half, size, v_size, block_size, q_token, q_head, k_token, k_head, v_token, v_head,
     k_block, k_group, k_offset, v_block, v_group, v_offset,
     TURN: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     VALUES: tl.constexpr, KEYS: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -79,8 +100,8 @@ def _rope_write_kv(
     if part == 2:
         if TURN:
             _turn_heads(
-                q_ptr + token * q_token, out_ptr + token * heads * size, cos_ptr + angle, sin_ptr + angle,
-                heads, q_head, size, half, size, HEADS, HALF, REST, INTERLEAVED,
+                q_ptr + token * q_token, out_ptr + token * heads * size, q_norm_ptr, cos_ptr + angle, sin_ptr + angle,
+                heads, q_head, size, half, size, eps, HEADS, HALF, REST, INTERLEAVED,
             )  # fmt: skip
     elif slot >= 0:
         if part == 1:
@@ -90,8 +111,8 @@ def _rope_write_kv(
             to = k_cache_ptr + block * k_block + offset * k_offset
             if TURN:
                 _turn_heads(
-                    k_ptr + token * k_token, to, cos_ptr + angle, sin_ptr + angle,
-                    groups, k_head, k_group, half, size, GROUPS, HALF, REST, INTERLEAVED,
+                    k_ptr + token * k_token, to, k_norm_ptr, cos_ptr + angle, sin_ptr + angle,
+                    groups, k_head, k_group, half, size, eps, GROUPS, HALF, REST, INTERLEAVED,
                 )  # fmt: skip
             else:
                 _copy_heads(k_ptr + token * k_token, to, groups, k_head, k_group, size, GROUPS, KEYS)
@@ -108,15 +129,15 @@ def _rope_write_latent(
     angle = tl.load(position_ptr + token).to(tl.int64) * half
     if tl.program_id(1) == 1:
         _turn_heads(
-            q_ptr + token * q_token, out_ptr + token * heads * 2 * half, cos_ptr + angle, sin_ptr + angle,
-            heads, q_head, 2 * half, half, 2 * half, HEADS, HALF, 0, INTERLEAVED,
+            q_ptr + token * q_token, out_ptr + token * heads * 2 * half, None, cos_ptr + angle, sin_ptr + angle,
+            heads, q_head, 2 * half, half, 2 * half, 0.0, HEADS, HALF, 0, INTERLEAVED,
         )  # fmt: skip
     elif slot >= 0:
         to = cache_ptr + slot // block_size * cache_block + slot % block_size * cache_offset
         _copy_heads(latent_ptr + token * latent_token, to, 1, 0, 0, rank, 1, RANK)
         _turn_heads(
-            key_ptr + token * key_token, to + rank, cos_ptr + angle, sin_ptr + angle,
-            1, 0, 0, half, 2 * half, 1, HALF, 0, INTERLEAVED,
+            key_ptr + token * key_token, to + rank, None, cos_ptr + angle, sin_ptr + angle,
+            1, 0, 0, half, 2 * half, 0.0, 1, HALF, 0, INTERLEAVED,
         )  # fmt: skip
 
 
@@ -156,37 +177,52 @@ def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, inte
 def rope_write_kv(
     q_TAD: Tensor, k_TGD: Tensor, v_TGD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor,
     k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor, interleaved: bool,
+    q_norm_D: Tensor | None = None, k_norm_D: Tensor | None = None, eps: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Turned queries; the turned keys and the values go to their cache slots in the same launch."""
+    """Turned queries; the turned keys and the values go to their cache slots in the same launch. Queries and keys are
+    normed per head first where a norm is given."""
     q_TAD = _packed_last(q_TAD)
     out_TAD = torch.empty(q_TAD.shape, dtype=q_TAD.dtype, device=q_TAD.device)
-    _launch_kv(
-        q_TAD, k_TGD, v_TGD, out_TAD, (cos_PD, sin_PD, position_T), k_NGBD, v_NGBD, kv_slot_T, interleaved
-    )
+    turn = _Turn(cos_PD.contiguous(), sin_PD.contiguous(), position_T, q_norm_D, k_norm_D, eps, interleaved)
+    _launch_kv(q_TAD, k_TGD, v_TGD, out_TAD, turn, k_NGBD, v_NGBD, kv_slot_T)
     return out_TAD
 
 
 def write_kv(k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor) -> None:
     """Keys and values as they are to slots block * B + offset."""
-    _launch_kv(k_TGD, k_TGD, v_TGD, k_TGD, None, k_NGBD, v_NGBD, kv_slot_T, False)
+    _launch_kv(k_TGD, k_TGD, v_TGD, k_TGD, None, k_NGBD, v_NGBD, kv_slot_T)
+
+
+class _Turn(NamedTuple):
+    """How a launch turns (and norms) what it is given."""
+
+    cos_PD: Tensor
+    sin_PD: Tensor
+    position_T: Tensor
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
+    eps: float
+    interleaved: bool
 
 
 def _launch_kv(
-    q_TAD: Tensor, k_TGD: Tensor, v_TGD: Tensor, out_TAD: Tensor, turn: tuple[Tensor, Tensor, Tensor] | None,
-    k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor, interleaved: bool,
+    q_TAD: Tensor, k_TGD: Tensor, v_TGD: Tensor, out_TAD: Tensor, turn: _Turn | None,
+    k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor,
 ) -> None:  # fmt: skip
     k_TGD, v_TGD = _packed_last(k_TGD), _packed_last(v_TGD)
     assert k_NGBD.stride(3) == v_NGBD.stride(3) == 1, "cache rows must be contiguous"
     tokens, groups, size = k_TGD.shape
-    cos_PD, sin_PD, position_T = turn or (None, None, None)
-    half = size // 2 if cos_PD is None else cos_PD.shape[1]
+    half = turn.cos_PD.shape[1] if turn else size // 2
+    norms = (turn.q_norm_D, turn.k_norm_D) if turn else (None, None)
+    angles = (turn.cos_PD, turn.sin_PD, turn.position_T) if turn else (None, None, None)
     if tokens:
         _rope_write_kv[(tokens, 3 if turn else 2)](
-            q_TAD, k_TGD, v_TGD, out_TAD, k_NGBD, v_NGBD, cos_PD, sin_PD, position_T, kv_slot_T,
+            q_TAD, k_TGD, v_TGD, out_TAD, k_NGBD, v_NGBD, *norms, *angles, kv_slot_T, turn.eps if turn else 0.0,
             q_TAD.shape[1], groups, half, size, v_TGD.shape[2], k_NGBD.shape[2],
             *q_TAD.stride()[:2], *k_TGD.stride()[:2], *v_TGD.stride()[:2], *k_NGBD.stride()[:3], *v_NGBD.stride()[:3],
             TURN=turn is not None, HEADS=_power(q_TAD.shape[1]), GROUPS=_power(groups), HALF=_power(half),
-            REST=_rest(size, half), VALUES=_power(v_TGD.shape[2]), KEYS=_power(size), INTERLEAVED=interleaved, **FUSED,
+            REST=_rest(size, half), VALUES=_power(v_TGD.shape[2]), KEYS=_power(size),
+            INTERLEAVED=turn is not None and turn.interleaved, **FUSED,
         )  # fmt: skip
 
 

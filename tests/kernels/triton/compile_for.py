@@ -124,9 +124,9 @@ def small_ops(ops: TritonBackend) -> None:
     ops.rope(zeros(3, 64, 128), angle, angle, at, False)
     ops.write_kv(zeros(3, 4, 128), zeros(3, 4, 128), cache, cache, at)
     ops.write_latent(zeros(3, 576), latent, at)
-    rope_write_kv(
-        zeros(3, 64, 128), zeros(3, 4, 128), zeros(3, 4, 128), angle, angle, at, cache, cache, at, False
-    )
+    q, k, norm = zeros(3, 64, 128), zeros(3, 4, 128), zeros(128)
+    rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False)
+    rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False, norm, norm, 1e-6)
     turn = angle[:, :32].contiguous()
     rope_write_latent(zeros(3, 128, 64), zeros(3, 512), zeros(3, 64), turn, turn, at, latent, at, True)
 

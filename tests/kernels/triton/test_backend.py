@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from afserve.errors import ConfigError
+from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -53,6 +54,40 @@ def test_gqa_layer(device, ops, close, queries):
     EXACT.write_kv(k, v, k_cache, v_cache, cpu_batch.kv_slot_T)
     wide = (x.double() for x in (q, k_cache, v_cache))
     close(got, EXACT.attend_gqa(*wide, cpu_batch, 0.25, window=9), steps=8.0)
+
+
+def gqa_layer(ops, dtype, device):
+    """A layer of 4 query and 2 key/value heads of 16, hidden 32, with head norms and a router of 6 experts."""
+    torch.manual_seed(5)
+
+    def weight(*shape):
+        return (torch.randn(shape) / shape[-1] ** 0.5).bfloat16().to(dtype).to(device)
+
+    angle = torch.rand(32, 8).to(device)
+    return ops.prepare_gqa(
+        GqaLayer(
+            1 + weight(32), ops.pack_linear(weight(128, 32)), 1 + weight(16), 1 + weight(16), angle.cos(), angle.sin(),
+            ops.pack_linear(weight(32, 64)), 1 + weight(32), weight(6, 32), None,
+            RouterRule(2, Scoring.SOFTMAX, renormalise=True), 4, 2, 16, 1e-6, 0.25,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_gqa_half(device, ops, close, queries):
+    x, k_cache, v_cache = torch.randn(queries, 32), torch.randn(3, 2, 8, 16), torch.randn(3, 2, 8, 16)
+    x, k_cache, v_cache = (t.bfloat16() for t in (x, k_cache, v_cache))
+    wide = [t.double() for t in (x, k_cache, v_cache)]
+    exact = EXACT.gqa_half(
+        wide[0], gqa_layer(EXACT, torch.float64, "cpu"), *wide[1:], batch_of("cpu", queries, 20, 8)
+    )
+    moved = [t.clone().to(device) for t in (x, k_cache, v_cache)]
+    layer = gqa_layer(ops, torch.bfloat16, device)
+    half = ops.gqa_half(moved[0], layer, *moved[1:], batch_of(device, queries, 20, 8))
+    close(moved[0], wide[0], steps=8.0)
+    close(moved[1], wide[1], steps=8.0)
+    close(half.normed_TH, exact.normed_TH, steps=12.0)
+    assert half.expert_TK.shape == (queries, 2) and half.weight_TK.dtype is torch.float32
 
 
 @pytest.mark.parametrize("queries", [1, 2])

@@ -89,6 +89,26 @@ def test_write_kv(device, close, dtype, fused, tokens):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [6, 4])
+def test_norm_before_the_turn(device, close, dtype, half):
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(3, n, 12).to(dtype) for n in (5, 3, 3))
+    q_norm, k_norm = torch.rand(12).to(dtype), torch.rand(12).to(dtype)
+    slots, position, (cos, sin) = torch.tensor([9, 0, 4]), torch.tensor([1, 20, 3]), angles(half)
+    k_cache, v_cache = (cache(3, 3, 4, 12, dtype=dtype, device=device) for _ in range(2))
+    moved = [t.to(device) for t in (q, k, v, cos, sin, position)]
+    norms = q_norm.to(device), k_norm.to(device)
+    out = rope_write_kv(*moved, k_cache, v_cache, slots.to(device), False, *norms, 1e-6)
+
+    def truth(x, weight):
+        normed = weight.double() * x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return turned(normed, cos, sin, position, False)
+
+    close(out, truth(q, q_norm))
+    close(at_slots(k_cache.cpu(), slots), truth(k, k_norm))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_write_latent(device, close, dtype, interleaved, tokens):
