@@ -60,7 +60,7 @@ _EXPERTS: dict[str, tuple[tuple[int, ExpertTiles], ...]] = {
     # With 128x128 weight scales one step is one scale block, and a re-quantised group is one column tile.
     "fp8": (
         (16, ExpertTiles(Tile(16, 128, 128, 4, 4, 1), Tile(16, 128, 128, 4, 5, 1))),
-        (32, ExpertTiles(Tile(32, 128, 128, 4, 4, 1), Tile(32, 128, 128, 4, 5, 1))),
+        (32, ExpertTiles(Tile(32, 128, 128, 8, 4, 1), Tile(32, 128, 128, 4, 5, 1))),
         (128, ExpertTiles(Tile(64, 128, 128, 8, 3, 4), Tile(64, 128, 128, 4, 4, 4))),
         (1 << 30, ExpertTiles(Tile(128, 128, 128, 8, 3, 8), Tile(128, 128, 128, 8, 4, 8))),
     ),

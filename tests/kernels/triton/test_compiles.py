@@ -24,7 +24,7 @@ def test_kernels_compile(arch, tmp_path):
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     for kernel in kernels:
         assert kernel["shared"] <= LIMIT[arch], kernel
-        assert kernel["stack"] <= 320, kernel  # bytes of spilled registers per thread
+        assert kernel["stack"] <= 384, kernel  # bytes of spilled registers per thread
     if arch == 90:  # large tiles must reach the warpgroup instructions, in 16-bit and in FP8
         for name, instruction in (
             ("_gate_up", "HGMMA"),
