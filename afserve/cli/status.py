@@ -50,8 +50,8 @@ def table(answer: Fields) -> object:
     title = (
         f"{answer['model']['id']}  {state}, placement epoch {answer['epoch']}, afserve {answer['version']}"
     )
-    columns = ("node", "state", "pid", "memory", "seen", "running", "waiting", "KV", "tokens", "rows", "busy")
-    drawn = Table(title=title, title_justify="left", title_style="bold")
+    columns = ("node", "state", "pid", "MiB", "seen", "running", "waiting", "KV", "tokens", "rows", "busy")
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         drawn.add_column(column, justify="left" if column in ("node", "state") else "right")
     for node in answer["nodes"]:
@@ -65,7 +65,7 @@ def row(node: Fields) -> Sequence[str]:
         node["name"],
         node["state"],
         str(node["pid"]),
-        f"{node['resident_bytes'] / (1 << 20):,.0f} MiB",
+        f"{node['resident_bytes'] / (1 << 20):,.0f}",
         f"{node['heartbeat_age']:.1f} s",
     )
     if node["role"] == "attention":

@@ -25,25 +25,18 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     picture.add_row(_attention(topology), _between(topology), _experts(topology))
     lines = [Text(f"{what}: {why}", style="dim") for what, why in topology.picked.items()]
     ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
-    parts: list[RenderableType] = [
-        head,
-        picture,
-        *lines,
-        ready,
-        Text(example(url, name), style="cyan", overflow="fold", no_wrap=False),
-    ]
+    tries = [Text(line, style="cyan") for line in examples(url)]
+    parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
     if not run.expert_nodes:
         parts.insert(1, Text("colocated: every attention node holds all experts"))
     return Group(*parts)
 
 
-def example(url: str, name: str) -> str:
-    body = {
-        "model": name,
-        "messages": [{"role": "user", "content": "What does os.path.join do?"}],
-        "max_tokens": 64,
-    }
-    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+def examples(url: str) -> list[str]:
+    """Lines to copy. Each fits 80 columns, so that no terminal breaks it."""
+    where = "" if url == "http://127.0.0.1:8000" else f" --url {url}"
+    body = json.dumps({"prompt": "import os"})
+    return [f"afserve chat{where}", f"curl {url}/v1/completions -d '{body}'"]
 
 
 def _attention(topology: Topology) -> RenderableType:

@@ -5,6 +5,7 @@ the loss of a node. Everything that can be refused is refused before anything is
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
+log = logging.getLogger("afserve.launch")
 DRAIN_SECONDS = 10.0
 _INTERRUPTED = 130
 
@@ -98,6 +100,8 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     keys = read_keys(flags.api_key_file) if flags.api_key_file else ()
     admin = read_keys(flags.admin_key_file) if flags.admin_key_file else ()
     settings = ServerSettings(api_keys=keys, admin_keys=admin, drain_deadline=DRAIN_SECONDS)
+    if not keys and _reachable(flags.host):
+        log.warning("%s is open to other machines and asks for no key; see --api-key-file", flags.host)
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine())
     name = flags.served_model_name or found.name
@@ -108,6 +112,14 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         topology = replace(topology, run=run)
     with bind(flags.host, flags.port) as sock:
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags).run())
+
+
+def _reachable(host: str) -> bool:
+    """Whether others than this machine's users can connect."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine) -> Topology:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from afserve.config import ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
-from afserve.launch.banner import banner, example, ranges
+from afserve.launch.banner import banner, examples, ranges
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
 from afserve.launch.topology import NODE_OVERHEAD, Wishes, choose, needs
@@ -189,9 +189,12 @@ def test_the_banner_shows_who_has_what():
     assert "colocated" in text and "expert-0" not in text
 
 
-def test_the_example_is_valid_json():
-    body = example("http://x", "nano").split(" -d '")[1].rstrip("'")
-    assert json.loads(body)["model"] == "nano"
+def test_the_examples_can_be_copied():
+    chat, curl = examples("http://127.0.0.1:65535")
+    assert chat == "afserve chat --url http://127.0.0.1:65535"
+    assert json.loads(curl.split(" -d '")[1].rstrip("'"))["prompt"]
+    assert len(chat) < 80 and len(curl) < 80
+    assert examples("http://127.0.0.1:8000")[0] == "afserve chat"
 
 
 def test_ranges():

@@ -33,7 +33,7 @@ def test_serves_and_ends_on_ctrl_c(up):
     assert psutil.Process(server.process.pid).memory_info().rss < 200 << 20
     code, printed = server.stop(signal.SIGINT)
     assert code == 0
-    assert server.url in printed and "curl" in printed and "experts 16-31" in printed
+    assert f"curl {server.url}/v1/completions" in printed and "experts 16-31" in printed
 
 
 def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
