@@ -8,7 +8,6 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch
 
@@ -19,14 +18,14 @@ from afserve.comm.lost import Lost
 from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import Segment, SegmentMap
 from afserve.comm.transport import Box, Header, Kind, Layout, Parcel
-from afserve.comm.wire import aligned, check_layout, encode_bye, is_bye, sequence_of
+from afserve.comm.wire import FIRST_BYTE, aligned, check_layout, sequence_of
 from afserve.errors import RendezvousError
 
 _LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers are there
 _TURN_SEQUENCES = 1 << 20  # where the numbers of an attention node's next occupant begin, from the last one's
-_MEET_SECONDS = 10.0  # how long an expert node waits for a node that has announced itself
+_MEET_SECONDS = 5.0  # how long an expert node waits for a node that has announced itself
 _CLOSE_SECONDS = 2.0
-_LISTEN_SLICE = timedelta(seconds=0.1)  # how late a closing end leaves off listening
+_ACCEPT_SECONDS = 0.05  # how often an expert node looks for newcomers
 
 
 class DistTransport:
@@ -35,7 +34,7 @@ class DistTransport:
     def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
         self._layout = segments[0].map.layout
         self._attention = attention
-        self._lanes = Lanes(segments, attention)
+        self._lanes = Lanes(segments, attention, spins=False)
         self._lost = Lost(attention_side=attention is not None)
         self._pairs: dict[int, Pair] = {}
         self._taken_from: dict[Box, Pair | None] = {}
@@ -75,7 +74,11 @@ class DistTransport:
             found = self._lanes.wait(boxes, max(0.0, min(left, _LOOK_SECONDS)))
             if found:
                 return found
-            self._lost.raise_for(boxes)
+            if self._lost:
+                found = self._lanes.ready(boxes)  # what came before the loss counts
+                if found:
+                    return found
+                self._lost.raise_for(boxes)
             if left <= _LOOK_SECONDS:
                 return []
 
@@ -117,9 +120,9 @@ class DistTransport:
         if self._pairs.get(peer) is pair:
             del self._pairs[peer]
 
-    @property
-    def closing(self) -> bool:
-        return self._closing.is_set()
+    def pause(self, seconds: float) -> bool:
+        """Wait; True at once when this end closes."""
+        return self._closing.wait(seconds)
 
     def _peer(self, box: Box) -> int:
         return box.attention if self._attention is None else box.expert
@@ -141,23 +144,23 @@ class DistTransport:
         inbox_B = self._lanes.incoming(box).memory_B
         head = inbox_B.numpy().data
         while True:
+            before = sequence_of(head)
             try:
                 pair.receive(inbox_B, box.micro_batch)
             except RuntimeError:
                 self._lost.mark(peer, "its connection has ended")
                 return
-            if is_bye(head):
+            if sequence_of(head) == before:
                 self._lost.mark(peer, "it has left")
-                if not self.closing:
+                if not self._closing.is_set():
                     self._bye(pair, box)
                 return
             self._doorbell.post(self._index[box], sequence_of(head))
 
     def _bye(self, pair: Pair, box: Box) -> None:
-        message_B = torch.zeros(64, dtype=torch.uint8)
-        encode_bye(message_B.numpy().data, box, self._layout.combine_wire)
+        """Goodbye is the first byte of a message and no more: it changes nothing in the inbox, not even the number."""
         try:
-            pair.send(message_B, box.micro_batch)
+            pair.send(torch.tensor([FIRST_BYTE], dtype=torch.uint8), box.micro_batch)
         except RuntimeError:
             self._lost.mark(self._peer(box), "its connection has ended")
 
@@ -169,27 +172,36 @@ def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tupl
     agreed = terms(layout, expert=expert, attention_nodes=attention_nodes)
     meeting.store.set("terms", json.dumps(agreed))
     end = DistTransport([_segment(SegmentMap(layout, expert, attention_nodes), None, 0)], None)
-    for attention in range(attention_nodes):
-        name = f"afserve-expert-{expert}-from-{attention}"
-        thread = threading.Thread(target=_accept, args=(end, meeting, attention), name=name, daemon=True)
-        end.start(thread)
+    acceptor = threading.Thread(
+        target=_accept, args=(end, meeting), name=f"afserve-expert-{expert}", daemon=True
+    )
+    end.start(acceptor)
     return end, f"dist:{meeting.host}:{meeting.port}"
 
 
-def _accept(end: DistTransport, meeting: Meeting, attention: int) -> None:
-    """Serve the attention nodes that have this index, one after the other."""
-    own = join_store(meeting.host, meeting.port, "this expert node's store", _MEET_SECONDS)
-    turn = 1
-    while not end.closing:
-        try:
-            own.store.wait([f"join/{attention}/{turn}"], _LISTEN_SLICE)
-            pair = Pair(own, f"pair/{attention}/{turn}", EXPERT_RANK, _MEET_SECONDS)
-        except RuntimeError:
-            if own.store.check([f"join/{attention}/{turn}"]):
-                turn += 1
-            continue
-        end.serve(attention, pair)
-        turn += 1
+def _accept(end: DistTransport, meeting: Meeting) -> None:
+    """Let attention nodes in, each by a thread that serves it and whoever comes after it in its place."""
+    store = meeting.store
+    served: dict[int, threading.Thread] = {}
+    turns: dict[int, int] = {}
+    while not end.pause(_ACCEPT_SECONDS):
+        for attention in {box.attention for box in end.boxes()}:
+            following = turns.get(attention, 0) + 1
+            busy = attention in served and served[attention].is_alive()
+            if not busy and store.add(f"turn/{attention}", 0) >= following:
+                turns[attention] = following
+                served[attention] = threading.Thread(
+                    target=_serve, args=(end, meeting, attention, following), daemon=True
+                )
+                end.start(served[attention])
+
+
+def _serve(end: DistTransport, meeting: Meeting, attention: int, turn: int) -> None:
+    try:
+        pair = Pair(meeting, f"pair/{attention}/{turn}", EXPERT_RANK, _MEET_SECONDS)
+    except RuntimeError:
+        return  # it gave up, or died, between announcing itself and meeting
+    end.serve(attention, pair)
 
 
 def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> DistTransport:
@@ -218,7 +230,6 @@ def _join(address: str, expert: int, attention: int, layout: Layout, timeout: fl
     mine = terms(layout, expert=expert, attention_nodes=max(theirs.get("attention_nodes", 0), attention + 1))
     compare(mine, theirs, me=f"attention-{attention}", peer=peer)
     turn = meeting.store.add(f"turn/{attention}", 1)
-    meeting.store.set(f"join/{attention}/{turn}", "")
     try:
         pair = Pair(meeting, f"pair/{attention}/{turn}", ATTENTION_RANK, timeout)
     except RuntimeError as error:

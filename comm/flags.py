@@ -62,7 +62,7 @@ class Board(Protocol):
 class PlainBoard:
     """Words through memoryviews; parks by napping. Correct where the processor keeps stores in order (x86)."""
 
-    def __init__(self, lanes: Sequence[LaneWords], bells: Sequence[BellWord]) -> None:
+    def __init__(self, lanes: Sequence[LaneWords], bells: Sequence[BellWord], *, spins: bool = True) -> None:
         views = {id(lane.memory_B): _words(lane.memory_B) for lane in lanes}
         self._incoming = [(views[id(lane.memory_B)], lane.incoming // 4) for lane in lanes]
         self._outgoing = [(views[id(lane.memory_B)], lane.outgoing // 4) for lane in lanes]
@@ -95,18 +95,23 @@ def _words(memory_B: Tensor) -> memoryview:
     return memory_B.numpy().data.cast("B").cast("I")
 
 
-def open_board(lanes: Sequence[LaneWords], bells: Sequence[BellWord]) -> Board:
-    """The fastest board that is correct here. Raises ConfigError where none is."""
+def open_board(lanes: Sequence[LaneWords], bells: Sequence[BellWord], *, spins: bool = True) -> Board:
+    """The fastest board that is correct here. Raises ConfigError where none is.
+
+    `spins` is whether a wait may spin before it parks: not where a thread of this process brings the news.
+    """
     native = native_library()
     if native is not None:
         triples = [_addresses(lane) for lane in lanes]
-        return cast(Board, native.FlagBoard(triples, [b.memory_B.data_ptr() + b.offset for b in bells]))
+        return cast(
+            Board, native.FlagBoard(triples, [b.memory_B.data_ptr() + b.offset for b in bells], spins)
+        )
     if platform.machine() not in _ORDERED:
         raise ConfigError(
             f"shared memory between processes on {platform.machine()} needs the native library, which is not built: "
             "install a C++ compiler and reinstall afserve, or use --transport dist"
         )
-    return PlainBoard(lanes, bells)
+    return PlainBoard(lanes, bells, spins=spins)
 
 
 def _addresses(lane: LaneWords) -> tuple[int, int, int]:

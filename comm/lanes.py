@@ -36,7 +36,7 @@ class Lanes:
     reply to its predecessor bears an older number and is passed over.
     """
 
-    def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
+    def __init__(self, segments: Sequence[Segment], attention: int | None, *, spins: bool = True) -> None:
         self._attention_side = attention is not None
         out, incoming = (
             (Kind.DISPATCH, Kind.COMBINE) if self._attention_side else (Kind.COMBINE, Kind.DISPATCH)
@@ -54,7 +54,7 @@ class Lanes:
                 words.append(segment.lane_words(box, attention_side=self._attention_side))
                 boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
                 self._lanes[box] = _Lane(box, len(self._lanes), *boxes, sent, taken, sent)
-        self._board: Board = open_board(words, bells)
+        self._board: Board = open_board(words, bells, spins=spins)
         self._by_index = list(self._lanes.values())
         for lane in self._by_index:
             self._board.settle(lane.index, lane.taken)

@@ -22,15 +22,11 @@ SCALE_BLOCK = 128
 
 
 class Kind(IntEnum):
-    """A REFUSAL takes a combine's place: the dispatch was not what a correct peer sends, and here is why.
-
-    BYE ends a box over a connection; it is never handed out.
-    """
+    """A REFUSAL takes a combine's place: the dispatch was not what a correct peer sends, and here is why."""
 
     DISPATCH = 1
     COMBINE = 2
     REFUSAL = 3
-    BYE = 4
 
 
 class WireType(IntEnum):

@@ -16,6 +16,7 @@ from afserve.comm.transport import SCALE_BLOCK, Box, Header, Kind, Layout, WireT
 from afserve.errors import ConfigError, ProtocolError
 
 MAGIC = 0x41465356  # "AFSV"
+FIRST_BYTE = MAGIC & 0xFF
 VERSION = 1
 HEADER_BYTES = 64
 SEQUENCES = 1 << 32  # sequence numbers wrap here
@@ -134,15 +135,6 @@ def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | 
         raise ProtocolError(f"{name(box)}: a refusal of {payload} bytes, at most {_longest_reason(frame)}")
     text = bytes(memory[HEADER_BYTES : HEADER_BYTES + payload]).decode("ascii", "replace")
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def encode_bye(memory: memoryview, box: Box, wire: WireType) -> None:
-    """Over a connection: this end sends nothing more on the box."""
-    encode(memory, box, Header(Kind.BYE, 0, 0, 0, 0, wire), 0)
-
-
-def is_bye(memory: memoryview) -> bool:
-    return memory[_KIND] == Kind.BYE
 
 
 def sequence_of(memory: memoryview) -> int:
