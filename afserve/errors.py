@@ -1,21 +1,21 @@
 """Every error afserve raises on purpose, as one tree, each with its HTTP status and exit code.
 
-    AfserveError                       500
-    |- UserError                       400   exit 2: the caller can fix it
-    |  |- ConfigError                  400     a flag, a TOML value, a config.json
-    |  |- CheckpointError              400     a shard, a dtype, a shape, an architecture
-    |  |- RequestError                 400     one request's fields
-    |  |- NotFoundError                404     a model, a request
-    |  |- TooLargeError                413     a body or header over its limit
-    |  `- AuthError                    401     a missing or wrong key
-    |- CapacityError                   503   the world is too small or too busy
-    |  |- OverloadedError              429     try again later (carries retry_after)
-    |  `- DoesNotFitError              503   exit 2: the model needs more than there is
-    |- PeerError                       503   another process is the cause
-    |  |- PeerLost                     503     it died or went silent
-    |  |- RendezvousError              503     it does not agree on what is being served
-    |  `- DeadlineError                504     it did not answer in time
-    `- ProtocolError                   500   received bytes that no correct peer sends
+AfserveError                       500
+|- UserError                       400   exit 2: the caller can fix it
+|  |- ConfigError                  400     a flag, a TOML value, a config.json
+|  |- CheckpointError              400     a shard, a dtype, a shape, an architecture
+|  |- RequestError                 400     one request's fields
+|  |- NotFoundError                404     a model, a request
+|  |- TooLargeError                413     a body or header over its limit
+|  `- AuthError                    401     a missing or wrong key
+|- CapacityError                   503   the world is too small or too busy
+|  |- OverloadedError              429     try again later (carries retry_after)
+|  `- DoesNotFitError              503   exit 2: the model needs more than there is
+|- PeerError                       503   another process is the cause
+|  |- PeerLost                     503     it died or went silent
+|  |- RendezvousError              503     it does not agree on what is being served
+|  `- DeadlineError                504     it did not answer in time
+`- ProtocolError                   500   received bytes that no correct peer sends
 """
 
 
