@@ -30,8 +30,9 @@ class Side:
 class Plan:
     """batch: requests per attention rank and micro-batch. error: one standard deviation of tpot, relative.
 
-    limited_by: what keeps the batch from growing (memory, SLO, search limit). bound_by: what the busiest station waits
-    for (bandwidth, compute, link, latency), after memory. stages: seconds per MoE layer and micro-batch.
+    limited_by: what keeps the batch from growing (memory, SLO, the objective, or the search when none does). bound_by:
+    what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
+    micro-batch.
     """
 
     kind: str
@@ -80,8 +81,8 @@ class Plan:
         return self.stages.bubbles(self.layers, self.micro_batches)
 
 
-def outline(family: Family, setting: Setting, index: int, batch: float, memory_limit: float) -> Plan:
-    """The plan of layout `index` of `family` at `batch`."""
+def outline(family: Family, setting: Setting, index: int, batch: float, limited_by: str) -> Plan:
+    """The plan of layout `index` of `family` at `batch`; `limited_by` as in Plan."""
     only = np.arange(len(family.ranks)) == index
     one = family.subset(only)
     stages = one.stages(setting, np.array([batch]))
@@ -115,7 +116,7 @@ def outline(family: Family, setting: Setting, index: int, batch: float, memory_l
         tok_s=ranks * batch * family.micro_batches / tpot,
         usd_per_hour=cost,
         watts=watts,
-        limited_by="memory" if batch >= memory_limit else "SLO",
+        limited_by=limited_by,
         busiest=busiest,
         bound_by=bound,
         error=_error(one, setting, times, core),

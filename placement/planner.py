@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.outline import Plan, outline
 from afserve.placement.perf import Setting
-from afserve.placement.search import Family, Pool, Targets, best_batches, families
+from afserve.placement.search import BATCH_LIMIT, Family, Pool, Targets, best_batches, families
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
@@ -69,9 +69,11 @@ def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
     index = int(np.argmin(score))
     if not np.isfinite(score[index]):
         return None
-    return float(score[index]), outline(
-        kept, question.setting, index, float(batch[index]), float(limit[index])
-    )
+    best, most = float(batch[index]), float(limit[index])
+    limited_by = "SLO" if best < most else "memory" if most < BATCH_LIMIT else "search"
+    if question.objective == "latency" and not question.tokens_per_second:
+        limited_by = "objective"
+    return float(score[index]), outline(kept, question.setting, index, best, limited_by)
 
 
 def _cost(family: Family, objective: str) -> Array | None:

@@ -21,10 +21,11 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 def load_model(name: str) -> ModelShape:
-    """A name in configs/models (or an alias), a TOML file, a config.json or a folder that holds one."""
+    """A name in configs/models (or an alias), `nano`, a TOML file, a config.json or a folder that holds one."""
     path = Path(name)
-    if path.is_dir() and (path / "config.json").is_file():
-        return shape_from_config(path.name, _read_json(path / "config.json"))
+    for folder in (path, CONFIGS / name):
+        if folder.is_dir() and (folder / "config.json").is_file():
+            return shape_from_config(folder.name, _read_json(folder / "config.json"))
     if path.suffix == ".json" and path.is_file():
         return shape_from_config(path.parent.name or path.stem, _read_json(path))
     found = _find("models", name)

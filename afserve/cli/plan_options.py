@@ -130,6 +130,13 @@ def build_question(
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(context, prompt, answer, trace, decode_only)
     shape, offered = load_model(model), tuple(_pool(text, network, link) for text in pools)
+    names = [pool.chip.name for pool in offered]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ConfigError(
+            f"--pool {twice}: given twice; add the counts, or give a copy of its file another name",
+            param="pool",
+        )
     widths = Precision(attention_precision or precision, precision, kv_precision)
     setting = Setting(
         shape=shape,

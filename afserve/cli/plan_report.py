@@ -36,10 +36,14 @@ def _heading(question: Question) -> str:
         else "no TPOT target"
     )
     return (
-        f"{shape.name}: {shape.total_elems / 1e9:.0f}B weights, {shape.active_elems / 1e9:.0f}B active; "
+        f"{shape.name}: {_size(shape.total_elems)} weights, {_size(shape.active_elems)} active; "
         f"{setting.workload.name}; {target}\n{pools}; "
         f"weights {setting.precision.experts}, cache {setting.precision.kv}, expert skew {setting.routing.zipf:g}"
     )
+
+
+def _size(elems: int) -> str:
+    return f"{elems / 1e9:.0f}B" if elems >= 1e9 else f"{elems / 1e6:.0f}M"
 
 
 def _chosen(found: Answer, top: int) -> list[tuple[str, Plan]]:

@@ -102,6 +102,7 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --trace /nowhere", "--trace /nowhere"),
         ("--model deepseek-v3 --pool h800=64 --curves h300", "no such fits file; did you mean h200"),
         ("--model deepseek-v3 --pool h800=64 --chart x.pdf", ".png or .html"),
+        ("--model deepseek-v3 --pool h800=64 --pool h800=8", "given twice"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
@@ -132,6 +133,12 @@ def test_malformed_model_files(
     code, _, err = call(capsys, f"plan --model {path} --pool h800=8")
     assert code == 2
     assert words in err
+
+
+def test_the_bundled_model_on_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "plan --model nano --pool cpu-host=3 --precision bf16 --context 128")
+    assert code == 0
+    assert out.startswith("nano")
 
 
 def test_counts_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
