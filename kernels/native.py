@@ -10,7 +10,7 @@ from torch import Tensor
 
 from afserve.kernels import _native
 from afserve.kernels.layer import GqaLayer, Half
-from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -86,6 +86,39 @@ class Native(Reference):
             self._engine, x.data_ptr(), x.stride(0), x.shape[0], code, out.data_ptr(), CODES[made]
         )
         return out.to(out_dtype)
+
+    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
+        logits = self.logits(x_TH, packed)
+        rows = logits.shape[0]
+        value = torch.empty((rows, k), dtype=torch.float32)
+        index = torch.empty((rows, k), dtype=torch.int32)
+        _native.top_k(
+            self._engine, logits.data_ptr(), rows, packed.outputs, k, value.data_ptr(), index.data_ptr()
+        )
+        return value, index
+
+    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
+        code = CODES.get(weight_AOI.dtype)
+        if code is None:
+            return super().pack_heads(weight_AOI)
+        heads, outputs, inputs = weight_AOI.shape
+        handle = _native.HeadLinear(heads, outputs, inputs, code)
+        for head in range(heads):
+            weight = _rows(weight_AOI[head])
+            handle.pack(head, weight.data_ptr(), code, weight.stride(0))
+        return PackedHeads(heads, outputs, inputs, None, handle, weight_AOI.dtype)
+
+    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
+        if packed.handle is None:
+            return super().linear_heads(x_TAI, packed)
+        x = x_TAI.to(packed.dtype)
+        x = x if x.stride(2) == 1 else x.contiguous()
+        out = torch.empty((x.shape[0], packed.heads, packed.outputs), dtype=packed.dtype)
+        code = CODES[packed.dtype]
+        packed.handle.run(
+            self._engine, code, x.data_ptr(), x.stride(0), x.stride(1), x.shape[0], out.data_ptr()
+        )
+        return out.to(x_TAI.dtype)
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         wide = self.linear(x_TH, gate_up)

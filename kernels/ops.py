@@ -11,7 +11,7 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.layer import GqaLayer, Half
-from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
@@ -88,6 +88,23 @@ class Ops:
         """`linear` with a float32 result; the native library never rounds it to the rows' dtype."""
         _last("x_TH", x_TH, packed.inputs)
         return self._backend.logits(x_TH, packed)
+
+    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
+        """The k highest logits, descending, and their ids: (T, k) float32 and int32. Equal ones: lower id first."""
+        _last("x_TH", x_TH, packed.inputs)
+        if not 1 <= k <= packed.outputs:
+            raise ValueError(f"k: {k}, the head has {packed.outputs} outputs")
+        return self._backend.head_top_k(x_TH, packed, k)
+
+    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
+        """One weight per head; called once at load."""
+        _rank("weight_AOI", weight_AOI, 3)
+        return self._backend.pack_heads(weight_AOI)
+
+    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
+        """y[t, a] = x[t, a] @ weight[a]^T: MLA's absorbed projections, batch-invariant unlike torch.bmm."""
+        _shape("x_TAI", x_TAI, (x_TAI.shape[0], packed.heads, packed.inputs))
+        return self._backend.linear_heads(x_TAI, packed)
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         """down(silu(gate(x)) * up(x)); gate stacked over up."""

@@ -23,6 +23,18 @@ class PackedLinear:
 
 
 @dataclass(slots=True)
+class PackedHeads:
+    """y_TAO[t, a] = x_TAI[t, a] @ weight_AOI[a]^T."""
+
+    heads: int
+    outputs: int
+    inputs: int
+    weight_AOI: Tensor | None
+    handle: object | None = None
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(slots=True)
 class PackedExperts:
     """E slots of a SwiGLU FFN: gate_up_EJH stacks gate over up (J = 2 I)."""
 

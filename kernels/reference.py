@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels.layer import GqaLayer, Half
-from afserve.kernels.packed import PackedExperts, PackedLinear, int8_rounded
+from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear, int8_rounded
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
@@ -27,6 +27,17 @@ class Reference:
         outputs, inputs = weight_OI.shape
         kept = int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
         return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
+
+    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
+        return PackedHeads(*weight_AOI.shape, weight_AOI, dtype=weight_AOI.dtype)
+
+    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
+        assert packed.weight_AOI is not None
+        return torch.bmm(x_TAI.transpose(0, 1), packed.weight_AOI.transpose(1, 2)).transpose(0, 1)
+
+    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
+        value, index = self.logits(x_TH, packed).sort(dim=-1, descending=True, stable=True)
+        return value[:, :k], index[:, :k].int()
 
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False

@@ -86,6 +86,10 @@ void bind_router(py::module_& m) {
                        float epsilon, float scale, float closed_value) {
         return Rule{top_k, scoring, selection, groups, top_groups, renormalise, epsilon, scale, closed_value};
       }));
+  m.def("top_k", [](Engine& engine, Address row, int rows, int size, int k, Address value, Address index) {
+    py::gil_scoped_release released;
+    top_k(engine, at<float>(row), rows, size, k, at<float>(value), at<int32_t>(index));
+  });
   m.def("route", [](Engine& engine, int dtype, Address x, size_t stride, int tokens, Address gate, int gate_dtype,
                     int experts, int hidden, Address bias, const Rule& rule, Address expert, Address weight) {
     dtype_of(gate_dtype);

@@ -41,6 +41,20 @@ void bind_weights(py::module_& m) {
       .def("set_bias", [](Linear& l, Address bias, int dtype) { l.set_bias(source(bias, dtype, 0)); })
       .def_property_readonly("bytes", &Linear::bytes)
       .def("run", run_linear);
+  py::class_<HeadLinear>(m, "HeadLinear")
+      .def(py::init([](int heads, int outputs, int inputs, int dtype) {
+        return new HeadLinear(heads, outputs, inputs, dtype_of(dtype));
+      }))
+      .def("pack",
+           [](HeadLinear& l, int head, Address w, int dtype, size_t stride) { l.pack(head, source(w, dtype, stride)); })
+      .def("run", [](const HeadLinear& l, Engine& engine, int dtype, Address x, size_t token_stride,
+                     size_t head_stride, int tokens, Address out) {
+        py::gil_scoped_release released;
+        if (dtype_of(dtype) == Dtype::f32)
+          l.run(engine, at<float>(x), token_stride, head_stride, tokens, at<float>(out));
+        else
+          l.run(engine, at<bf16>(x), token_stride, head_stride, tokens, at<bf16>(out));
+      });
   py::class_<Experts>(m, "Experts")
       .def(py::init([](int slots, int hidden, int inner, int dtype) {
         return new Experts(slots, hidden, inner, dtype_of(dtype));

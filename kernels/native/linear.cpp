@@ -1,5 +1,7 @@
 #include "linear.h"
 
+#include <algorithm>
+
 namespace {
 
 constexpr int ROW_BLOCK = 128;  // rows of one task: their sums, 32 KiB, stay near
@@ -36,3 +38,33 @@ void Linear::run(Engine& engine, const E* x, size_t stride, int rows, O* out, si
 template void Linear::run(Engine&, const bf16*, size_t, int, bf16*, size_t) const;
 template void Linear::run(Engine&, const bf16*, size_t, int, float*, size_t) const;
 template void Linear::run(Engine&, const float*, size_t, int, float*, size_t) const;
+
+void HeadLinear::pack(int head, const Source& source) {
+  weights_.pack(head, source, [this](int column) { return column < outputs_ ? column : -1; });
+}
+
+template <class E>
+void HeadLinear::run(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, E* out) const {
+  const Isa& isa = *engine.isa;
+  size_t wide = whole_blocks(weights_.inputs()), copied = ROW_BLOCK * wide * sizeof(E);
+  engine.reserve(copied + ROW_BLOCK * PANEL * sizeof(float));
+  auto task = [&](int index, int worker) {
+    int first = index / heads_ * ROW_BLOCK, head = index % heads_, n = std::min(ROW_BLOCK, tokens - first);
+    E* rows = engine.scratch<E>(worker);
+    float* sum = reinterpret_cast<float*>(engine.scratch<char>(worker) + copied);
+    for (int r = 0; r < n; r++) {
+      memcpy(rows + r * wide, x + (first + r) * token_stride + head * head_stride, weights_.inputs() * sizeof(E));
+      memset(rows + r * wide + weights_.inputs(), 0, (wide - weights_.inputs()) * sizeof(E));
+    }
+    E* to = out + (size_t(first) * heads_ + head) * outputs_;
+    for (int panel = 0; panel < weights_.panels(); panel++) {
+      weights_.multiply(isa, head, panel, rows, wide, n, sum);
+      isa.of<E>().store(sum, n, nullptr, to + panel * PANEL, size_t(heads_) * outputs_,
+                        std::min(PANEL, outputs_ - panel * PANEL));
+    }
+  };
+  engine.pool.run_within(ceil_div(tokens, ROW_BLOCK) * heads_, task);
+}
+
+template void HeadLinear::run(Engine&, const bf16*, size_t, size_t, int, bf16*) const;
+template void HeadLinear::run(Engine&, const float*, size_t, size_t, int, float*) const;

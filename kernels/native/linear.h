@@ -22,3 +22,19 @@ class Linear {
   Panels weights_;
   std::vector<float> bias_;
 };
+
+// One map per head: y[t][a] = x[t][a] W[a]^T. What MLA's absorbed projections are.
+class HeadLinear {
+ public:
+  HeadLinear(int heads, int outputs, int inputs, Dtype dtype)
+      : heads_(heads), outputs_(outputs), weights_(heads, outputs, inputs, dtype) {}
+  void pack(int head, const Source& source);
+
+  // x (tokens, heads, inputs) with strides, out contiguous.
+  template <class E>
+  void run(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, E* out) const;
+
+ private:
+  int heads_, outputs_;
+  Panels weights_;
+};

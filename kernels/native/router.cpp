@@ -74,6 +74,14 @@ void choose(Engine& engine, float* logits, int tokens, int experts, const float*
   });
 }
 
+void top_k(Engine& engine, const float* row, int rows, int size, int k, float* value, int32_t* index) {
+  engine.pool.run(rows, [&](int r, int) {
+    int32_t* found = index + size_t(r) * k;
+    best(row + size_t(r) * size, size, k, found);
+    for (int i = 0; i < k; i++) value[size_t(r) * k + i] = row[size_t(r) * size + found[i]];
+  });
+}
+
 template <class E>
 void router_logits(Engine& engine, const E* x, size_t stride, int tokens, const E* gate, int experts, int hidden,
                    float* logits) {

@@ -12,6 +12,9 @@ struct Rule {
 void choose(Engine& engine, float* logits, int tokens, int experts, const float* bias, const Rule& rule,
             int32_t* expert, float* weight);
 
+// The k highest of every row of `size` floats, in descending order, the lower index first among equals.
+void top_k(Engine& engine, const float* row, int rows, int size, int k, float* value, int32_t* index);
+
 // x (tokens, hidden) times gate (experts, hidden), both of E -> logits in float.
 template <class E>
 void router_logits(Engine& engine, const E* x, size_t stride, int tokens, const E* gate, int experts, int hidden,

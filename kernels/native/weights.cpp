@@ -11,11 +11,18 @@ float widen(uint16_t bits) {
   return f;
 }
 
-// Where element (input, column) of a panel lies.
-size_t place(Dtype dtype, int input, int column) {
-  size_t tile = size_t(input / BLOCK) * PANEL_BLOCK + size_t(column / 16) * TILE;
-  int k = input % BLOCK, c = column % 16;
-  return tile + (dtype == Dtype::f32 ? k * 16 + c : k / 2 * 32 + c * 2 + k % 2);
+// Calls put(input, place) for every input of a column of a panel; places as isa.h says.
+template <class Put>
+void along(Dtype dtype, int inputs, int column, const Put& put) {
+  bool pairs = dtype != Dtype::f32;
+  size_t tile = size_t(column / 16) * TILE + column % 16 * (pairs ? 2 : 1);
+  for (int first = 0; first < inputs; first += BLOCK, tile += PANEL_BLOCK) {
+    int n = inputs - first < BLOCK ? inputs - first : BLOCK;
+    if (pairs)
+      for (int k = 0; k < n; k++) put(first + k, tile + k / 2 * 32 + k % 2);
+    else
+      for (int k = 0; k < n; k++) put(first + k, tile + k * 16);
+  }
 }
 
 }  // namespace
@@ -50,17 +57,18 @@ void Panels::pack_column(char* panel, int column, const Source& source, int row,
   if (dtype_ == Dtype::bf16) {
     const uint16_t* from = static_cast<const uint16_t*>(source.data) + size_t(row) * source.stride;
     uint16_t* to = reinterpret_cast<uint16_t*>(panel);
-    for (int k = 0; k < inputs_; k++) to[place(dtype_, k, column)] = from[k];
+    along(dtype_, inputs_, column, [&](int k, size_t place) { to[place] = from[k]; });
     return;
   }
   if (dtype_ == Dtype::f32) {
     float* to = reinterpret_cast<float*>(panel);
-    for (int k = 0; k < inputs_; k++) to[place(dtype_, k, column)] = source.at(row, k);
+    along(dtype_, inputs_, column, [&](int k, size_t place) { to[place] = source.at(row, k); });
     return;
   }
   float most = 0;
   for (int k = 0; k < inputs_; k++) most = fmaxf(most, fabsf(source.at(row, k)));
   *scale = most > 0 ? most / 127.0f : 1.0f;
-  for (int k = 0; k < inputs_; k++)
-    panel[place(dtype_, k, column)] = static_cast<char>(lrintf(source.at(row, k) / *scale));
+  along(dtype_, inputs_, column, [&](int k, size_t place) {
+    panel[place] = static_cast<char>(lrintf(source.at(row, k) / *scale));
+  });
 }

@@ -107,3 +107,33 @@ def test_mlp_agrees_with_the_reference(ops: Ops, truth: Ops, dtype: torch.dtype,
     torch.testing.assert_close(
         mine.double(), wanted, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=2e-2
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "outputs", "inputs"), [(3, 40, 33), (2, 128, 64)])
+def test_linear_heads(ops: Ops, dtype: torch.dtype, heads: int, outputs: int, inputs: int) -> None:
+    weight = noise((heads, outputs, inputs), dtype) / 8
+    packed = ops.pack_heads(weight)
+    for tokens in (0, 1, 20, 130):
+        x = noise((tokens, heads + 1, inputs), dtype, tokens)[:, 1:]
+        wanted = torch.einsum("tai,aoi->tao", x.double(), weight.double())
+        out = ops.linear_heads(x, packed)
+        torch.testing.assert_close(
+            out.double(), wanted, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2
+        )
+        if tokens:
+            assert torch.equal(ops.linear_heads(x[-1:], packed), out[-1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_top_k_is_the_head_of_the_sorted_logits(ops: Ops, dtype: torch.dtype) -> None:
+    packed = ops.pack_linear(noise((300, 64), dtype))
+    x = noise((5, 64), dtype, 1)
+    x[2] = 0  # all equal: lower ids first
+    logits = ops.logits(x, packed)
+    for k in (1, 7, 300):
+        value, index = ops.head_top_k(x, packed, k)
+        wanted, order = logits.sort(dim=-1, descending=True, stable=True)
+        assert torch.equal(value, wanted[:, :k]) and torch.equal(index, order[:, :k].int())
+    with pytest.raises(ValueError, match="k: 301"):
+        ops.head_top_k(x, packed, 301)
