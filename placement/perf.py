@@ -35,7 +35,8 @@ class Setting:
     """Everything a prediction depends on besides the layout.
 
     draft_tokens and acceptance: multi-token prediction; a step yields 1 + acceptance * draft_tokens tokens.
-    shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3).
+    shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3):
+        their dense layers take turns in the ping-pong like the others.
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
     steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
     percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
@@ -107,14 +108,8 @@ def afd_stages(
     tokens = ranks * batch * setting.rows_per_request
     experts = expert_half(setting, expert_chip, tokens, expert_devices)
     if setting.shared_on_experts:
-        experts = experts + ffn_seconds(
-            shape,
-            expert_chip,
-            setting.curves,
-            setting.precision.experts,
-            np.asarray(tokens + 0.0 * expert_devices),
-            expert_devices,
-            shape.experts.shared_elems,
+        experts = experts + _ffn_there(
+            setting, expert_chip, tokens, expert_devices, shape.experts.shared_elems
         )
     dispatch, combine = m2n_transfer(
         setting,
@@ -128,7 +123,13 @@ def afd_stages(
     attention = times.moe_layers / layers + 2 * setting.exchange
     experts = experts + 2 * setting.exchange
     period = layer_period(attention, experts, dispatch, combine, micro_batches)
-    step = step_seconds(attention, experts, period, times.outside, layers, micro_batches)
+    outside = times.outside
+    if setting.shared_on_experts:
+        outside = outside - shape.dense_layers * times.moe_layers / layers
+    step = step_seconds(attention, experts, period, outside, layers, micro_batches)
+    if setting.shared_on_experts:
+        dense = _ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
+        step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
     prompt = _prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
     return _finish(
         setting,
@@ -142,6 +143,12 @@ def afd_stages(
         micro_batches * batch,
         shape.layers,
     )
+
+
+def _ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
+    """A dense FFN on the expert side, split by columns over all its devices."""
+    rows = np.asarray(tokens + 0.0 * devices)
+    return ffn_seconds(setting.shape, chip, setting.curves, setting.precision.experts, rows, devices, elems)
 
 
 def colocated_stages(
