@@ -39,24 +39,22 @@ class TritonBackend(Reference):
         parts: int | None = None,
     ) -> None:
         self.device = device
-        self._multiprocessors, self._shared, self._has_fp8, self._parts = (
-            multiprocessors,
-            shared,
-            has_fp8,
-            parts,
-        )
+        self._multiprocessors, self._shared = multiprocessors, shared
+        self._has_fp8, self._parts = has_fp8, parts
 
     @classmethod
     def open(cls, device: torch.device, parts: int | None = None) -> "TritonBackend":
-        """For a CUDA device that is present. Raises ConfigError if its chip has no bfloat16 matrix instructions."""
+        """For a CUDA device that is present; it becomes the process's current one, where Triton launches. Raises
+        ConfigError if its chip has no bfloat16 matrix instructions."""
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         chip = torch.cuda.get_device_properties(device)
         if (chip.major, chip.minor) < (8, 0):
             raise ConfigError(
                 f"device {device}: {chip.name} is compute capability {chip.major}.{chip.minor}, the Triton kernels "
                 'need 8.0 or newer; use another device, or backend "torch"'
             )
-        index = torch.cuda.current_device() if device.index is None else device.index
-        shared = int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+        torch.cuda.set_device(device)
+        shared = int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
         return cls(device, chip.multi_processor_count, shared, (chip.major, chip.minor) >= (8, 9), parts)
 
     def explain(self) -> str:

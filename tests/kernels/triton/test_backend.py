@@ -1,7 +1,10 @@
 """The whole backend through the door, with its own tile tables, against the reference in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import triton
 
 from afserve.errors import ConfigError
 from afserve.kernels.layer import GqaLayer
@@ -159,6 +162,33 @@ def test_float32_queries_over_a_bfloat16_cache(device, ops, close):
 def test_fp8_needs_a_chip_that_has_it(device):
     with pytest.raises(ConfigError, match="FP8"):
         TritonBackend(device, 2, has_fp8=False).empty_experts_fp8(1, 128, 128, torch.bfloat16)
+
+
+@pytest.fixture
+def chip(monkeypatch):
+    """chip(major, minor): what torch and Triton say of a device that need not be here."""
+
+    def pretend(major, minor):
+        properties = SimpleNamespace(major=major, minor=minor, name="a chip", multi_processor_count=40)
+        utils = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": 99 << 10})
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(utils=utils))
+
+    return pretend
+
+
+def test_an_old_chip_is_refused(chip):
+    chip(7, 5)
+    with pytest.raises(ConfigError, match=r"compute capability 7\.5.*8\.0"):
+        TritonBackend.open(torch.device("cuda", 0))
+
+
+def test_a_chip_is_asked_what_it_has(chip):
+    chip(8, 6)
+    backend = TritonBackend.open(torch.device("cuda", 1))
+    assert backend.device == torch.device("cuda", 1) and "not measured" in backend.explain()
+    assert backend._shared == 99 << 10 and not backend._has_fp8
 
 
 def test_no_rows(device, ops):
