@@ -227,6 +227,9 @@ class Ops:
     ) -> None:
         """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped.
 
+        On CPUs, 16-bit models round each expert's part to their dtype first: float32 sums of those do not depend on
+        which parts are added where.
+
         add: the sum starts from out_RH instead of zero.
         """
         rows, hidden = x_RH.shape

@@ -184,8 +184,9 @@ class Reference:
                 continue
             row, choice = torch.where(slot_RK == slot)
             gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot]).chunk(2, dim=-1)
-            y = F.linear(F.silu(gate) * up, experts.down_EHI[slot])
-            total.index_add_(0, row, y.float() * weight_RK[row, choice].float()[:, None])
+            y = F.linear(F.silu(gate) * up, experts.down_EHI[slot]).float()
+            part = y * weight_RK[row, choice].float()[:, None]
+            total.index_add_(0, row, part.to(x_RH.dtype).float())
         out_RH.copy_(total)
 
 

@@ -50,7 +50,10 @@ def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> Te
 def layout_for(
     source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int, combine: WireType | None = None
 ) -> Layout:
-    """What attention and expert nodes allocate mailboxes for. Rows travel in the model's dtype."""
+    """What attention and expert nodes allocate mailboxes for. Rows travel in the model's dtype.
+
+    In host memory partial sums travel in float32, unrounded: tokens do not depend on the placement then.
+    """
     wire = _WIRE[dtype_of(source, spec)]
     return Layout(
         hidden=spec.hidden,
@@ -60,7 +63,7 @@ def layout_for(
         layers=spec.moe_layers,
         slots=slots,
         dispatch_wire=wire,
-        combine_wire=combine or wire,
+        combine_wire=combine or (WireType.FLOAT32 if config.device == "cpu" else wire),
     )
 
 

@@ -88,7 +88,9 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
     isa.of<E>().swiglu(sum, piece.count, middle + piece.first * inner + panel * 32, inner);
   });
 
-  // One task owns 64 output columns of every row, so the sums of a row are made in slot order.
+  // One task owns 64 output columns of every row. With bf16 weights an expert's part is rounded to bf16, so that its
+  // sum with the others' is the same on whichever nodes they are.
+  auto add_part = sizeof(E) == sizeof(bf16) ? isa.add_rounded : isa.add_scaled;
   engine.pool.run_within(down_.panels(), [&](int panel, int worker) {
     float* sum = engine.scratch<float>(worker);
     float* total = sum + ROW_BLOCK * PANEL;
@@ -102,7 +104,7 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
       down_.multiply(isa, piece.slot, panel, middle + piece.first * inner, inner, piece.count, sum);
       for (int i = 0; i < piece.count; i++) {
         int e = piece.first + i;
-        isa.add_scaled(total + size_t(grouping_.row[e]) * PANEL, sum + i * PANEL, grouping_.weight[e], PANEL);
+        add_part(total + size_t(grouping_.row[e]) * PANEL, sum + i * PANEL, grouping_.weight[e], PANEL);
       }
     }
     isa.of<O>().store(total, rows, nullptr, to, out_stride, columns);

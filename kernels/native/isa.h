@@ -47,6 +47,7 @@ struct Isa {
   Loops<float> f;
   void (*scale_columns)(float* sum, int rows, const float* scale);
   void (*add_scaled)(float* out, const float* row, float weight, int size);  // out += weight * row
+  void (*add_rounded)(float* out, const float* row, float weight, int size);  // the same, weight * row rounded to bf16
   void (*scale_row)(float* row, float factor, int size);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
   void (*sigmoid_all)(float* x, int size);

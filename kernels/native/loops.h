@@ -140,6 +140,12 @@ void add_scaled(float* out, const float* row, float weight, int size) {
   for (; i < size; i++) out[i] += row[i] * weight;
 }
 
+// The product is rounded to bf16 before it is added: a float sum of a few such numbers is exact unless they differ by
+// more than 2^13, so it does not depend on their order, nor on how they are grouped. size: a multiple of LANES.
+void add_rounded(float* out, const float* row, float weight, int size) {
+  for (int i = 0; i < size; i += LANES) store(out + i, load(out + i) + widen(narrow(load(row + i) * weight)));
+}
+
 void scale_row(float* row, float factor, int size) {
   int i = 0;
   for (; i + LANES <= size; i += LANES) store(row + i, load(row + i) * factor);

@@ -20,7 +20,7 @@ Loops<E> loops_of(decltype(Loops<E>::score) score = nullptr) {
 }
 
 Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
-  return {name, b, f, scale_columns, add_scaled, scale_row, exp_all, sigmoid_all, enter, leave};
+  return {name, b, f, scale_columns, add_scaled, add_rounded, scale_row, exp_all, sigmoid_all, enter, leave};
 }
 
 }  // namespace
