@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from afserve.kernels.triton_config import ExpertTiles, Tile
 from afserve.kernels.triton_experts import ExpertWeights, expert_ffn
@@ -111,23 +113,42 @@ def test_expert_ffn_fp8(device, fp8, close, kind, hidden, inner):
     close(out_RH, truth, steps=5.0)  # a value next to a rounding edge may fall to either side of it
 
 
-@pytest.mark.parametrize("rows", [0, 1, 50, 100])
-def test_plan_is_stable_and_complete(device, rows):
-    torch.manual_seed(3)
-    slots, choices, tile = 7, 3, 16
-    slot_RK = torch.randint(-1, slots, (rows, choices), device=device)
+def check_plan(slot_RK, slots, tile):
+    """Each slot's pairs in order, padded to whole tiles, slots one after the other, unused tiles last."""
     plan = plan_rows(slot_RK, slots, tile)
+    flat = slot_RK.flatten().tolist()
     expected, tiles = [], []
     for slot in range(slots):
-        pairs = torch.where(slot_RK.flatten() == slot)[0].tolist()
+        pairs = [pair for pair, chosen in enumerate(flat) if chosen == slot]
         width = -(-len(pairs) // tile)
         expected += pairs + [-1] * (width * tile - len(pairs))
         tiles += [slot] * width
     assert plan.pair_P.tolist() == expected + [-1] * (plan.tiles * tile - len(expected))
     assert plan.tile_slot_M.tolist() == tiles + [-1] * (plan.tiles - len(tiles))
     for pair, place in enumerate(plan.place_RK.flatten().tolist()):
-        skipped = slot_RK.flatten()[pair] < 0
-        assert place == -1 if skipped else plan.pair_P[place] == pair
+        assert place == -1 if not 0 <= flat[pair] < slots else plan.pair_P[place] == pair
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50, 100])
+def test_plan_is_stable_and_complete(device, rows):
+    torch.manual_seed(3)
+    check_plan(torch.randint(-1, 7, (rows, 3), device=device), 7, 16)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_plan_of_any_routing(device, data):
+    """Ids past the slots are skipped like negative ones; int64 ids are welcome."""
+    slots, choices = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))
+    rows = data.draw(
+        st.lists(st.lists(st.integers(-2, slots + 1), min_size=choices, max_size=choices), max_size=40)
+    )
+    kind = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    check_plan(
+        torch.tensor(rows, dtype=kind, device=device).view(-1, choices),
+        slots,
+        data.draw(st.sampled_from([1, 4, 16])),
+    )
 
 
 def test_plan_never_needs_more_tiles_than_the_bound():
