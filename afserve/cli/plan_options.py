@@ -65,7 +65,11 @@ _FLAGS = (
     ),
     click.option("--rate", default=0.0, help="Requests per second to sustain."),
     click.option("--micro-batches", default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]"),
-    click.option("--curves", default="h200", help="Fitted efficiency curves.  [default: h200]"),
+    click.option(
+        "--curves",
+        default="h200",
+        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]",
+    ),
 )
 
 
