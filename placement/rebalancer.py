@@ -31,7 +31,8 @@ class Rules:
     """enter: the max/mean that starts it. least_gain: the fraction that new shares or moves must save.
 
     interval_s: between checks. patience: bad checks in a row before it acts. rest_s: from one action to the next.
-    era_s: how long rows are gathered into one picture while nothing changes.
+    era_s: how long rows are gathered into one picture while nothing changes. forced: re-plan at every check,
+    whatever the balance.
     """
 
     interval_s: float = 0.5
@@ -43,6 +44,7 @@ class Rules:
     era_s: float = 120.0
     burst: float = 4.0  # rows of one text come together: as noisy as a quarter of them would be
     price: MovePrice | None = None
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,10 @@ class Rebalancer:
             return None
         self._next = now + self.rules.interval_s
         newest, seen = self._look(now, stats)
+        if self.rules.forced:
+            self._open_era(now, stats)
+            why = f"asked to re-plan every {self.rules.interval_s:g} s, {newest.ratio:.3f} now"
+            return self._answer(now, stats, newest, Action.MOVE, why)
         if seen.ratio <= seen.limit:
             self._streak = 0
             return self._stay(now, seen, f"balanced: {seen.ratio:.3f} is within {seen.limit:.3f}")
@@ -159,7 +165,7 @@ class Rebalancer:
         if action is Action.RESCUE:
             reason = f"{why}: {forced} experts are filled elsewhere"
             return self._take(replace(reshare, action=action, reason=reason))
-        if after <= seen.limit:
+        if after <= seen.limit and not self.rules.forced:
             return self._take(reshare)
         moved = self._moved(stats, seen.load_LE)
         moves, best = self.placement.diff(moved).moves, imbalance(moved, seen.load_LE, self.nodes)

@@ -18,8 +18,6 @@ from afserve.placement.rebalancer import Decision, Rebalancer, Rules, imbalances
 from afserve.placement.record import encode_header, encode_record
 from afserve.placement.stats import DECODE, PREFILL, RoutingStats
 
-FORCED_ENTER = -1e9  # below any imbalance: every check acts
-
 
 @dataclass(frozen=True, slots=True)
 class BalanceRules:
@@ -31,7 +29,7 @@ class BalanceRules:
     def rules(self) -> Rules:
         if self.every is None:
             return Rules()
-        return Rules(interval_s=self.every, enter=FORCED_ENTER, least_gain=0.0, patience=1, rest_s=0.0)
+        return Rules(interval_s=self.every, forced=True, least_gain=0.0)
 
 
 class Recorder:
@@ -76,7 +74,7 @@ class Balancing:
         self._nodes = Nodes((wide,) * placement.nodes)
         self._rebalancer = Rebalancer(compact(placement, wide), self._nodes, rules.rules())
         self._seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._carried_out = 0
+        self._settled = True
         self.moves = 0
 
     def heard(self, node: int, stats: AttentionStats, now: float) -> None:
@@ -119,14 +117,14 @@ class Balancing:
 
     def _carry_out(self, target: Placement, now: float) -> list[Outgoing]:
         self.moves += moves(self.migration.placement, target)
+        self._settled = False
         return self.migration.begin(target, now)
 
     def _settle(self) -> None:
         """Tell the rebalancer what is in force, once a migration is over."""
-        if self._carried_out != self.migration.completed:
-            self._carried_out = self.migration.completed
-            self._rebalancer.settle(self._rebalancer.placement.epoch)
-            self._rebalancer.placement = compact(self.migration.placement, self._nodes.slots[0])
+        if not self._settled:
+            self._settled = True
+            self._rebalancer.abandon(compact(self.migration.placement, self._nodes.slots[0]))
 
     def imbalance(self) -> tuple[float, ...]:
         """max / mean node load per layer, of what is in force, over the fastest window."""

@@ -165,3 +165,11 @@ def test_imbalance_without_rows_is_one():
     core, _ = started()
     assert imbalance(core.placement, np.zeros((LAYERS, EXPERTS)), core.nodes) == 1.0
     assert imbalances(core.placement, domain(1), core.nodes) == pytest.approx(1.0)
+
+
+def test_asked_to_replan_it_does_so_whatever_the_balance():
+    core, traffic = started(300, Rules(interval_s=1.0, forced=True, least_gain=0.0))
+    decisions = traffic.flow(domain(1), 10, core)
+    assert len(decisions) == 10
+    assert any(d.placement is not None for d in decisions)
+    assert all(d.reason.startswith("asked to re-plan every 1 s, ") for d in decisions)
