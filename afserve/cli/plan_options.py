@@ -133,6 +133,10 @@ def build_question(
     if objective == "count" and rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(context, prompt, answer, trace, decode_only)
+    if rate > 0 and trace is None and answer is None:
+        raise ConfigError(
+            "--rate: a request's answer length is not known; add --input and --output", param="rate"
+        )
     shape, offered = load_model(model), tuple(_pool(text, network, link) for text in pools)
     names = [pool.chip.name for pool in offered]
     twice = next((name for name in names if names.count(name) > 1), None)

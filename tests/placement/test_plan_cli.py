@@ -103,6 +103,7 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --curves h300", "no such fits file; did you mean h200"),
         ("--model deepseek-v3 --pool h800=64 --chart x.pdf", ".png or .html"),
         ("--model deepseek-v3 --pool h800=64 --pool h800=8", "given twice"),
+        ("--model deepseek-v3 --pool h800=64 --rate 5", "answer length is not known"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
