@@ -45,6 +45,7 @@ from afserve.errors import (
     AfserveError,
     DeadlineError,
     DoesNotFitError,
+    PeerError,
     PeerLost,
     ProtocolError,
     RendezvousError,
@@ -86,6 +87,7 @@ class Controller:
         self._failed = asyncio.Event()
         self._settled = asyncio.Event()
         self._drained = asyncio.Event()
+        self._accusers: set[str] = set()
         self._stopping = False
         self._started_at = clock.now()
         self._server: grpc.aio.Server | None = None
@@ -172,7 +174,7 @@ class Controller:
 
     def report_exit(self, name: str, reason: str) -> None:
         """The process of `name` ended, as its parent saw it."""
-        if not self._stopping:
+        if not self._stopping and name not in self._accusers:
             self._fail(PeerLost(name, reason))
 
     # ---- one stream
@@ -245,7 +247,7 @@ class Controller:
             case Drained():
                 self._has_drained(member)
             case Failed(error):
-                self._fail(_named(member.name, error))
+                self._has_failed(member, error)
             case Register():
                 raise ProtocolError(f"{member.name} registered twice")
 
@@ -278,6 +280,14 @@ class Controller:
             member.state = GONE
             if not self._stopping and self._failure is None:
                 self._spawn(self._fail_unless_reported(member.name, reason))
+
+    def _has_failed(self, member: Member, error: AfserveError) -> None:
+        """A node that gave up because of another one: the other one's end is the reason, if it is reported soon."""
+        if isinstance(error, PeerError):
+            self._accusers.add(member.name)
+            self._spawn(self._fail_unless_reported(member.name, error.message))
+        else:
+            self._fail(_named(member.name, error))
 
     async def _fail_unless_reported(self, name: str, reason: str) -> None:
         await asyncio.sleep(EXIT_REPORT_SECONDS)

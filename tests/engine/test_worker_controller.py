@@ -198,7 +198,9 @@ def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
         ({"expert": {"fail": DeadlineError("stuck")}}, PeerLost, "expert-0: stuck"),
     ],
 )
-def test_a_failed_start_says_who_and_why(changes, kind, said):
+def test_a_failed_start_says_who_and_why(changes, kind, said, monkeypatch):
+    monkeypatch.setattr(controller_module, "EXIT_REPORT_SECONDS", 0.1)
+
     async def scenario():
         async with serving(**changes) as (controller, _, _nodes):
             with pytest.raises(kind, match=said):
@@ -232,6 +234,21 @@ def test_the_parents_report_comes_before_the_broken_stream():
         async with serving() as (controller, _, (_, expert)):
             await asyncio.wait_for(controller.wait_ready(), SECONDS)
             expert.leave.set()
+            controller.report_exit("expert-0", "its process was killed by SIGKILL")
+            failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+            assert failure.message == "expert-0: its process was killed by SIGKILL"
+
+    asyncio.run(scenario())
+
+
+def test_the_cause_is_named_not_the_one_who_noticed_first():
+    gone = PeerLost("expert-0", "its process 7 has ended")
+
+    async def scenario():
+        async with serving(attention={"fail": gone}) as (controller, _, _nodes):
+            while "attention-0" not in controller._accusers:
+                await asyncio.sleep(0.01)
+            controller.report_exit("attention-0", "its process ended with exit code 1")
             controller.report_exit("expert-0", "its process was killed by SIGKILL")
             failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
             assert failure.message == "expert-0: its process was killed by SIGKILL"

@@ -1,0 +1,89 @@
+"""`afserve node`: nodes that join a controller by themselves, and leave when it does."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afserve.clock import MonotonicClock
+from afserve.config import ModelSource
+from afserve.control import channel
+from afserve.control.controller import Controller
+from afserve.control.frontend import Frontend
+from afserve.control.lanes import Lanes
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.launch.machine import this_machine
+from afserve.launch.models import CONFIGS
+from afserve.launch.topology import Wishes, choose
+from afserve.server.backend import ServedModel
+from afserve.spec import ModelSpec
+
+pytestmark = pytest.mark.process
+SECONDS = 120.0
+
+
+def start(role: str, address: str, token: Path) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "afserve",
+        "node",
+        "--role",
+        role,
+        "--join",
+        address,
+        "--token-file",
+        str(token),
+    ]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def run_of_nano():
+    folder = CONFIGS / "nano"
+    source = ModelSource(str(folder), "nano")
+    return choose(ModelSpec.load(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)).run
+
+
+@pytest.mark.parametrize("polite", [True, False])
+def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: bool):
+    token = channel.new_token(tmp_path)
+    assert token.stat().st_mode & 0o777 == 0o600
+
+    async def scenario() -> list[subprocess.Popen[str]]:
+        lanes, clock = Lanes(), MonotonicClock()
+        controller = Controller(run_of_nano(), channel.read_token(token), lanes, clock)
+        frontend = Frontend(controller, lanes, ServedModel("nano", "", 64, 64, 0), {}, clock)
+        address = await controller.start()
+        nodes = [start(role, address, token) for role in ("expert", "attention", "expert")]
+        await asyncio.wait_for(controller.wait_ready(), SECONDS)
+        request = GenerationRequest(
+            "a", (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+        )
+        found = [token async for event in frontend.generate(request) for token in event.token_ids]
+        assert len(found) == 4
+        if not polite:
+            await controller._server.stop(None)  # as if the connection broke: nobody was told to stop
+        await controller.stop()
+        return nodes
+
+    nodes = asyncio.run(scenario())
+    ended = [node.communicate(timeout=SECONDS)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == ([0, 0, 0] if polite else [1, 1, 1])
+    assert all("Traceback" not in said for said in ended), ended
+
+
+def test_a_wrong_token_is_refused(tmp_path: Path):
+    wrong = channel.new_token(tmp_path)
+
+    async def scenario() -> tuple[int | None, str]:
+        controller = Controller(run_of_nano(), "another", Lanes(), MonotonicClock())
+        node = start("expert", await controller.start(), wrong)
+        _, said = await asyncio.to_thread(node.communicate, timeout=SECONDS)
+        await controller.stop()
+        return node.returncode, said
+
+    code, said = asyncio.run(scenario())
+    assert code == 2
+    assert said.startswith("error: ") and "--token-file" in said
