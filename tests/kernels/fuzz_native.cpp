@@ -1,0 +1,241 @@
+// Runs every op of the native library on random shapes, twice: with heap buffers of exactly the right size, which
+// AddressSanitizer watches, and with buffers that end at an unreadable page, which also catches instructions it does
+// not instrument (AMX tile loads). Prints the number of calls; any fault ends the process.
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <random>
+#include <stdexcept>
+
+#include "attention.h"
+#include "experts.h"
+#include "layer.h"
+#include "linear.h"
+
+namespace {
+
+std::mt19937 random_bits(1);
+bool guarded = false;
+long calls = 0;
+
+int up_to(int n) { return int(random_bits() % unsigned(n)) + 1; }
+float noise() { return float(int(random_bits() % 2001) - 1000) / 1000.0f; }
+
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(size_t count) : bytes_(count * sizeof(T)) {
+    if (!guarded) {
+      data_ = static_cast<T*>(malloc(bytes_ ? bytes_ : 1));
+      return;
+    }
+    constexpr size_t page = 4096;
+    span_ = (bytes_ + page - 1) / page * page + page;
+    base_ = static_cast<char*>(mmap(nullptr, span_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(base_ + span_ - page, page, PROT_NONE);
+    data_ = reinterpret_cast<T*>(base_ + span_ - page - bytes_);
+  }
+  ~Buffer() {
+    if (base_)
+      munmap(base_, span_);
+    else
+      free(data_);
+  }
+  Buffer(const Buffer&) = delete;
+  T* get() { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+  size_t size() const { return bytes_ / sizeof(T); }
+
+ private:
+  T* data_;
+  char* base_ = nullptr;
+  size_t bytes_, span_ = 0;
+};
+
+void set(float& x, float v) { x = v; }
+void set(bf16& x, float v) {
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  x.bits = uint16_t(u >> 16);
+}
+
+template <class E>
+void fill(Buffer<E>& b) {
+  for (size_t i = 0; i < b.size(); i++) set(b[i], noise());
+}
+
+template <class E>
+Dtype code();
+template <>
+Dtype code<float>() {
+  return Dtype::f32;
+}
+template <>
+Dtype code<bf16>() {
+  return Dtype::bf16;
+}
+
+template <class E>
+Source source(Buffer<E>& b, size_t stride) {
+  return {b.get(), code<E>(), stride};
+}
+
+template <class E>
+void linear(Engine& engine, bool int8) {
+  int rows = up_to(140) - 1, inputs = up_to(150), outputs = up_to(150);
+  Buffer<E> w(size_t(outputs) * inputs), x(size_t(rows) * inputs), out(size_t(rows) * outputs), bias(outputs);
+  fill(w), fill(x), fill(bias);
+  Linear map(outputs, inputs, int8 ? Dtype::i8 : code<E>());
+  map.pack(source(w, inputs));
+  map.set_bias(source(bias, 0));
+  map.run(engine, x.get(), inputs, rows, out.get(), outputs);
+  int heads = up_to(4);
+  HeadLinear by_head(heads, outputs, inputs, code<E>());
+  for (int h = 0; h < heads; h++) by_head.pack(h, source(w, inputs));
+  Buffer<E> wide(size_t(rows) * heads * inputs), made(size_t(rows) * heads * outputs);
+  fill(wide);
+  by_head.run(engine, wide.get(), size_t(heads) * inputs, inputs, rows, made.get());
+  calls += 2;
+}
+
+template <class E>
+void experts(Engine& engine, bool int8) {
+  int slots = up_to(5), hidden = up_to(140), inner = up_to(100), rows = up_to(80) - 1, choices = up_to(3);
+  Experts bank(slots, hidden, inner, int8 ? Dtype::i8 : code<E>());
+  for (int s = 0; s < slots; s++) {
+    Buffer<E> gate_up(size_t(2) * inner * hidden), down(size_t(hidden) * inner);
+    fill(gate_up), fill(down);
+    bank.pack(s, source(gate_up, hidden), source(down, inner));
+  }
+  Buffer<E> x(size_t(rows) * hidden), out(size_t(rows) * hidden);
+  Buffer<int32_t> slot(size_t(rows) * choices);
+  Buffer<float> weight(size_t(rows) * choices);
+  fill(x), fill(out), fill(weight);
+  for (size_t i = 0; i < slot.size(); i++) slot[i] = int(random_bits() % unsigned(slots + 1)) - 1;
+  bank.run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, true);
+  calls++;
+  if (!slot.size()) return;
+  slot[slot.size() - 1] = slots;
+  try {
+    bank.run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, false);
+    abort();
+  } catch (const std::out_of_range&) {
+  }
+}
+
+// Sequences with their blocks, as PagedBatch has them.
+struct Paged {
+  int sequences = up_to(4), block = 1 << (random_bits() % 6), blocks = 0, tokens = 0, most = 0;
+  std::vector<int> context, fresh;
+  Paged() {
+    for (int s = 0; s < sequences; s++) {
+      context.push_back(random_bits() % 3 ? up_to(150) : up_to(1200));
+      fresh.push_back(random_bits() % 2 ? 1 : up_to(std::min(context[s], 90)));
+      tokens += fresh[s];
+      int used = (context[s] + block - 1) / block;
+      blocks += used;
+      most = std::max(most, used);
+    }
+  }
+  void write(Buffer<int32_t>& start, Buffer<int32_t>& length, Buffer<int32_t>& table, Buffer<int64_t>& position,
+             Buffer<int64_t>& slot) const {
+    int next = 0, t = 0;
+    start[0] = 0;
+    for (int s = 0; s < sequences; s++) {
+      start[s + 1] = start[s] + fresh[s];
+      length[s] = context[s];
+      for (int b = 0; b < most; b++) table[size_t(s) * most + b] = b * block < context[s] ? next++ : -1;
+      for (int p = context[s] - fresh[s]; p < context[s]; p++, t++) {
+        position[t] = p;
+        slot[t] = int64_t(table[size_t(s) * most + p / block]) * block + p % block;
+      }
+    }
+  }
+};
+
+template <class E>
+void layer(Engine& engine) {
+  Paged paged;
+  int groups = up_to(3), heads = groups * up_to(6), size = 2 * up_to(50), hidden = up_to(120), count = up_to(40);
+  Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
+  Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
+  paged.write(start, length, table, position, slot);
+  Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
+              position.get(), slot.get(), paged.tokens};
+  size_t token = size, group = token * paged.block, block = group * groups;
+  Buffer<E> keys(block * paged.blocks), values(block * paged.blocks);
+  Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size()), norm(hidden), head_norm(size);
+  Buffer<float> cos(size_t(1200) * (size / 2)), sin(cos.size()), bias(count);
+  fill(keys), fill(values), fill(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias);
+  auto packed = [&](int outputs, int inputs) {
+    auto map = std::make_shared<Linear>(outputs, inputs, code<E>());
+    Buffer<E> w(size_t(outputs) * inputs);
+    fill(w);
+    map->pack(source(w, inputs));
+    return map;
+  };
+  int choices = up_to(std::min(4, count));
+  Rule rule{choices, int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
+  if (count % 2 == 0 && choices <= count / 2) rule.groups = 2, rule.selection = 1 + int(random_bits() % 2);
+  LayerWeights weights{norm.get(), head_norm.get(), head_norm.get(), norm.get(),
+                       packed((heads + 2 * groups) * size, hidden), packed(hidden, heads * size),
+                       packed(count, hidden), bias.get(), rule};
+  int window = random_bits() % 2 ? up_to(700) : 0;
+  GqaLayer half({hidden, heads, groups, size, 1e-6f, 0.1f, window}, weights);
+  Buffer<int32_t> expert(size_t(paged.tokens) * choices);
+  Buffer<float> weight(size_t(paged.tokens) * choices);
+  Store<E> k{keys.get(), block, group, token, groups, size, paged.blocks, paged.block};
+  Store<E> v{values.get(), block, group, token, groups, size, paged.blocks, paged.block};
+  Turn turn{cos.get(), sin.get(), position.get(), 1200, size / 2, false};
+  half.run(engine, LayerCall<E>{x.get(), paged.tokens, turn, slot.get(), k, v, normed.get(), expert.get(),
+                                weight.get()}, batch);
+  for (size_t i = 0; i < expert.size(); i++)
+    if (expert[i] < 0 || expert[i] >= count) abort();
+  calls++;
+}
+
+template <class E>
+void latent(Engine& engine) {
+  Paged paged;
+  int heads = up_to(80), rank = up_to(140), size = rank + up_to(40);
+  Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
+  Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
+  paged.write(start, length, table, position, slot);
+  Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
+              position.get(), slot.get(), paged.tokens};
+  size_t token = size, block = token * paged.block;
+  Buffer<E> cache(block * paged.blocks), q(size_t(paged.tokens) * heads * size), out(size_t(paged.tokens) * heads * rank);
+  fill(cache), fill(q);
+  Cache<E> keys{cache.get(), block, block, token, size}, values{cache.get(), block, block, token, rank};
+  attend(engine, Attention<E>{q.get(), size_t(heads) * size, token, heads, 1, keys, values, paged.blocks, paged.block,
+                              0.1f, 0, out.get()}, batch);
+  calls++;
+}
+
+template <class E>
+void round(Engine& engine) {
+  linear<E>(engine, random_bits() % 2);
+  experts<E>(engine, random_bits() % 2);
+  layer<E>(engine);
+  latent<E>(engine);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  int rounds = count > 1 ? atoi(arguments[1]) : 10;
+  for (const char* name : {"amx", "avx512bf16", "avx512", "avx2", "generic"}) {
+    if (!find_isa(name)) continue;
+    for (int threads : {1, 3}) {
+      Engine engine(threads, name);
+      for (int i = 0; i < rounds; i++) {
+        guarded = i % 2;
+        round<float>(engine);
+        round<bf16>(engine);
+      }
+    }
+    printf("%s: ", name);
+  }
+  printf("%ld calls\n", calls);
+}

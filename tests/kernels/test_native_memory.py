@@ -1,0 +1,37 @@
+"""The native library under AddressSanitizer, and against unreadable pages, on random shapes."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ["-std=c++17", "-O1", "-g", "-fsanitize=address", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_no_op_reads_or_writes_outside_what_it_was_given(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs g++ on Linux")
+    every = (ROOT / "kernels/native").glob("*.cpp")
+    sources = [str(path) for path in every if "bind" not in path.read_text()]  # the rest needs Python
+    program = tmp_path / "fuzz"
+    include = f"-I{ROOT / 'kernels/native'}"
+    main = str(Path(__file__).with_name("fuzz_native.cpp"))
+    built = subprocess.run(
+        [compiler, *FLAGS, "-Wno-psabi", "-w", "-pthread", include, main, *sources, "-o", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot find" in built.stderr and "asan" in built.stderr:
+        pytest.skip("the compiler has no AddressSanitizer library")
+    assert built.returncode == 0, built.stderr[-4000:]
+    run = subprocess.run([str(program), "6"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-6000:]
+    assert "calls" in run.stdout
