@@ -45,7 +45,8 @@ def stages(old: Placement, target: Placement, slots: int) -> Iterator[Placement]
     """Placements from `old` to `target`'s replicas, each one epoch on, each filling only slots free in the one before.
 
     `slots` are the physical slots per node and layer; at least one must be free on a node for anything to change
-    there. Slot numbers of `target` are not kept, its nodes, experts and shares are.
+    there. Slot numbers of `target` are not kept, its nodes, experts and shares are. Raises ConfigError where the
+    way there is blocked.
     """
     _check(old, target, slots)
     current, epoch = old, old.epoch
@@ -54,6 +55,7 @@ def stages(old: Placement, target: Placement, slots: int) -> Iterator[Placement]
             _next(now, goal, slots) for now, goal in zip(current.layers, target.layers, strict=True)
         )
         if all(_same(was, will) for was, will in zip(current.layers, layers, strict=True)):
+            _check_arrived(current, target)
             return
         epoch += 1
         current = Placement(epoch, old.nodes, old.experts, layers)
@@ -114,6 +116,17 @@ def _shares(held: Sequence[Node], goal: LayerPlacement) -> tuple[tuple[float, ..
         for n, s in places:
             share[n][s] = share[n][s] / total if total > 0 else 1.0 / copies
     return tuple(tuple(row) for row in share)
+
+
+def _check_arrived(last: Placement, target: Placement) -> None:
+    for number, (layer, goal) in enumerate(zip(last.layers, target.layers, strict=True)):
+        for node, (row, wanted) in enumerate(zip(layer.slots, goal.slots, strict=True)):
+            missing = sorted(set(wanted) - set(row) - {FREE})
+            if missing:
+                raise ConfigError(
+                    f"layer {number}, node {node}: no slot comes free for expert {missing[0]}; leave one slot of "
+                    "each node empty, or start with more --redundant-experts"
+                )
 
 
 def _check(old: Placement, target: Placement, slots: int) -> None:

@@ -70,10 +70,11 @@ def test_two_nodes_swap_through_their_spare_slots():
         fills(old, swapped)
 
 
-def test_without_a_spare_slot_nothing_moves():
+def test_a_way_without_a_spare_slot_is_refused():
     old = Placement.contiguous(layers=1, experts=2, nodes=2)
     swapped = Placement(0, 2, 2, (LayerPlacement(((1,), (0,)), ((1.0,), (1.0,))),))
-    assert list(stages(old, swapped, 1)) == []
+    with pytest.raises(ConfigError, match="node 0: no slot comes free for expert 1"):
+        list(stages(old, swapped, 1))
 
 
 def test_refusals():
