@@ -9,7 +9,7 @@ import click
 import pytest
 
 from afserve.cli.bench.case import Case, prompts
-from afserve.cli.bench.figures import Sequence_, figures, spread
+from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.report import Row, record, table
 from afserve.cli.main import COMMANDS, LazyGroup, run
 from afserve.cli.options import config_file, existing_file
@@ -129,12 +129,12 @@ def test_a_node_without_a_controller_says_so(tmp_path: Path, capsys, monkeypatch
 
 
 def test_the_steady_state_is_where_all_decode():
-    slow = Sequence_(0.0, (1.0, 2.0, 3.0, 4.0))
-    late = Sequence_(0.0, (2.0, 2.5, 3.0, 3.5))
+    slow = Timeline(0.0, (1.0, 2.0, 3.0, 4.0))
+    late = Timeline(0.0, (2.0, 2.5, 3.0, 3.5))
     found = figures([slow, late])  # from 2.0, when both have begun, to 3.5, when one is done
     assert found.tokens_per_second == pytest.approx((1 + 3) / 1.5)
     assert (found.ttft, found.tpot) == (1.5, pytest.approx((1.0 + 0.5) / 2))
-    assert figures([Sequence_(0, (1.0, 2.0)), Sequence_(0, (5.0, 6.0))]).tokens_per_second is None
+    assert figures([Timeline(0, (1.0, 2.0)), Timeline(0, (5.0, 6.0))]).tokens_per_second is None
     assert spread([3.0, None, 1.0, 2.0]) == (2.0, 1.0, 3.0)
     assert spread([None]) == (None, None, None)
 

@@ -10,7 +10,7 @@ from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence_:
+class Timeline:
     """One sequence: when it was submitted and when each of its tokens arrived, in seconds."""
 
     submitted: float
@@ -26,7 +26,7 @@ class Figures:
     tpot: float
 
 
-def figures(batch: Sequence[Sequence_]) -> Figures:
+def figures(batch: Sequence[Timeline]) -> Figures:
     begin = max(one.tokens[0] for one in batch)
     end = min(one.tokens[-1] for one in batch)
     made = sum(begin < at <= end for one in batch for at in one.tokens)
@@ -37,7 +37,7 @@ def figures(batch: Sequence[Sequence_]) -> Figures:
     )
 
 
-def _per_token(one: Sequence_) -> float:
+def _per_token(one: Timeline) -> float:
     return (one.tokens[-1] - one.tokens[0]) / max(1, len(one.tokens) - 1)
 
 

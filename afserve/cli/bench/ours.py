@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.cli.bench.case import Case, prompts
-from afserve.cli.bench.figures import Sequence_, figures, spread
+from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.report import Row
 from afserve.control.frontend import Frontend
 from afserve.engine.request import GenerationRequest, SamplingParams
@@ -62,7 +62,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
             )
 
 
-def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Sequence_]:
+def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
     params = SamplingParams(max_tokens=case.output_len, temperature=0.0, ignore_eos=True)
     ids = prompts(llm.topology.spec.vocab_size, batch, case.prompt_len, seed)
     requests = [
@@ -71,16 +71,16 @@ def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Sequence_]:
     return llm.call(_together(llm.run.frontend, requests))
 
 
-async def _together(frontend: Frontend, requests: Sequence[GenerationRequest]) -> list[Sequence_]:
+async def _together(frontend: Frontend, requests: Sequence[GenerationRequest]) -> list[Timeline]:
     return list(await asyncio.gather(*(_timed(frontend, request) for request in requests)))
 
 
-async def _timed(frontend: Frontend, request: GenerationRequest) -> Sequence_:
+async def _timed(frontend: Frontend, request: GenerationRequest) -> Timeline:
     submitted, times = time.perf_counter(), []
     async with aclosing(frontend.generate(request)) as events:
         async for event in events:
             times += [time.perf_counter()] * len(event.token_ids)
-    return Sequence_(submitted, tuple(times))
+    return Timeline(submitted, tuple(times))
 
 
 def peak_mib(pid: int | str = "self") -> float | None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from afserve.cli.bench.case import Case, prompts
-from afserve.cli.bench.figures import Sequence_, figures, spread
+from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.ours import peak_mib
 from afserve.cli.bench.report import Row
 
@@ -29,7 +29,7 @@ class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Sequence_]:
+def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
     clock, begin = Clock(), time.perf_counter()
     model.generate(
         ids,
@@ -39,7 +39,7 @@ def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Sequence_]:
         min_new_tokens=output_len,
         logits_processor=[clock],
     )
-    return [Sequence_(begin, tuple(clock.times))] * ids.shape[0]
+    return [Timeline(begin, tuple(clock.times))] * ids.shape[0]
 
 
 def main(case: Case) -> None:
