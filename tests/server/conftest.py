@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.errors import AfserveError
+from afserve.errors import AfserveError, ConfigError
 from afserve.server.app import build_app
 from afserve.server.backend import ClusterView, NodeView, ServedModel
 from afserve.server.serve import bind, serve
@@ -77,6 +77,8 @@ class ScriptedBackend:
     hold_at: int | None = None
     is_ready: bool = True
     nodes: tuple[NodeView, ...] = ()
+    applied: list[str] = field(default_factory=list)
+    recording: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     holding: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +89,23 @@ class ScriptedBackend:
         return self.is_ready
 
     def view(self) -> ClusterView:
-        return ClusterView(epoch=3, nodes=self.nodes, picked={"attention": "1"})
+        said = ("2 s ago: move, 1.300 is over 1.080: 4 moves reach 1.020",)
+        return ClusterView(3, self.nodes, {"attention": "1"}, balance=(1.25, 1.0), decisions=said, moves=4)
+
+    def placement(self) -> str:
+        return '{"nodes": 1, "layers": []}'
+
+    def apply_placement(self, text: str) -> None:
+        if "layers" not in text:
+            raise ConfigError("not a placement file: it has no 'layers'")
+        self.applied.append(text)
+
+    def record_routing(self, on: bool) -> bytes:
+        self.recording = on
+        return b"" if on else b"AFROUTE1 whole"
+
+    def recorded_routing(self) -> bytes:
+        return b"AFROUTE1 so far"
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
