@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": ("afserve.cli.chat:chat", "Talk to a running server."),
     "complete": ("afserve.cli.complete:complete", "Continue a text on a running server."),
     "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
+    "top": ("afserve.cli.top:top", "The same, live."),
     "plan": ("afserve.cli.plan:plan", "Plan capacity: what to buy, how to split it, what it costs."),
     "place": ("afserve.cli.place:place", "Place experts on nodes from routing counts."),
     "simulate": ("afserve.cli.simulate:simulate", "Play a plan event by event."),

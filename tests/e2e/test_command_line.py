@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from afserve.cli import top
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.report import Row, record, table
@@ -117,6 +118,24 @@ def test_status_rows_of_both_roles():
         "1,234",
         "1.0 s",
     )
+
+
+def test_top_shows_what_happened_since():
+    def node(role, **stats):
+        return {"name": role, "role": role, "state": "ready", "resident_bytes": 5 << 20, "stats": stats}
+
+    kv = {"kv_blocks": 4, "kv_blocks_used": 1, "running": 2, "waiting": 0}
+    before = {
+        "nodes": [node("attention", generated_tokens=100, **kv), node("expert", rows=0, busy_seconds=1.0)]
+    }
+    after = {
+        "model": {"id": "m"},
+        "epoch": 3,
+        "nodes": [node("attention", generated_tokens=500, **kv), node("expert", rows=1000, busy_seconds=2.0)],
+    }
+    assert top.row(after["nodes"][0], before["nodes"][0], 2.0)[3:7] == (2, 0, "25%", 200)
+    assert top.row(after["nodes"][1], before["nodes"][1], 2.0)[-2:] == (500, "50%")
+    assert "200 tokens/s" in str(top.table(after, before, 2.0).title)
 
 
 def test_a_node_without_a_controller_says_so(tmp_path: Path, capsys, monkeypatch):

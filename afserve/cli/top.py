@@ -1,0 +1,63 @@
+"""`afserve top`: the members of a running server, live: what each one does per second. Ctrl-C ends it."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from afserve.cli.connection import connect, server_options
+
+Fields = Mapping[str, Any]  # parsed JSON
+COLUMNS = ("node", "state", "MiB", "running", "waiting", "KV", "tokens/s", "rows/s", "busy")
+
+
+@click.command()
+@server_options
+@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds.")
+@click.option("--frames", type=click.IntRange(1), help="Stop after so many; without end if not given.")
+def top(url: str, api_key_file: str | None, every: float, frames: int | None) -> None:
+    """The members of a running server, live."""
+    from rich.live import Live
+
+    with connect(url, api_key_file) as client, Live(auto_refresh=False) as live:
+        before, shown = client.status(), 0
+        last = time.monotonic()
+        while frames is None or shown < frames:
+            time.sleep(every)
+            answer, now = client.status(), time.monotonic()
+            live.update(table(answer, before, now - last), refresh=True)  # type: ignore[arg-type]
+            before, last, shown = answer, now, shown + 1
+
+
+def table(answer: Fields, before: Fields, seconds: float) -> object:
+    """A rich table of what changed in `seconds` since `before`."""
+    from rich.table import Table
+
+    nodes = {node["name"]: node for node in before["nodes"]}
+    rows = [row(node, nodes.get(node["name"], node), seconds) for node in answer["nodes"]]
+    title = f"{answer['model']['id']}  epoch {answer['epoch']}, {total(rows):,} tokens/s"
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in COLUMNS:
+        drawn.add_column(column, justify="left" if column in ("node", "state") else "right")
+    for cells in rows:
+        drawn.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
+    return drawn
+
+
+def row(node: Fields, before: Fields, seconds: float) -> tuple[str | int, ...]:
+    """Cells in the order of COLUMNS; what the other role has stays empty."""
+    stats, old = node["stats"], before["stats"]
+    common = (node["name"], node["state"], node["resident_bytes"] >> 20)
+    if node["role"] == "attention":
+        use = stats["kv_blocks_used"] / stats["kv_blocks"] if stats["kv_blocks"] else 0.0
+        rate = round((stats["generated_tokens"] - old["generated_tokens"]) / seconds)
+        return (*common, stats["running"], stats["waiting"], f"{use:.0%}", rate, "", "")
+    rows = round((stats["rows"] - old["rows"]) / seconds)
+    busy = min(1.0, (stats["busy_seconds"] - old["busy_seconds"]) / seconds)
+    return (*common, "", "", "", "", rows, f"{busy:.0%}")
+
+
+def total(rows: list[tuple[str | int, ...]]) -> int:
+    column = COLUMNS.index("tokens/s")
+    return sum(cells[column] for cells in rows if isinstance(cells[column], int))  # type: ignore[misc]
