@@ -39,6 +39,10 @@ class Native(Reference):
     def explain(self) -> str:
         return f"native library, {self.isa} instructions, {self._engine.threads} thread(s)"
 
+    def stream(self, x: Tensor) -> None:
+        """Read a contiguous tensor once: the bandwidth that other ops are measured against."""
+        _native.stream(self._engine, x.data_ptr(), x.numel() * x.element_size())
+
     def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
         code = CODES.get(weight_OI.dtype)
         if code is None:

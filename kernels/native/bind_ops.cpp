@@ -3,6 +3,7 @@
 #include "bind.h"
 #include "router.h"
 #include "rows.h"
+#include "stream.h"
 
 namespace {
 
@@ -39,6 +40,10 @@ void bind_attention(py::module_& m) {
 }
 
 void bind_rows(py::module_& m) {
+  m.def("stream", [](Engine& engine, Address data, size_t bytes) {
+    py::gil_scoped_release released;
+    return stream(engine, at<void>(data), bytes);
+  });
   m.def("prefer_huge_pages", [](Address data, size_t bytes) { prefer_huge_pages(at<void>(data), bytes); });
   m.def("rms_norm", [](Engine& engine, int dtype, Address x, size_t stride, int rows, int size, Address weight,
                        float eps, Address out) {

@@ -1,0 +1,158 @@
+"""What `bench.kernels` runs: closures over data larger than the caches, with the bytes and FLOPs each call needs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from afserve.kernels.layer import GqaLayer
+from afserve.kernels.native import Native
+from afserve.kernels.packed import PackedExperts
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
+from afserve.kernels.routing import RouterRule, Scoring
+from bench.kernels_clock import out_of_cache
+
+SHAPES = ((32, 512, 256), (16, 2048, 768), (4, 7168, 2048))  # experts, hidden, inner
+ROWS = (1, 2, 3, 4, 8, 16, 32, 128)
+HEADS = ((8, 2, 64), (32, 4, 128))  # query heads, key/value heads, head size
+BATCHES, CONTEXTS = (1, 8, 64), (128, 1024, 8192)
+BLOCK = 16
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`run` makes `calls` calls of `bytes` and `flops` each; `peer` makes `peer_calls` of the same work."""
+
+    op: str
+    case: str
+    run: Callable[[], object]
+    calls: int = 1
+    bytes: int = 0
+    flops: int = 0
+    peer: Callable[[], object] | None = None
+    peer_calls: int = 1
+    share_of: Callable[[], object] | None = None
+    repeats: int = 7
+
+
+def expert_cases(native: Native, quick: bool) -> Iterator[Case]:
+    for experts, hidden, inner in SHAPES[:1] if quick else SHAPES:
+        size = 3 * experts * hidden * inner * 2
+        count = -(-out_of_cache() // size)
+        up = torch.randn(2 * inner, hidden).to(BF16) / hidden**0.5
+        down = torch.randn(hidden, inner).to(BF16) / inner**0.5
+        for int8 in (False,) if quick else (False, True):
+            banks = [native.empty_experts(experts, hidden, inner, BF16, int8) for _ in range(count)]
+            for bank in banks:
+                for slot in range(experts):
+                    native.set_expert(bank, slot, up, down)
+            plain = None if int8 else torch_bank(experts, up, down)
+            for rows in ROWS:
+                yield expert_case(native, banks, plain, rows, size // 2 if int8 else size)
+
+
+def torch_bank(experts: int, up: Tensor, down: Tensor) -> PackedExperts:
+    return PackedExperts(
+        experts, up.shape[1], down.shape[1], up.repeat(experts, 1, 1), down.repeat(experts, 1, 1), dtype=BF16
+    )
+
+
+def expert_case(
+    native: Native, banks: list[PackedExperts], plain: PackedExperts | None, rows: int, size: int
+) -> Case:
+    bank = banks[0]
+    total = rows * bank.experts
+    x = torch.randn(total, bank.hidden).to(BF16)
+    slot = (torch.arange(total) % bank.experts).int()[:, None].contiguous()
+    weight, out = torch.ones(total, 1), torch.empty(total, bank.hidden, dtype=BF16)
+
+    def run() -> None:
+        for each in banks:
+            native.expert_ffn(x, slot, weight, each, out, False)
+
+    def loop() -> None:
+        assert plain is not None
+        Reference().expert_ffn(x, slot, weight, plain, out, False)
+
+    kind = "int8" if bank.int8 else "bf16"
+    return Case(
+        "expert_ffn", f"{bank.experts}x{bank.hidden}x{bank.inner} {kind} rows {rows}", run, len(banks), size,
+        6 * total * bank.hidden * bank.inner, None if plain is None else loop, repeats=5,
+    )  # fmt: skip
+
+
+def batches(sequences: int, context: int, blocks: int) -> list[PagedBatch]:
+    """Decode batches that together walk through the whole cache, its blocks in random order."""
+    each = context // BLOCK
+    order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()
+    position = torch.full((sequences,), context - 1)
+    made = []
+    for first in range(0, blocks - sequences * each + 1, sequences * each):
+        table = order[first : first + sequences * each].view(sequences, each)
+        slot = table[:, -1].long() * BLOCK + BLOCK - 1
+        start = torch.arange(sequences + 1, dtype=torch.int32)
+        made.append(PagedBatch(position, slot, start, position.int() + 1, table, 1, context))
+    return made[: max(1, 20000 // sequences)]
+
+
+def attention_cases(native: Native, quick: bool) -> Iterator[Case]:
+    cpu = torch.device("cpu")
+    for heads, groups, size in HEADS[:1] if quick else HEADS:
+        token = 2 * groups * size * 2
+        blocks = max(out_of_cache() // (token * BLOCK), BATCHES[-1] * CONTEXTS[-1] // BLOCK)
+        k, v = (native.empty_cache((blocks, groups, BLOCK, size), BF16, cpu) for _ in range(2))
+        for sequences in BATCHES:
+            for context in CONTEXTS:
+                q = torch.randn(sequences, heads, size).to(BF16)
+                steps = batches(sequences, context, blocks)
+
+                def run(q: Tensor = q, k: Tensor = k, v: Tensor = v, steps: list[PagedBatch] = steps) -> None:
+                    for batch in steps:
+                        native.attend_gqa(q, k, v, batch, 0.1, None)
+
+                name = f"{heads}/{groups} heads of {size}, batch {sequences}, context {context}"
+                yield Case("attend_gqa", name, run, len(steps), sequences * context * token, repeats=5)
+
+
+def small_cases(native: Native, quick: bool) -> Iterator[Case]:
+    """Everything of a layer that is neither a product nor attention, as a share of the whole layer."""
+    hidden, heads, groups, size, experts, inner, top_k = 512, 8, 2, 64, 32, 256, 4
+    rule = RouterRule(top_k, Scoring.SOFTMAX, renormalise=True)
+    angle = torch.rand(4096, size // 2) * 6
+    one, head = torch.ones(hidden, dtype=BF16), torch.ones(size, dtype=BF16)
+    gate = torch.randn(experts, hidden).to(BF16) / hidden**0.5
+    layer = native.prepare_gqa(
+        GqaLayer(
+            one, native.pack_linear(torch.randn((heads + 2 * groups) * size, hidden).to(BF16) / 23, None), head, head,
+            angle.cos(), angle.sin(), native.pack_linear(torch.randn(hidden, heads * size).to(BF16) / 23, None), one,
+            gate, None, rule, heads, groups, size, 1e-6, 0.125,
+        )
+    )  # fmt: skip
+    bank = native.empty_experts(experts, hidden, inner, BF16)
+    for sequences in (1, 64) if quick else (1, 8, 32, 64):
+        cache = [
+            native.empty_cache((sequences * 8, groups, BLOCK, size), BF16, torch.device("cpu")) for _ in "kv"
+        ]
+        batch = batches(sequences, 128, sequences * 8)[0]
+        x = torch.randn(sequences, hidden).to(BF16)
+        qkv = torch.randn(sequences, heads + 2 * groups, size).to(BF16)
+        q, k, v = qkv.split((heads, groups, groups), dim=1)
+
+        def small(x: Tensor = x, qkv: Tensor = qkv, k: Tensor = k, v: Tensor = v, batch: PagedBatch = batch,
+                  cache: list[Tensor] = cache) -> None:  # fmt: skip
+            native.rms_norm(x, one, 1e-6)
+            native.rms_norm(qkv, head, 1e-6)
+            native.rope(qkv, layer.cos_PD, layer.sin_PD, batch.position_T, False)
+            native.write_kv(k, v, cache[0], cache[1], batch.kv_slot_T)
+            native.add_rms_norm(x, x, one, 1e-6)
+            native.route(x, gate, None, rule)
+
+        def whole(x: Tensor = x, batch: PagedBatch = batch, cache: list[Tensor] = cache) -> None:
+            half = native.gqa_half(x, layer, cache[0], cache[1], batch)
+            assert half.expert_TK is not None and half.weight_TK is not None
+            native.expert_ffn(half.normed_TH, half.expert_TK, half.weight_TK, bank, x, True)
+
+        yield Case("small_ops", f"batch {sequences}", small, share_of=whole, repeats=30)

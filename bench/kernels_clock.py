@@ -1,0 +1,49 @@
+"""How CPU kernels are timed: best, median and 90th percentile of repeats, and the bandwidth of a plain read."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from afserve.kernels.native import Native
+
+Row = dict[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one run."""
+
+    best: float
+    median: float
+    p90: float
+
+
+def best_of(run: Callable[[], object], repeats: int) -> Times:
+    run()
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begin)
+    found.sort()
+    return Times(found[0], found[len(found) // 2], found[len(found) * 9 // 10])
+
+
+def out_of_cache() -> int:
+    """Bytes that no cache of this machine holds: a fifth more than the largest, at least 256 MiB."""
+    sizes = [
+        int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        if (text := path.read_text().strip())[-1] in "KM"
+    ]
+    return max(1 << 28, max(sizes, default=0) * 6 // 5)
+
+
+def measure_read(native: Native) -> float:
+    """GB/s, the faster of our loop and torch.sum over float32."""
+    data = native.empty_cache((out_of_cache() // 4,), torch.float32, torch.device("cpu"))
+    ours, theirs = best_of(lambda: native.stream(data), 5), best_of(data.sum, 5)
+    return data.numel() * 4 / min(ours.best, theirs.best) / 1e9
