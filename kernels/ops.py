@@ -241,21 +241,44 @@ class Ops:
 
 
 def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = "") -> Ops:
-    """The fastest backend for `device` that works on this machine, or the one called `backend` ("torch", "native").
+    """The fastest backend for `device` that works on this machine, or the one called `backend`.
 
-    isa: an instruction set of the native library instead of the best one, for tests and comparisons.
+    Backends: "native" on CPUs, "triton" on CUDA devices, "torch" everywhere. isa: an instruction set of the native
+    library instead of the best one, for tests and comparisons.
     """
-    if backend == "torch" or device != "cpu":
-        return Ops(Reference(), torch.device(device), threads)
+    where = torch.device(device)
+    if backend == "torch":
+        return Ops(Reference(), where, threads)
+    if where.type == "cuda":
+        return _open_triton(where, threads, required=backend == "triton")
+    return _open_native(where, threads, isa, required=backend == "native")
+
+
+def _open_native(device: torch.device, threads: int, isa: str, *, required: bool) -> Ops:
     try:
         from afserve.kernels.native import Native
     except ImportError as error:
-        if backend == "native":
+        if required:
             raise ConfigError(
                 f"backend: the native library was not built ({error}); reinstall with a compiler"
             ) from error
-        return Ops(Reference(), torch.device(device), threads)
-    return Ops(Native(threads, isa), torch.device(device), threads)
+        return Ops(Reference(), device, threads)
+    return Ops(Native(threads, isa), device, threads)
+
+
+def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device: {device} asked for, but torch sees no CUDA device here; use --device cpu")
+    try:
+        from afserve.kernels.triton_backend import TritonBackend
+    except ImportError as error:
+        if required:
+            raise ConfigError(
+                f"backend: triton is not installed ({error}); pip install afserve[gpu]"
+            ) from error
+        return Ops(Reference(), device, threads)
+    opened = TritonBackend.open(device)
+    return Ops(opened, opened.device, threads)
 
 
 def _rank(name: str, x: Tensor, rank: int) -> None:
