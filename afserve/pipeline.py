@@ -38,9 +38,10 @@ def step_seconds(
     node's whole work is a floor.
     """
     others = micro_batches - 1
-    exposed = larger(outside - others * experts, 0 * outside)  # type: ignore[operator]
-    waiting = layers * period + outside + others * exposed  # type: ignore[operator]
-    return larger(waiting, micro_batches * (layers * attention + outside))  # type: ignore[operator]
+    exposed: Number = larger(outside - experts * others, outside * 0)  # type: ignore[operator, assignment]
+    waiting: Number = period * layers + outside + exposed * others  # type: ignore[operator, assignment]
+    work: Number = (attention * layers + outside) * micro_batches  # type: ignore[operator, assignment]
+    return larger(waiting, work)
 
 
 @dataclass(frozen=True, slots=True)

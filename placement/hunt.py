@@ -96,7 +96,7 @@ class Hunt:
 
 def rounds(slot_LNS: Ints) -> int:
     """How many rounds a search of this size may take."""
-    return max(20, _WORK // (slot_LNS.size * slot_LNS.shape[2]))
+    return int(max(20, _WORK // (slot_LNS.size * slot_LNS.shape[2])))
 
 
 def shuffled(slot_LNS: Ints, room_N: Ints, rng: np.random.Generator) -> Ints:

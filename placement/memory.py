@@ -37,7 +37,8 @@ def choose_widths(saving_L: Floats, base: int, cap: int, memory: int) -> Ints:
     while left > 0 and width_L.min() < cap:
         width_L[order[:left]] += 1
         left -= len(order)
-    return np.minimum(width_L, cap)
+    capped: Ints = np.minimum(width_L, cap)
+    return capped
 
 
 def within_memory(problem: Problem, memory: int, solve: Solve) -> Balanced:

@@ -83,7 +83,7 @@ class _Powers:
         """rise_LN of the weighted fourth powers when each node in turn gets `part` more rows."""
         square = part_LC * part_LC
         factor_LK = np.concatenate([part_LC * square, square, part_LC], axis=1) * self._weight_K
-        rise = np.matmul(factor_LK[:, None], self._power_LKN)[:, 0]
+        rise: Floats = np.matmul(factor_LK[:, None], self._power_LKN)[:, 0]
         rise += ((square * square) @ self._weight_C)[:, None]
         rise *= self._speed_N
         return rise

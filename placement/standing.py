@@ -5,10 +5,13 @@ avoided.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afserve.placement.plan import FREE, Placement
 from afserve.placement.problem import Floats, Ints
 from afserve.placement.split import count_replicas
+
+Flags = NDArray[np.bool_]
 
 
 def adopt(current: Placement, room_N: Ints, least_LE: Ints, load_LE: Floats) -> Ints:
@@ -111,7 +114,7 @@ def _place(slot_NS: Ints, room_N: Ints, least_E: Ints, load_E: Floats, copies: I
     copies[expert] += 1
 
 
-def _hand_over(slot_NS: Ints, usable: Ints, copies: Ints, least_E: Ints, expert: int) -> Ints:
+def _hand_over(slot_NS: Ints, usable: Flags, copies: Ints, least_E: Ints, expert: int) -> Flags:
     """Every open slot's node holds `expert` already: pass another node's expert there, and open its slot instead."""
     held = np.maximum(slot_NS, 0)
     spare = usable & ((slot_NS == FREE) | (copies[held] > least_E[held]))

@@ -22,7 +22,7 @@ def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):
     stats = cluster.attention[0].stats()
     assert stats.dispatches == stats.steps * len(stats.expert_rows)
     assert 0 < stats.busy_seconds < elapsed
-    assert 0 < stats.under_way_seconds
+    assert stats.under_way_seconds > 0
     for trace in (attention, expert):
         trace.write(tmp_path / f"{trace.process}.trace")
     out = tmp_path / "out.json"
