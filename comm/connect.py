@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from afserve.comm import local, shm
+from afserve.comm import local, shm, tcp
 from afserve.comm.local import LocalTransport
 from afserve.comm.segment import Segment
 from afserve.comm.transport import Layout, Transport
@@ -27,7 +27,11 @@ def kinds() -> tuple[str, ...]:
     between_hosts = (
         ("dist",) if torch.distributed.is_available() and torch.distributed.is_gloo_available() else ()
     )
-    return ("local", "shm", *between_hosts) if sys.platform == "linux" else ("local", *between_hosts)
+    return (
+        ("local", "shm", "tcp", *between_hosts)
+        if sys.platform == "linux"
+        else ("local", "tcp", *between_hosts)
+    )
 
 
 def listen(
@@ -35,9 +39,11 @@ def listen(
 ) -> tuple[Transport, str]:
     """The expert node's end and its address. `attention_nodes` is how many may ever connect.
 
-    `host` is the one address that `dist` listens on; the others need none.
+    `host` is the one address that `tcp` and `dist` listen on; the others need none.
     """
     _check(kind)
+    if kind == "tcp":
+        return tcp.listen(expert, attention_nodes, layout, host)
     if kind == "dist":
         from afserve.comm import dist  # a PyTorch without gloo cannot import it
 
@@ -61,6 +67,8 @@ def connect(addresses: Sequence[str], *, attention: int, layout: Layout, timeout
     _check(kind)
     if kind == "shm":
         return shm.connect(addresses, attention, layout, timeout)
+    if kind == "tcp":
+        return tcp.connect(addresses, attention, layout, timeout)
     if kind == "dist":
         from afserve.comm import dist
 

@@ -17,12 +17,11 @@ from afserve.comm.lanes import Lanes
 from afserve.comm.lost import Lost
 from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import Segment, SegmentMap
-from afserve.comm.transport import Box, Header, Kind, Layout, Parcel
-from afserve.comm.wire import FIRST_BYTE, aligned, check_layout, sequence_of
+from afserve.comm.transport import Box, Header, Layout, Parcel
+from afserve.comm.wire import FIRST_BYTE, check_layout, sequence_of
 from afserve.errors import RendezvousError
 
 _LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers are there
-_TURN_SEQUENCES = 1 << 20  # where the numbers of an attention node's next occupant begin, from the last one's
 _MEET_SECONDS = 5.0  # how long an expert node waits for a node that has announced itself
 _CLOSE_SECONDS = 2.0
 _ACCEPT_SECONDS = 0.05  # how often an expert node looks for newcomers
@@ -171,7 +170,7 @@ def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tupl
     meeting = open_store(host)
     agreed = terms(layout, expert=expert, attention_nodes=attention_nodes)
     meeting.store.set("terms", json.dumps(agreed))
-    end = DistTransport([_segment(SegmentMap(layout, expert, attention_nodes), None, 0)], None)
+    end = DistTransport([Segment.private(SegmentMap(layout, expert, attention_nodes))], None)
     acceptor = threading.Thread(
         target=_accept, args=(end, meeting), name=f"afserve-expert-{expert}", daemon=True
     )
@@ -237,16 +236,4 @@ def _join(address: str, expert: int, attention: int, layout: Layout, timeout: fl
             f"{peer} did not take attention-{attention} in within {timeout:g} s; "
             "is another node of that index connected?"
         ) from error
-    return _segment(SegmentMap(layout, expert, theirs["attention_nodes"]), attention, turn), pair
-
-
-def _segment(where: SegmentMap, attention: int | None, turn: int) -> Segment:
-    """Private memory; an attention node's numbers begin where no predecessor's answer can be taken for its own."""
-    memory_B = torch.zeros(where.size + 64, dtype=torch.uint8)
-    start = aligned(memory_B.data_ptr()) - memory_B.data_ptr()
-    segment = Segment(where, memory_B[start : start + where.size])
-    if attention is not None:
-        for box in where.boxes(attention):
-            for kind in (Kind.DISPATCH, Kind.COMBINE):
-                segment.set_word(box, kind, turn * _TURN_SEQUENCES % (1 << 32))
-    return segment
+    return Segment.private(SegmentMap(layout, expert, theirs["attention_nodes"]), attention, turn), pair

@@ -5,13 +5,11 @@ The same mailboxes, flags and checks as `shm`; only the memory and the way of wa
 
 from collections.abc import Sequence
 
-import torch
-
 from afserve.comm.lanes import Lanes
 from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import LEFT, Segment, SegmentMap
 from afserve.comm.transport import Box, Header, Layout, Parcel
-from afserve.comm.wire import aligned, check_layout
+from afserve.comm.wire import check_layout
 from afserve.errors import PeerLost
 
 
@@ -75,10 +73,7 @@ class LocalTransport:
 def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[LocalTransport, Segment]:
     """An expert node's end and the memory that `connect` takes."""
     check_layout(layout)
-    where = SegmentMap(layout, expert, attention_nodes)
-    memory_B = torch.zeros(where.size + 64, dtype=torch.uint8)
-    start = aligned(memory_B.data_ptr()) - memory_B.data_ptr()
-    segment = Segment(where, memory_B[start : start + where.size])
+    segment = Segment.private(SegmentMap(layout, expert, attention_nodes))
     return LocalTransport([segment], None), segment
 
 

@@ -13,13 +13,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from afserve.comm.flags import BellWord, LaneWords
 from afserve.comm.mailbox import Mailbox
 from afserve.comm.rendezvous import FIELDS
 from afserve.comm.transport import Box, Kind, Layout
-from afserve.comm.wire import MAGIC, Frame, aligned
+from afserve.comm.wire import MAGIC, SEQUENCES, Frame, aligned
 from afserve.errors import RendezvousError
 
 PAGE = 4096
@@ -28,6 +29,7 @@ _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
 _PID, _STATE, _BELL, _SLEEPERS, _TURN = 0, 4, 8, 12, 16
 
 EMPTY, HERE, LEFT = 0, 1, 2
+_TURN_SEQUENCES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,20 @@ class Segment:
         raw = memory_B.numpy().data
         self._head = raw[:PAGE]
         self._words = raw.cast("I")
+
+    @classmethod
+    def private(cls, where: SegmentMap, attention: int | None = None, turn: int = 0) -> "Segment":
+        """In this process's own memory. `turn` is how many processes have had an attention node's place so far:
+
+        its numbers begin where no answer to a predecessor can be taken for its own.
+        """
+        memory_B = torch.zeros(where.size + LINE, dtype=torch.uint8)
+        start = aligned(memory_B.data_ptr(), LINE) - memory_B.data_ptr()
+        segment = cls(where, memory_B[start : start + where.size])
+        for box in where.boxes(attention) if attention is not None else ():
+            for kind in (Kind.DISPATCH, Kind.COMBINE):
+                segment.set_word(box, kind, turn * _TURN_SEQUENCES % SEQUENCES)
+        return segment
 
     def write_terms(self, terms: dict[str, int]) -> None:
         _TERMS.pack_into(self._head, 0, MAGIC, self.map.size, *(terms[field] for field in FIELDS))

@@ -137,6 +137,12 @@ def refusal(memory: memoryview, box: Box, frame: Frame, sequence: int) -> str | 
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def extent(memory: memoryview) -> tuple[int, int]:
+    """(micro-batch, payload bytes) as they stand, unchecked: for a stream that has to know where a message ends."""
+    fields = _HEADER.unpack_from(memory)
+    return int(fields[9]), int(fields[12])
+
+
 def sequence_of(memory: memoryview) -> int:
     """The sequence field as it stands, unchecked."""
     return int(_HEADER.unpack_from(memory)[5])

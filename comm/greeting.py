@@ -1,0 +1,78 @@
+"""What two ends say when a connection opens: the attention node its terms, the expert node its own and a verdict.
+
+Fixed sizes, plain numbers: magic, terms in the order of FIELDS, then the attention node's index or the turn that it is
+given (how many nodes have had that index before; 0 = not let in, another one is connected).
+"""
+
+import socket
+import struct
+from collections.abc import Callable
+
+from afserve.comm.rendezvous import FIELDS, compare, terms
+from afserve.comm.segment import SegmentMap
+from afserve.comm.transport import Layout
+from afserve.comm.wire import MAGIC
+from afserve.errors import RendezvousError
+
+_GREETING = struct.Struct("<Q" + "Q" * len(FIELDS) + "Q")
+
+
+def ask(connection: socket.socket, attention: int, expert: int, layout: Layout) -> tuple[int, int]:
+    """(attention nodes, turn) as the expert node says. Raises RendezvousError naming it and what is wrong."""
+    peer = f"expert-{expert}"
+    mine = terms(layout, expert=expert, attention_nodes=attention + 1)
+    try:
+        connection.sendall(_pack(mine, attention))
+        theirs, turn = _unpack(_read(connection))
+    except (OSError, ValueError) as error:
+        raise RendezvousError(f"{peer}: who answers at its address is no expert node ({error})") from error
+    nodes = theirs["attention_nodes"]
+    compare(
+        {**mine, "attention_nodes": max(nodes, attention + 1)}, theirs, me=f"attention-{attention}", peer=peer
+    )
+    if not turn:
+        raise RendezvousError(
+            f"{peer} did not take attention-{attention} in: another node of that index is connected"
+        )
+    return nodes, turn
+
+
+def answer(
+    connection: socket.socket, where: SegmentMap, turns: list[int], connected: Callable[[int], bool]
+) -> int | None:
+    """The index of an attention node that is let in, or None. Whoever is refused can read why."""
+    mine = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
+    try:
+        theirs, attention = _unpack(_read(connection))
+        agreed = {
+            **theirs,
+            "attention_nodes": where.attention_nodes,
+        } == mine and attention < where.attention_nodes
+        welcome = agreed and not connected(attention)
+        if welcome:
+            turns[attention] += 1
+        connection.sendall(_pack(mine, turns[attention] if welcome else 0))
+    except (OSError, ValueError):
+        return None
+    return attention if welcome else None
+
+
+def _pack(agreed: dict[str, int], last: int) -> bytes:
+    return _GREETING.pack(MAGIC, *(agreed[field] for field in FIELDS), last)
+
+
+def _unpack(raw: bytes) -> tuple[dict[str, int], int]:
+    magic, *values, last = _GREETING.unpack(raw)
+    if magic != MAGIC:
+        raise ValueError("it does not greet like afserve")
+    return dict(zip(FIELDS, values, strict=True)), int(last)
+
+
+def _read(connection: socket.socket) -> bytes:
+    raw = b""
+    while len(raw) < _GREETING.size:
+        part = connection.recv(_GREETING.size - len(raw))
+        if not part:
+            raise ValueError("it hung up")
+        raw += part
+    return raw

@@ -1,0 +1,100 @@
+"""One TCP connection as a stream of messages: whole ones in, straight into their mailbox, whole ones out; never blocks.
+
+It knows a message's header far enough to find its end; where it belongs is the caller's to say.
+"""
+
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from afserve.comm.wire import HEADER_BYTES
+
+Place = Callable[[memoryview], memoryview]  # header -> the memory for the whole message, of its exact length
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 1,
+    "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 5000,
+}  # s, s, -, ms
+
+
+class MessageStream:
+    """Owns `connection`. `lost` says why it ended, once it has."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._connection = connection
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._into = self._head
+        self._done = 0
+        self._out: deque[memoryview] = deque()
+        self.lost: str | None = None
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def sending(self) -> bool:
+        """Whether bytes are waiting until the kernel takes more."""
+        return bool(self._out)
+
+    def send(self, message: memoryview) -> None:
+        """`message` must stay as it is until it is answered."""
+        self._out.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand the kernel what it takes."""
+        try:
+            while self._out and self.lost is None:
+                sent = self._connection.send(self._out[0])
+                if sent == len(self._out[0]):
+                    self._out.popleft()
+                else:
+                    self._out[0] = self._out[0][sent:]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.end(f"its connection has ended ({error.strerror})")
+
+    def receive(self, place: Place) -> list[memoryview]:
+        """The messages that are complete now, each where `place` said. Whatever `place` raises is passed on."""
+        complete = []
+        while self._advance():
+            if self._into is self._head:
+                self._into = place(self._head)
+                self._into[:HEADER_BYTES] = self._head
+            if self._done == len(self._into):
+                complete.append(self._into)
+                self._into, self._done = self._head, 0
+        return complete
+
+    def end(self, why: str) -> None:
+        """Close; the first reason stays."""
+        if self.lost is None:
+            self.lost = why
+        self._out.clear()
+        self._connection.close()
+
+    def _advance(self) -> bool:
+        """Read on; False when nothing more is there, True when the part that is being read is complete."""
+        while self._done < len(self._into):
+            if self.lost is not None:
+                return False
+            try:
+                count = self._connection.recv_into(self._into[self._done :])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self.end(f"its connection has ended ({error.strerror})")
+                return False
+            if count == 0:
+                self.end("its connection has ended")
+                return False
+            self._done += count
+        return True

@@ -1,0 +1,261 @@
+"""Between hosts without torch.distributed: the mailboxes in private memory at both ends, one TCP connection per pair.
+
+A thread of the expert node lets attention nodes in; everything else is done by whoever calls `ready` or `wait`,
+straight from the socket into the mailbox. Address: `tcp:HOST:PORT`. No byte is trusted, but none is encrypted either:
+it belongs on a network of its own. It knows nothing of what travels.
+"""
+
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from afserve.comm.greeting import answer, ask
+from afserve.comm.lanes import Lanes
+from afserve.comm.lost import Lost
+from afserve.comm.segment import Segment, SegmentMap
+from afserve.comm.stream import MessageStream
+from afserve.comm.transport import Box, Header, Kind, Layout, Parcel
+from afserve.comm.wire import HEADER_BYTES, check_layout, extent, sequence_of
+from afserve.errors import ProtocolError, RendezvousError
+
+_HELLO_SECONDS = 5.0
+
+
+class TcpTransport:
+    """One end. `attention` is None on the expert node."""
+
+    def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
+        self._layout = segments[0].map.layout
+        self._attention = attention
+        self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
+        self._segments = {segment.map.expert: segment for segment in segments}
+        self._lanes = Lanes(segments, attention, spins=False)
+        self._lost = Lost(attention_side=attention is not None)
+        self._streams: dict[int, MessageStream] = {}
+        self._taken_from: dict[Box, MessageStream | None] = {}
+        self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
+        self._poll = select.poll()
+        self._newcomers: queue.SimpleQueue[tuple[int, MessageStream]] = queue.SimpleQueue()
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._poll.register(self._bell, select.POLLIN)
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def boxes(self) -> list[Box]:
+        return self._lanes.boxes()
+
+    def next_sequence(self, box: Box) -> int:
+        return self._lanes.next_sequence(box)
+
+    def stage(self, box: Box, header: Header) -> Parcel:
+        return self._lanes.stage(box, header)
+
+    def post(self, box: Box) -> None:
+        if self._lost:
+            self._lost.raise_for([box])
+        if self._lanes.post(box):
+            self._send(box)
+
+    def ready(self, boxes: Sequence[Box]) -> list[Box]:
+        self._turn(0.0)
+        return self._lanes.ready(boxes)
+
+    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self._lanes.ready(boxes)
+            if found:
+                return found
+            if self._lost:
+                self._lost.raise_for(boxes)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return []
+            self._turn(left)
+
+    def take(self, box: Box) -> Parcel:
+        self._taken_from[box] = self._streams.get(self._peer(box))
+        return self._lanes.take(box)
+
+    def refuse(self, box: Box, reason: str) -> None:
+        self._lanes.refuse(box, reason)
+        self._send(box)
+
+    def close(self) -> None:
+        for peer, stream in list(self._streams.items()):
+            stream.flush()
+            self._drop(peer, "this end was closed")
+        while not self._newcomers.empty():
+            self._newcomers.get()[1].end("this end was closed")
+        self._ringer.close()
+        self._bell.close()
+
+    def welcome(self, peer: int, stream: MessageStream) -> None:
+        """From any thread: `stream` is the way to `peer` from now on."""
+        self._newcomers.put((peer, stream))
+        self._ringer.send(b"!")
+
+    def connected(self, peer: int) -> bool:
+        stream = self._streams.get(peer)
+        return stream is not None and stream.lost is None
+
+    def _peer(self, box: Box) -> int:
+        return box.attention if self._attention is None else box.expert
+
+    def _turn(self, seconds: float) -> None:
+        """Move bytes; park at most so long for the first."""
+        for fd, _ in self._poll.poll(1e3 * seconds):
+            if fd == self._bell.fileno():
+                self._let_in()
+                continue
+            for peer, stream in list(self._streams.items()):
+                if stream.fileno() == fd:
+                    self._move(peer, stream)
+
+    def _let_in(self) -> None:
+        for _ in self._bell.recv(1024):
+            peer, stream = self._newcomers.get()
+            if peer in self._streams:
+                self._drop(peer, "another one has taken its place")
+            self._streams[peer] = stream
+            self._lost.clear(peer)
+            self._poll.register(stream, select.POLLIN)
+
+    def _move(self, peer: int, stream: MessageStream) -> None:
+        try:
+            complete = stream.receive(lambda head: self._place(peer, head))
+        except ProtocolError as error:
+            self._drop(peer, error.message)
+            return
+        for message in complete:
+            box = self._box(peer, message)
+            self._segments[box.expert].set_word(box, self._incoming, sequence_of(message))
+        stream.flush()
+        if stream.lost is not None:
+            self._drop(peer, stream.lost)
+        else:
+            self._poll.modify(stream, select.POLLIN | (select.POLLOUT if stream.sending else 0))
+
+    def _box(self, peer: int, head: memoryview) -> Box:
+        micro_batch = extent(head)[0]
+        own = next(iter(self._segments)) if self._attention is None else self._attention
+        return Box(peer, own, micro_batch) if self._attention is None else Box(own, peer, micro_batch)
+
+    def _place(self, peer: int, head: memoryview) -> memoryview:
+        """Where a message goes. Raises ProtocolError when it fits nowhere; its other fields are checked on `take`."""
+        memory = self._memory.get(self._box(peer, head))
+        length = HEADER_BYTES + extent(head)[1]
+        if memory is None or length > len(memory):
+            raise ProtocolError(f"it sent a header of micro-batch {extent(head)[0]}, {extent(head)[1]} bytes")
+        return memory[:length]
+
+    def _send(self, box: Box) -> None:
+        """An answer to somebody whose place another one has taken since is not sent."""
+        peer = self._peer(box)
+        stream = self._streams.get(peer)
+        if stream is None or (self._attention is None and self._taken_from.get(box) is not stream):
+            return
+        stream.send(self._lanes.outgoing(box).message().numpy().data)
+        if stream.sending:
+            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
+        elif stream.lost is not None:
+            self._drop(peer, stream.lost)
+
+    def _drop(self, peer: int, why: str) -> None:
+        stream = self._streams.pop(peer)
+        if stream.fileno() >= 0:
+            self._poll.unregister(stream)
+        stream.end(why)
+        self._lost.mark(peer, stream.lost or why)
+
+
+class _Acceptor(threading.Thread):
+    """Lets attention nodes in until the listening socket is closed."""
+
+    def __init__(self, listener: socket.socket, end: TcpTransport, where: SegmentMap) -> None:
+        super().__init__(name=f"afserve-expert-{where.expert}", daemon=True)
+        self._listener, self._end, self._where = listener, end, where
+        self._turns = [0] * where.attention_nodes
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            connection.settimeout(_HELLO_SECONDS)
+            attention = answer(connection, self._where, self._turns, self._end.connected)
+            if attention is None:
+                connection.close()
+            else:
+                self._end.welcome(attention, MessageStream(connection))
+
+
+class _Listening(TcpTransport):
+    """The expert node's end, which also owns the listening socket."""
+
+    def __init__(self, listener: socket.socket, where: SegmentMap) -> None:
+        super().__init__([Segment.private(where)], None)
+        self._listener = listener
+        self._acceptor = _Acceptor(listener, self, where)
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._acceptor.join()
+        super().close()
+
+
+def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tuple[TcpTransport, str]:
+    """An expert node's end and its address. Nothing listens but on `host`."""
+    check_layout(layout)
+    try:
+        listener = socket.create_server((host, 0))
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot listen on {host}: {error.strerror}; give an address of this host"
+        ) from error
+    end = _Listening(listener, SegmentMap(layout, expert, attention_nodes))
+    end.start()
+    return end, f"tcp:{host}:{listener.getsockname()[1]}"
+
+
+def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> TcpTransport:
+    """An attention node's end, with one connection per expert node."""
+    check_layout(layout)
+    segments, streams = [], []
+    with ExitStack() as opened:
+        for expert, address in enumerate(addresses):
+            connection = opened.enter_context(_dial(address, f"expert-{expert}", timeout))
+            nodes, turn = ask(connection, attention, expert, layout)
+            segments.append(Segment.private(SegmentMap(layout, expert, nodes), attention, turn))
+            streams.append(MessageStream(connection))
+        opened.pop_all()  # they all answered: the transport closes them
+    end = TcpTransport(segments, attention)
+    for expert, stream in enumerate(streams):
+        end.welcome(expert, stream)
+    end.ready([])
+    return end
+
+
+def _dial(address: str, peer: str, timeout: float) -> socket.socket:
+    kind, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdecimal():
+        raise RendezvousError(f"{peer}: {address!r} is not an address of the form tcp:HOST:PORT")
+    try:
+        return socket.create_connection((host, int(port)), timeout)
+    except OSError as error:
+        raise RendezvousError(
+            f"{peer}: nobody answers at {host}:{port} within {timeout:g} s; is it running, and reachable from here?"
+        ) from error

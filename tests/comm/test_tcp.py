@@ -1,0 +1,310 @@
+"""Plain TCP between processes and hosts: who is gone or disagrees is named; any bytes from the wire are survived."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.comm import connect
+from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
+from afserve.comm.rendezvous import FIELDS, terms
+from afserve.comm.transport import Box, WireType
+from afserve.comm.wire import HEADER_BYTES
+from afserve.errors import PeerLost, RendezvousError
+
+BOX = Box(0, 0, 0)
+SPAWN = multiprocessing.get_context("spawn")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def open_pair(layout=LAYOUT):
+    end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=layout)
+    return end, address, connect.connect([address], attention=0, layout=layout, timeout=10.0)
+
+
+def round_trip(front, end, box=BOX, rows=3):
+    sent = send(front, box, 4, rows)
+    got = arrive(end, box)
+    assert got.header == sent.header
+    answer(end, box, got.header, 5)
+    assert (arrive(front, box).x_RH == content(5, rows, LAYOUT.hidden)).all()
+
+
+def echo(pipe):
+    end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=LAYOUT)
+    pipe.send(address)
+    while True:
+        for box in end.wait(end.boxes(), 1.0):
+            answer(end, box, end.take(box).header, 9)
+
+
+def front(address, pipe):
+    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    send(end, BOX, 1, 3)
+    arrive(end, BOX)
+    send(end, BOX, 40, 3)
+    pipe.send("sent")
+    signal.pause()
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(target, *args):
+        mine, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=target, args=(*args, theirs), daemon=True)
+        process.start()
+        started.append(process)
+        return process, mine
+
+    yield run
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.process
+def test_a_killed_expert_node_is_named(start):
+    process, pipe = start(echo)
+    assert pipe.poll(60)
+    end = connect.connect([pipe.recv()], attention=0, layout=LAYOUT, timeout=10.0)
+    for turn in range(20):
+        send(end, BOX, turn, 4)
+        assert (arrive(end, BOX).x_RH == content(9, 4, LAYOUT.hidden)).all()
+    process.kill()
+    with pytest.raises(PeerLost, match="expert-0: its connection has ended"):
+        end.wait([BOX], 60.0)
+    with pytest.raises(PeerLost):
+        send(end, BOX, 1, 1)
+    end.close()
+
+
+@pytest.mark.process
+def test_a_killed_attention_nodes_place_can_be_taken(start):
+    end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=LAYOUT)
+    process, pipe = start(front, address)
+    answer(end, BOX, arrive(end, BOX).header, 1)
+    assert pipe.poll(60)
+    unanswered = arrive(end, BOX)
+    process.kill()
+    with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
+        end.wait([BOX], 60.0)
+    successor = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    sent = send(successor, BOX, 5, 2)
+    answer(end, BOX, unanswered.header, 2)
+    assert successor.wait([BOX], 0.05) == []
+    got = arrive(end, BOX)
+    assert got.header == sent.header
+    answer(end, BOX, got.header, 3)
+    assert (arrive(successor, BOX).x_RH == content(3, 2, LAYOUT.hidden)).all()
+    successor.close()
+    end.close()
+
+
+def test_messages_larger_than_the_kernel_takes_at_once():
+    """Both ends in one thread, so neither can send without the other's reading in between."""
+    layout = replace(LAYOUT, hidden=4096, max_rows=1024)
+    end, _, front_end = open_pair(layout)
+    sent = {}
+    for m in range(2):
+        sent[m] = send(front_end, Box(0, 0, m), m, 1000)
+    for m in range(2):
+        got = _both(end, front_end, Box(0, 0, m))
+        assert (got.x_RH == sent[m].x_RH).all()
+        answer(end, Box(0, 0, m), got.header, 7 + m)
+    for m in range(2):
+        assert (_both(front_end, end, Box(0, 0, m)).x_RH == content(7 + m, 1000, 4096)).all()
+    front_end.close()
+    end.close()
+
+
+def _both(receiver, sender, box):
+    for _ in range(100_000):
+        sender.ready([])
+        if receiver.ready([box]):
+            return receiver.take(box)
+    raise AssertionError("nothing arrived")
+
+
+def test_only_the_given_address_listens_and_nothing_is_left():
+    def listening():
+        return {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
+
+    before, files, threads = listening(), len(os.listdir("/proc/self/fd")), threading.active_count()
+    end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host="127.0.0.2")
+    other = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    round_trip(other, end)
+    assert [found.ip for found in listening() - before] == ["127.0.0.2"]
+    other.close()
+    end.close()
+    assert listening() == before
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
+
+
+@pytest.mark.parametrize("field", ["hidden", "slots", "model", "combine_wire"])
+def test_a_mismatch_names_the_field(field):
+    value = WireType.BFLOAT16 if field == "combine_wire" else getattr(LAYOUT, field) + 1
+    end, address = connect.listen(
+        "tcp", expert=0, attention_nodes=1, layout=replace(LAYOUT, **{field: value})
+    )
+    with pytest.raises(RendezvousError, match=f"expert-0 and attention-0 do not agree: {field} is "):
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+    end.close()
+
+
+def test_a_missing_node_a_wrong_address_and_a_taken_place_are_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(RendezvousError, match=rf"expert-0: nobody answers at 127\.0\.0\.1:{port} within 2 s"):
+        connect.connect([f"tcp:127.0.0.1:{port}"], attention=0, layout=LAYOUT, timeout=2.0)
+    with pytest.raises(RendezvousError, match="not an address of the form tcp:HOST:PORT"):
+        connect.connect(["tcp:nowhere"], attention=0, layout=LAYOUT, timeout=2.0)
+    with pytest.raises(RendezvousError, match=r"cannot listen on 203\.0\.113\.7"):
+        connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host="203.0.113.7")
+    end, address, first = open_pair()
+    round_trip(first, end)
+    with pytest.raises(RendezvousError, match="did not take attention-0 in: another node of that index"):
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+    with pytest.raises(RendezvousError, match="attention_nodes is 2 there and 3 here"):
+        connect.connect([address], attention=2, layout=LAYOUT, timeout=5.0)
+    round_trip(first, end)
+    first.close()
+    end.close()
+
+
+def test_somebody_else_answers():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 200)
+            connection.recv(1000)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(RendezvousError, match="expert-0: who answers at its address is no expert node"):
+            connect.connect(
+                [f"tcp:127.0.0.1:{server.getsockname()[1]}"], attention=0, layout=LAYOUT, timeout=5.0
+            )
+        thread.join()
+
+
+@given(raw=st.binary(max_size=300), polite=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
+    """A stranger is not let in; a member that sends rubbish is dropped; the other member does not notice."""
+    end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=LAYOUT)
+    good = connect.connect([address], attention=1, layout=LAYOUT, timeout=10.0)
+    host, port = address.split(":")[1:]
+    with socket.create_connection((host, int(port))) as bad:
+        if polite:
+            bad.sendall(_hello(0))
+            assert bad.recv(200)
+        bad.sendall(raw)
+        bad.shutdown(socket.SHUT_WR)
+        for _ in range(3):
+            end.ready(end.boxes())
+        round_trip(good, end, Box(1, 0, 1))
+        if polite:
+            with pytest.raises(PeerLost, match=r"attention-0: (its connection has ended|it sent a header)"):
+                for _ in range(100):
+                    end.wait([BOX], 0.1)
+    good.close()
+    end.close()
+
+
+def _hello(attention):
+    import struct
+
+    from afserve.comm.wire import MAGIC
+
+    agreed = terms(LAYOUT, expert=0, attention_nodes=2)
+    return struct.pack("<Q" + "Q" * (len(FIELDS) + 1), MAGIC, *(agreed[field] for field in FIELDS), attention)
+
+
+def test_half_a_message_is_nothing():
+    end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT)
+    host, port = address.split(":")[1:]
+    with socket.create_connection((host, int(port))) as bad:
+        bad.sendall(_hello(0))
+        assert bad.recv(200)
+        bad.sendall(b"\0" * (HEADER_BYTES - 1))
+        assert end.wait(end.boxes(), 0.05) == []
+    end.close()
+
+
+HOST = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from afserve.comm import connect
+from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
+from afserve.comm.transport import Box
+box = Box(0, 0, 0)
+if sys.argv[2] == "expert":
+    end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host=sys.argv[3])
+    print(address, flush=True)
+    for _ in range(20):
+        answer(end, box, arrive(end, box).header, 9)
+    sys.stdin.read()
+else:
+    end = connect.connect([sys.argv[3]], attention=0, layout=LAYOUT, timeout=20.0)
+    for turn in range(20):
+        send(end, box, turn, 4)
+        assert (arrive(end, box).x_RH == content(9, 4, LAYOUT.hidden)).all()
+    print("done", flush=True)
+end.close()
+"""
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces joined by a virtual cable; skips where that is not allowed."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and ip(8)")
+    names = [f"aft{os.getpid() % 10000}{side}" for side in "ab"]
+    steps = [f"ip netns add {name}" for name in names]
+    steps.append(f"ip link add v{names[0]} netns {names[0]} type veth peer name v{names[1]} netns {names[1]}")
+    for number, name in enumerate(names, 1):
+        steps.append(f"ip -n {name} addr add 10.214.7.{number}/24 dev v{name}")
+        steps += [f"ip -n {name} link set v{name} up", f"ip -n {name} link set lo up"]
+    made = all(
+        subprocess.run(step.split(), capture_output=True, check=False).returncode == 0 for step in steps
+    )
+    if made:
+        yield names
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    if not made:
+        pytest.skip("network namespaces cannot be made here")
+
+
+@pytest.mark.process
+def test_two_network_namespaces(two_hosts):
+    def run(host, *args):
+        command = ["ip", "netns", "exec", two_hosts[host], sys.executable, "-c", HOST, str(ROOT), *args]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, stdout=pipe, stdin=pipe, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+
+    with run(0, "expert", "10.214.7.1") as expert:
+        address = expert.stdout.readline().strip()
+        assert address.startswith("tcp:10.214.7.1:")
+        with run(1, "attention", address) as attention:
+            assert attention.stdout.readline().strip() == "done"
+        expert.stdin.close()
+    assert attention.returncode == 0
+    assert expert.returncode == 0
