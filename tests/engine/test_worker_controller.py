@@ -109,10 +109,9 @@ async def serving(*, clock=None, run=RUN, roles=("attention", "expert"), **chang
     try:
         yield controller, frontend, nodes
     finally:
-        for node in nodes:
-            node.leave.set()
         await controller.stop()
         for node in nodes:
+            node.leave.set()
             await asyncio.to_thread(node.join, SECONDS)
             assert not node.is_alive()
 
