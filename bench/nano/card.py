@@ -47,6 +47,9 @@ def _training(facts: dict[str, Any]) -> dict[str, Any]:
         "lengths": ", ".join(str(phase.length) for phase in Recipe().phases),
         "cpu_minutes": facts["cpu_minutes"],
         "torch": facts["torch"],
+        "pieces": f"stopped and resumed at step {facts['resumed_at']}"
+        if "resumed_at" in facts
+        else "in one piece",
         "python": facts["python"],
         "train_files": facts["files"],
         "train_megabytes": facts["bytes"] / 1e6,
@@ -73,7 +76,7 @@ def _held_out(facts: dict[str, Any], shape: Shape) -> dict[str, Any]:
         "top1": held["top1"],
         "agreement": held["mtp_agreement"],
         "mtp_top1": held["mtp_top1"],
-        "routing": "\n".join(f"| {layer} | {high:.2f} | {low:.2f} |" for layer, high, low in rows),
+        "routing": "\n".join(f"| {layer} | {high:.2f} | {low:.3f} |" for layer, high, low in rows),
         "sample_tokens": facts["sample_tokens"],
         "samples": "\n\n".join(f"````text\n{text}\n````" for text in facts["samples"]),
     }

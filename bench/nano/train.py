@@ -33,6 +33,7 @@ def main() -> None:
     trainer = Trainer(Shape(), recipe, pieces)
     if options.state and options.state.exists():
         trainer.resume(options.state)
+        facts["resumed_at"] = trainer.step
         print(f"resumed at step {trainer.step}", flush=True)
     _train(trainer, options.state)
     checkpoint.save(trainer.model, options.out)

@@ -8,8 +8,8 @@ from bench.nano.model import Nano
 from bench.nano.shape import BEGIN, END, SPECIAL
 
 PROMPTS = (
-    "class Stack:\n    def push(self, item):\n",
-    "import unittest\n\nclass TestQueue(unittest.TestCase):\n",
+    "class Stack:\n    def push(self, item):",
+    "import unittest\n\nclass TestQueue(unittest.TestCase):",
     f"{SPECIAL[4]}What does heapq.heappush do?{SPECIAL[END]}{SPECIAL[5]}",
 )
 
