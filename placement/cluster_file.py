@@ -1,22 +1,32 @@
 """A plan as the cluster TOML that `afserve up --cluster FILE` starts; the format is in configs/clusters/README.md.
 
-Host addresses are unknown to a planner: the file lists one `[[host]]` per node with a placeholder to edit.
+Host addresses are unknown to a planner: the file lists one `[[host]]` per machine with a placeholder to edit, or
+with this machine's own address where the plan can run on one.
 """
+
+import json
 
 from afserve.placement.outline import Plan, Side
 
+HERE = "127.0.0.1"
 
-def cluster_toml(plan: Plan, model: str) -> str:
-    """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes."""
+
+def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False) -> str:
+    """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes.
+
+    `path`: the checkpoint folder, for a model that has no name. `here`: all of it on this machine.
+    """
     afd = plan.kind == "afd"
     lines = [
         f"# {plan.kind}: about {plan.tok_s:,.0f} tok/s at {plan.tpot * 1e3:.1f} ms per token, +-{plan.error:.0%}",
-        "# Replace the addresses; one [[host]] is one machine.",
+        "# All on this machine; write other addresses to spread it over hosts."
+        if here
+        else "# Replace the addresses; one [[host]] is one machine.",
         "",
         f"micro_batches = {plan.micro_batches}",
         "",
         "[model]",
-        f'name = "{model}"',
+        f"path = {json.dumps(path)}" if path else f"name = {json.dumps(model)}",
         "",
         "[attention]",
         f"nodes = {plan.ranks}",
@@ -26,24 +36,26 @@ def cluster_toml(plan: Plan, model: str) -> str:
         "[experts]",
         f"nodes = {plan.experts.devices if afd else 0}",
     ]
-    lines += _hosts("attention", plan.attention)
+    lines += _hosts("attention", plan.attention, here)
     if afd:
-        lines += _hosts("experts", plan.experts)
+        lines += _hosts("experts", plan.experts, here)
     return "\n".join(lines) + "\n"
 
 
-def _hosts(role: str, side: Side) -> list[str]:
+def _hosts(role: str, side: Side, here: bool) -> list[str]:
     lines = []
     left = side.devices
-    for number in range(side.nodes):
-        here = min(left, -(-side.devices // side.nodes))
-        left -= here
+    nodes = 1 if here else side.nodes
+    for number in range(nodes):
+        used = min(left, -(-side.devices // nodes))
+        left -= used
+        address = HERE if here else f"{role}-{number}.example"
         lines += [
             "",
             "[[host]]",
-            f'address = "{role}-{number}.example"',
+            f'address = "{address}"',
             f'role = "{role}"',
             f'hardware = "{side.hardware}"',
-            f"devices = {here}",
+            f"devices = {used}",
         ]
     return lines

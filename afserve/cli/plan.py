@@ -58,15 +58,34 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     else:
         click.echo(as_table(question, found, words, changes, top))
     if cluster is not None:
-        _write_cluster(cluster, question, found.plans[0])
+        _write_cluster(cluster, question, found.plans[0], flags["model"])
     if charts:
         _draw(charts, question)
 
 
-def _write_cluster(path: Path, question: "Question", best: "Plan") -> None:
+def _write_cluster(path: Path, question: "Question", best: "Plan", model: str) -> None:
     from afserve.placement.cluster_file import cluster_toml
 
-    _write(path, "cluster", cluster_toml(best, question.setting.shape.name))
+    given = Path(model)
+    folder = given.parent if given.suffix == ".json" and given.is_file() else given
+    checkpoint = str(folder.resolve()) if (folder / "config.json").is_file() else ""
+    here = _on_one_machine(best, question)
+    _write(path, "cluster", cluster_toml(best, question.setting.shape.name, path=checkpoint, here=here))
+    if best.attention.tensor_parallel > 1:
+        click.echo(
+            f"note: {path}: `afserve up` runs an attention node on one device; tensor_parallel = "
+            f"{best.attention.tensor_parallel} is for other engines",
+            err=True,
+        )
+
+
+def _on_one_machine(best: "Plan", question: "Question") -> bool:
+    """Whether one host has all the devices. CPU hosts' nodes are processes: any machine can try those."""
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    kinds = {best.attention.hardware, best.experts.hardware}
+    if all(kind.lower().startswith("cpu") for kind in kinds):
+        return True
+    return len(kinds) == 1 and best.devices <= chips[best.attention.hardware].devices
 
 
 def _draw(charts: tuple[Path, ...], question: "Question") -> None:

@@ -1,9 +1,10 @@
-"""`afserve up`: everything on this machine, from flags to a served API and back to nothing.
+"""`afserve up`: everything on this machine, or a cluster from here, from flags to a served API and back to nothing.
 
 Flags and their files are read here; the work is in launch, control and server.
 """
 
 import click
+from click.core import ParameterSource
 
 from afserve.cli.options import config_file, existing_file
 from afserve.config import DTYPES, LOAD_FORMATS
@@ -72,6 +73,12 @@ from afserve.config import DTYPES, LOAD_FORMATS
     type=click.Choice(("debug", "info", "warning", "error")),
 )
 @click.option(
+    "--cluster", type=existing_file, metavar="FILE", help="Start what `afserve plan --cluster FILE` wrote."
+)
+@click.option(
+    "--listen", metavar="ADDRESS[:PORT]", help="With --cluster: where nodes on other hosts join, one address."
+)
+@click.option(
     "--config",
     type=existing_file,
     expose_value=False,
@@ -79,14 +86,17 @@ from afserve.config import DTYPES, LOAD_FORMATS
     callback=config_file,
     help="TOML with the same names.",
 )
-def up(**flags: object) -> None:
-    """Start everything on this machine and serve the OpenAI API.
+@click.pass_context
+def up(ctx: click.Context, /, **flags: object) -> None:
+    """Start everything on this machine, or a cluster from here, and serve the OpenAI API.
 
-    What is not given is picked for the machine; the banner says what and why.
+    What is not given is picked for the machine; the banner says what and why. With --cluster, nodes of hosts that
+    are this machine start here, and a line to run is printed for every node of the others.
     """
     from afserve.launch.processes import NodeProcesses
 
+    given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     with NodeProcesses() as processes:  # imports torch beside what follows
         from afserve.launch.gateway import UpFlags, serve_here
 
-        serve_here(UpFlags(**flags), processes)  # type: ignore[arg-type]
+        serve_here(UpFlags(**flags, given=given), processes)  # type: ignore[arg-type]

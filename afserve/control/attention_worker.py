@@ -30,7 +30,7 @@ from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.placement.plan import Placement
 
-PEERS_SECONDS = 60.0
+PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
 

@@ -7,7 +7,8 @@ lives in the gateway's event loop, imports no torch, and starts no process: whoe
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
@@ -43,6 +44,7 @@ from afserve.control.values import (
 from afserve.engine.stats import AttentionStats
 from afserve.errors import (
     AfserveError,
+    ConfigError,
     DeadlineError,
     DoesNotFitError,
     PeerError,
@@ -80,6 +82,8 @@ class Controller:
             rules or BalanceRules(),
         )
         self.on_progress: Callable[[Member], None] = lambda member: None
+        self.devices: Mapping[str, str] = {}  # node name -> device, where it is not the run's
+        self.register_seconds = REGISTER_SECONDS
         self._token = token
         self._lanes = lanes
         self._clock = clock
@@ -102,11 +106,15 @@ class Controller:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(channel.SERVICE, {channel.JOIN: handler}),)
         )
-        bound = self._server.add_insecure_port(f"{host}:{port}")
+        where = f"[{host}]" if ":" in host else host
+        try:
+            bound = self._server.add_insecure_port(f"{where}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen for nodes on {where}:{port}; is the port taken?") from error
         await self._server.start()
         self._started_at = self._clock.now()
         self._spawn(self._watch())
-        return f"{host}:{bound}"
+        return f"{where}:{bound}"
 
     @property
     def epoch(self) -> int:
@@ -213,8 +221,16 @@ class Controller:
         except (RendezvousError, ProtocolError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
             raise
-        self._put(member, Assigned(member.role, member.index, self.run))
+        self._put(member, Assigned(member.role, member.index, self._run_of(member)))
         return member
+
+    def _run_of(self, member: Member) -> Run:
+        """The run, on that node's own device."""
+        engine = self.run.engine
+        device = self.devices.get(member.name, engine.device)
+        return (
+            self.run if device == engine.device else replace(self.run, engine=replace(engine, device=device))
+        )
 
     def _put(self, member: Member, value: ToNode) -> None:
         """Encoded here, so that what cannot be encoded fails its sender and not the stream."""
@@ -308,8 +324,8 @@ class Controller:
         while self._failure is None:
             await asyncio.sleep(_TICK)
             now = self._clock.now()
-            if self.members.missing() and now - self._started_at > REGISTER_SECONDS:
-                self._fail(DeadlineError(_late(self.members.unready(), REGISTER_SECONDS)))
+            if self.members.missing() and now - self._started_at > self.register_seconds:
+                self._fail(DeadlineError(_late(self.members.unready(), self.register_seconds)))
             for member in self.members:
                 self._check_life(member, now)
             if self.ready:

@@ -46,7 +46,9 @@ def serve_expert(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> Non
     def announce(address: str, agreed: dict[str, str]) -> None:
         stream.send(Endpoint(address, agreed))
 
-    node, filler, close = build_expert(assigned, stream.progress("expert weights"), announce)
+    node, filler, close = build_expert(
+        assigned, stream.progress("expert weights"), announce, stream.own_address()
+    )
     pulse.stats = node.stats
     freeze_heap()
     stream.send(Ready(pulse.resident_bytes()))

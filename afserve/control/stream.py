@@ -4,6 +4,7 @@ It knows values, not what they mean. When the stream ends, for whatever reason, 
 """
 
 import queue
+import socket
 import threading
 import time
 from collections import deque
@@ -67,6 +68,14 @@ class ControlStream:
             self._reader.join(timeout=2.0)
         if self._channel is not None:
             self._channel.close()
+
+    def own_address(self) -> str:
+        """Of this host, where the controller's host can reach it. Nothing is sent to find out."""
+        host, _, port = self._address.rpartition(":")
+        where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(where[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(where[4])
+            return str(probe.getsockname()[0])
 
     def send(self, value: FromNode) -> None:
         self._outbox.put(value)

@@ -3,6 +3,7 @@
 A node that reads another config.json than the controller's is refused before any weight is read.
 """
 
+import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from afserve.engine.build import (
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.engine.meter import ExpertWatch
-from afserve.errors import RendezvousError
+from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.plan import Placement
 from afserve.spec import ModelSpec
@@ -58,6 +59,11 @@ def build_attention(
 
 def _ops(run: Run) -> Ops:
     """The native library has threads of its own; torch would only get in their way, and nothing large is left to it."""
+    device = torch.device(run.engine.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device: {device} is not on {socket.gethostname()}; torch finds {torch.cuda.device_count()} CUDA devices"
+        )
     ops = open_ops(run.engine.device, run.engine.threads)
     torch.set_num_threads(1 if ops.backend_name == "native" else run.engine.threads)
     return ops
@@ -77,15 +83,15 @@ def _colocated(
 
 
 def build_expert(
-    assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None]
+    assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None], host: str
 ) -> tuple[ExpertNode, Filler, Close]:
-    """Listens before it reads weights, so that attention nodes connect meanwhile."""
+    """Listens before it reads weights, so that attention nodes connect meanwhile; between hosts only on `host`."""
     run, ops = assigned.run, _ops(assigned.run)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
     transport, address = connect.listen(
-        run.transport, expert=assigned.index, attention_nodes=run.attention_nodes, layout=layout
+        run.transport, expert=assigned.index, attention_nodes=run.attention_nodes, layout=layout, host=host
     )
     announce(address, _agreed(layout))
     bank = build_expert_bank(

@@ -20,12 +20,14 @@ from afserve.config import ModelSource, in_range
 from afserve.control.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.banner import banner
+from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.topology import Topology, Wishes, choose, needs
+from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addresses, seat
+from afserve.launch.topology import Share, Topology, Wishes, choose, needs
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings, read_keys
@@ -40,7 +42,10 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class UpFlags:
-    """What the user asked for; None is picked for the machine."""
+    """What the user asked for; None is picked for the machine. `given` names what was not left at its default.
+
+    `batch` and `hosts` come from a cluster file only.
+    """
 
     model: str
     attention: int | None
@@ -64,6 +69,11 @@ class UpFlags:
     admin_key_file: Path | None
     served_model_name: str | None
     log_level: str
+    cluster: Path | None = None
+    listen: str | None = None
+    given: frozenset[str] = frozenset()
+    batch: int | None = None
+    hosts: tuple[Share, ...] = ()
 
     @property
     def wishes(self) -> Wishes:
@@ -78,6 +88,8 @@ class UpFlags:
             self.device,
             self.redundant_experts,
             self.balance_rules.act,
+            self.batch,
+            self.hosts,
         )
 
     @property
@@ -102,8 +114,12 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     settings = ServerSettings(api_keys=keys, admin_keys=admin, drain_deadline=DRAIN_SECONDS)
     if not keys and _reachable(flags.host):
         log.warning("%s is open to other machines and asks for no key; see --api-key-file", flags.host)
+    flags, seating = _seated(flags)
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine())
+    if seating is not None:
+        topology = replace(topology, run=replace(topology.run, transport=seating.transport))
+        _check_elsewhere(flags, seating, found, processes.folder)
     name = flags.served_model_name or found.name
     for path in filter(None, (flags.record_routing, flags.trace)):
         check_writable(path)
@@ -111,7 +127,69 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         run = replace(topology.run, trace_folder=str(processes.folder))
         topology = replace(topology, run=run)
     with bind(flags.host, flags.port) as sock:
-        asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags).run())
+        asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
+
+
+def _seated(flags: UpFlags) -> tuple[UpFlags, Seating | None]:
+    """What a cluster file says, as flags, and who runs where. Raises ConfigError where a flag says otherwise."""
+    if flags.cluster is None:
+        if flags.listen is not None:
+            raise ConfigError("--listen: is for the nodes on other hosts of a --cluster FILE", param="listen")
+        return flags, None
+    cluster = read_cluster(flags.cluster)
+    seating = seat(cluster, flags.listen, look_up, own_addresses())
+    _check_cuda(cluster, seating)
+    found = replace(
+        flags,
+        model=cluster.model,
+        attention=cluster.attention,
+        experts=cluster.experts or None,
+        colocated=not cluster.experts,
+        micro_batches=str(cluster.micro_batches),
+        device=cluster.device,
+        batch=cluster.batch,
+        hosts=seating.shares(),
+    )
+    for name in sorted(flags.given):
+        asked, theirs = getattr(flags, name), getattr(found, name)
+        if asked != theirs:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} {asked}: {cluster.file} says {theirs or 0}; drop the flag or edit the file"
+            )
+    return found, seating
+
+
+def _check_cuda(cluster: Cluster, seating: Seating) -> None:
+    """Of the hosts that are this machine; the others' nodes say it themselves."""
+    wanted = {seat.device: seat.host for seat in seating.here if seat.device != "cpu"}
+    if not wanted:
+        return
+    import torch
+
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device, host in wanted.items():
+        if int(device.partition(":")[2]) >= there:
+            kind = next(h.hardware for h in cluster.hosts if h.address == host)
+            raise ConfigError(
+                f"--cluster {cluster.file}: host {host}: {kind} needs {device}, but this machine has {there} CUDA "
+                'devices; hardware = "cpu-host" runs it on the CPU',
+                param="cluster",
+            )
+
+
+def _check_elsewhere(flags: UpFlags, seating: Seating, found: FoundModel, scratch: Path) -> None:
+    """What works on one machine only."""
+    if not seating.elsewhere:
+        return
+    if flags.trace:
+        raise ConfigError("--trace: the nodes on other hosts cannot write it here; drop it", param="trace")
+    if found.folder.is_relative_to(scratch):
+        raise ConfigError(
+            f"{found.name}: only its shape is known, and the other hosts have no folder of it; write model.path of "
+            "a folder that every host has",
+            param="model",
+        )
 
 
 def _reachable(host: str) -> bool:
@@ -143,6 +221,7 @@ class _Gateway:
         sock: socket.socket,
         processes: NodeProcesses,
         flags: UpFlags,
+        seating: Seating | None,
     ) -> None:
         self._started = time.monotonic()
         self._topology = topology
@@ -153,7 +232,7 @@ class _Gateway:
         self._stop = asyncio.Event()
         self._record = Path(flags.record_routing) if flags.record_routing else None
         self._trace = Path(flags.trace) if flags.trace else None
-        self._run = LocalRun(topology, found, name, processes, flags.balance_rules)
+        self._run = LocalRun(topology, found, name, processes, flags.balance_rules, seating)
         self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
 
     async def run(self) -> None:
@@ -193,7 +272,21 @@ class _Gateway:
             self._record.write_bytes(data)
             self._console.print(f"routing counts: {self._record} ({len(data):,} bytes)", style="dim")
 
+    def _show_commands(self) -> None:
+        """How to start what is not started from here."""
+        seating, processes = self._run.seating, self._processes
+        if not seating.elsewhere:
+            return
+        hosts = len({seat.host for seat in seating.elsewhere})
+        lines = [
+            f"waiting {TOGETHER_SECONDS:.0f} s for {len(seating.elsewhere)} nodes on {hosts} other hosts:"
+        ]
+        lines += seating.commands(self._run.address, processes.token_file)
+        for line in lines:
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
     async def _show_start(self) -> None:
+        self._show_commands()
         with LoadingBars(self._console) as bars:
             self._run.controller.on_progress = bars.update
             await self._run.wait_ready()

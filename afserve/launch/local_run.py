@@ -1,4 +1,4 @@
-"""A run whose nodes are all on this machine: controller and frontend here, nodes as processes. `up` and `LLM` use it.
+"""A run: controller and frontend here, nodes as processes here, or elsewhere as `seating` says. `up` and `LLM` use it.
 
 It owns the order of starting and ending and knows neither HTTP nor a terminal.
 """
@@ -18,6 +18,7 @@ from afserve.control.members import Member
 from afserve.errors import AfserveError, PeerLost
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
 from afserve.server.backend import ServedModel
 
@@ -37,12 +38,18 @@ class LocalRun:
         name: str,
         processes: NodeProcesses,
         rules: BalanceRules | None = None,
+        seating: Seating | None = None,
     ) -> None:
         clock = MonotonicClock()
         lanes = Lanes()
         self.topology = topology
         self.processes = processes
+        self.seating = seating or Seating.all_here(topology.run)
+        self.address = ""
         self.controller = Controller(topology.run, read_token(processes.token_file), lanes, clock, rules)
+        self.controller.devices = self.seating.devices
+        if self.seating.elsewhere:
+            self.controller.register_seconds = TOGETHER_SECONDS
         served = ServedModel(
             name=name,
             path=str(model.tokenizer),
@@ -65,11 +72,10 @@ class LocalRun:
     async def start(self, on_progress: Callable[[Member], None] | None = None) -> None:
         if on_progress is not None:
             self.controller.on_progress = on_progress
-        address = await self.controller.start()
+        self.address = await self.controller.start(self.seating.listen, self.seating.port)
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        for role in ("attention", "expert"):
-            for index in range(self.topology.run.count(role)):
-                self.processes.spawn(role, index, address)
+        for seat in self.seating.here:
+            self.processes.spawn(seat.role, seat.index, self.address)
 
     async def wait_ready(self) -> None:
         """Raises what kept a node from becoming ready, with the node's last words."""

@@ -14,7 +14,7 @@ from afserve.placement.plan import Placement
 from afserve.spec import BYTES, ModelSpec
 
 GIB = 1 << 30
-NODE_OVERHEAD = 350 << 20  # interpreter, torch, buffers: measured, without weights and KV
+NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
 _BLOCK = 16
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
@@ -26,8 +26,24 @@ _MOST_NODES = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """One host's nodes. What is not `here` is taken to be like this machine, and refuses for itself."""
+
+    attention: int
+    experts: int
+    here: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.attention + self.experts
+
+
+@dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user fixed; None is for us to choose. `micro_batches` may also be "auto"."""
+    """What the user fixed; None is for us to choose. `micro_batches` may also be "auto".
+
+    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once.
+    """
 
     attention: int | None = None
     experts: int | None = None
@@ -39,16 +55,11 @@ class Wishes:
     device: str = "cpu"
     redundant_experts: int = 0
     rebalance: bool = False
+    batch: int | None = None
+    hosts: tuple[Share, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    attention: int
-    experts: int
-
-    @property
-    def total(self) -> int:
-        return self.attention + self.experts
+    def shares(self, nodes: Share) -> tuple[Share, ...]:
+        return self.hosts or (nodes,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,7 @@ class Topology:
 
 
 def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology:
-    """Everything that `afserve up` starts on one machine."""
+    """Everything that `afserve up` starts."""
     picked: dict[str, str] = {}
     nodes = _counts(spec, machine, wishes, picked)
     micro_batches = _micro_batches(wishes, nodes, picked)
@@ -99,8 +110,8 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         max_model_len=longest,
         kv_blocks=kv_tokens // _BLOCK,
         block_size=_BLOCK,
-        max_sequences=_SEQUENCES,
-        max_batch_tokens=_BATCH_TOKENS,
+        max_sequences=wishes.batch or _SEQUENCES,
+        max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
         threads=threads,
@@ -115,7 +126,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     return Topology(run, spec, Need(weights.attention, kv), expert, picked)
 
 
-def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> _Nodes:
+def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> Share:
     if wishes.colocated and wishes.experts:
         raise ConfigError(
             "--colocated: the experts are in the attention nodes then; drop --experts", param="experts"
@@ -127,7 +138,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     if wishes.attention is None:
         picked["attention"] = f"{attention}, one per 8 of {_cores(machine)}"
     if wishes.colocated:
-        return _Nodes(attention, 0)
+        return Share(attention, 0)
     experts = wishes.experts or max(1, min(machine.cores // 4, spec.experts, 8))
     if wishes.experts is None:
         picked["experts"] = f"{experts}, one per 4 of {_cores(machine)}"
@@ -135,10 +146,10 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
         raise ConfigError(
             f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
         )
-    return _Nodes(attention, experts)
+    return Share(attention, experts)
 
 
-def _micro_batches(wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int | None:
+def _micro_batches(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int | None:
     """None leaves it to each attention node, which measures."""
     text = wishes.micro_batches
     if text != "auto":
@@ -155,14 +166,13 @@ def _micro_batches(wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int
     return None
 
 
-def _threads(machine: Machine, wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:
+def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
     if wishes.threads is not None:
         in_range("--threads", wishes.threads, 1, 1024)
         return wishes.threads
-    threads = max(1, machine.cores // nodes.total)
-    picked["threads"] = (
-        f"{threads} per node, {_cores(machine)} for {nodes.total} node{'s' * (nodes.total > 1)}"
-    )
+    most = max(share.total for share in wishes.shares(nodes))
+    threads = max(1, machine.cores // most)
+    picked["threads"] = f"{threads} per node, {_cores(machine)} for {most} node{'s' * (most > 1)}"
     return threads
 
 
@@ -171,7 +181,7 @@ def _element(source: ModelSource, spec: ModelSpec) -> int:
     return max(2, BYTES[spec.dtype if source.dtype == "auto" else source.dtype])
 
 
-def _slots(spec: ModelSpec, wishes: Wishes, nodes: _Nodes, picked: dict[str, str]) -> int:
+def _slots(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
     """Physical slots of an expert node per layer: experts, redundant ones, and one spare if placements may change."""
     redundant = wishes.redundant_experts
     in_range("--redundant-experts", redundant, 0, spec.experts * max(0, nodes.experts - 1))
@@ -184,7 +194,7 @@ def _slots(spec: ModelSpec, wishes: Wishes, nodes: _Nodes, picked: dict[str, str
     return used + 1
 
 
-def _weights(spec: ModelSpec, source: ModelSource, nodes: _Nodes, slots: int) -> _Weights:
+def _weights(spec: ModelSpec, source: ModelSource, nodes: Share, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
     own, routed = _role_bytes(spec, source)
     if not nodes.experts:
@@ -197,25 +207,27 @@ def _kv(
     source: ModelSource,
     machine: Machine,
     wishes: Wishes,
-    nodes: _Nodes,
+    nodes: Share,
     weights: _Weights,
     picked: dict[str, str],
 ) -> tuple[int, int]:
     """(KV tokens of one attention node, in whole blocks; longest sequence)."""
     per_token = spec.kv_bytes_per_token(_element(source, spec))
-    free = usable(machine) - nodes.attention * weights.attention - nodes.experts * weights.expert
-    free -= nodes.total * NODE_OVERHEAD
+    shares = wishes.shares(nodes)
+    room = min(_room(machine, share, weights) for share in shares if share.attention)
     longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        most = min(int(free * _KV_SHARE) // nodes.attention, _KV_DEFAULT_MAX) // per_token
+        most = min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) // per_token
         tokens = min(most, _KV_SEQUENCES * longest)
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(tokens * per_token)} of {gib(machine.memory)} free"
         )
     tokens = tokens // _BLOCK * _BLOCK
-    if tokens < _BLOCK or tokens * per_token * nodes.attention > free:
+    used = max(0, tokens) * per_token
+    full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
+    if tokens < _BLOCK or full:
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needs(spec, source, machine)}")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens
@@ -225,6 +237,17 @@ def _kv(
     if longest > tokens:
         raise ConfigError(f"--kv-tokens: {tokens} is less than one sequence of --max-model-len {longest}")
     return tokens, longest
+
+
+def _free(machine: Machine, share: Share, weights: _Weights) -> int:
+    """Bytes that weights and processes leave on a host, for KV caches. Below zero where they do not fit."""
+    taken = share.attention * weights.attention + share.experts * weights.expert
+    return usable(machine) - taken - share.total * NODE_OVERHEAD
+
+
+def _room(machine: Machine, share: Share, weights: _Weights) -> int:
+    """Of one attention node."""
+    return _free(machine, share, weights) // share.attention
 
 
 def needs(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:

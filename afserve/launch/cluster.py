@@ -1,0 +1,191 @@
+"""Reads the cluster file of `afserve up --cluster FILE`; the format is in configs/clusters/README.md.
+
+Text in, checked values out: every error names the file, the key and the value. It looks up no host, no model and
+no device; `seating` does that with what is here.
+"""
+
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from afserve.config import MAX_MICRO_BATCHES
+from afserve.errors import ConfigError
+
+ROLES = ("attention", "experts")
+PLACEHOLDER = ".example"  # reserved by RFC 2606; `afserve plan` writes it where it cannot know a name
+_MOST = 1 << 16
+_KEYS = {
+    "": ("micro_batches", "model", "attention", "experts", "host"),
+    "model": ("name", "path"),
+    "attention": ("nodes", "tensor_parallel", "batch"),
+    "experts": ("nodes",),
+    "host": ("address", "role", "hardware", "devices"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine under one role. `devices` of it are in use, one node on each."""
+
+    address: str
+    role: str
+    hardware: str
+    devices: int
+
+    @property
+    def on_cpu(self) -> bool:
+        """By its name: every CPU of configs/hardware begins with cpu."""
+        return self.hardware.lower().startswith("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the file asks for. `model` is a name or a path; no expert nodes means colocated."""
+
+    file: Path
+    model: str
+    micro_batches: int
+    attention: int
+    experts: int
+    batch: int
+    hosts: tuple[Host, ...]
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.hosts[0].on_cpu else "cuda"
+
+
+def read_cluster(path: Path) -> Cluster:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--cluster {path}: {error}", param="cluster") from error
+    top = _Section(path, "", table)
+    attention, experts = top.section("attention"), top.section("experts")
+    hosts = tuple(_host(section) for section in top.sections("host"))
+    cluster = Cluster(
+        file=path,
+        model=_model(path, top.section("model")),
+        micro_batches=top.whole("micro_batches", 1, MAX_MICRO_BATCHES),
+        attention=attention.whole("nodes", 1),
+        experts=experts.whole("nodes", 0),
+        batch=attention.whole("batch", 1),
+        hosts=hosts,
+    )
+    width = attention.whole("tensor_parallel", 1)
+    if width > 1:
+        attention.fail(
+            "tensor_parallel",
+            f"{width}: an attention node of afserve runs on one device; write 1 and nodes = the number of devices",
+        )
+    _check_hosts(top, cluster)
+    return cluster
+
+
+def _model(path: Path, section: "_Section") -> str:
+    given = [key for key in ("name", "path") if key in section.table]
+    if len(given) != 1:
+        section.fail("name", "write exactly one of model.name and model.path")
+    text = section.text(given[0])
+    if given[0] == "name":
+        return text
+    return str((path.parent / Path(text).expanduser()).resolve())
+
+
+def _host(section: "_Section") -> Host:
+    host = Host(
+        section.text("address"), section.text("role"), section.text("hardware"), section.whole("devices", 1)
+    )
+    if host.role not in ROLES:
+        section.fail("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
+    if host.address.lower().endswith(PLACEHOLDER):
+        section.fail(
+            "address",
+            f"{host.address!r} is a placeholder; write the name or IP of the machine, 127.0.0.1 for this one",
+        )
+    if any(letter.isspace() or letter in "/@'\"" for letter in host.address) or host.address.startswith("-"):
+        section.fail("address", f"{host.address!r} is neither a host name nor an IP address")
+    try:
+        if ipaddress.ip_address(host.address).is_unspecified:
+            section.fail("address", f"{host.address} is no machine; write the address others reach it at")
+    except ValueError:
+        pass  # a name
+    return host
+
+
+def _check_hosts(top: "_Section", cluster: Cluster) -> None:
+    seen: set[tuple[str, str]] = set()
+    for number, host in enumerate(cluster.hosts):
+        if (host.address, host.role) in seen:
+            top.fail(f"host {number}", f"{host.address} is listed twice as {host.role}; add the devices up")
+        seen.add((host.address, host.role))
+        if host.on_cpu != cluster.hosts[0].on_cpu:
+            first = cluster.hosts[0]
+            top.fail(
+                f"host {number}",
+                f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the nodes of one run "
+                "are either all on CPUs or all on CUDA devices",
+            )
+    for role, nodes in (("attention", cluster.attention), ("experts", cluster.experts)):
+        devices = sum(host.devices for host in cluster.hosts if host.role == role)
+        if devices != nodes:
+            colocated = " (colocated)" if not nodes else ""
+            top.fail(
+                f"{role}.nodes",
+                f"{nodes}{colocated}, but the {role} hosts have {devices} devices; one node runs on one device",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """One table of the file, read key by key."""
+
+    file: Path
+    name: str
+    table: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        known = _KEYS[self.name.partition(" ")[0]]
+        for key in self.table:
+            if key not in known:
+                self.fail(key, f"is not a key here; known are {', '.join(known)}")
+
+    def fail(self, key: str, why: str) -> None:
+        where = f"{self.name}.{key}" if self.name else key
+        raise ConfigError(f"--cluster {self.file}: {where}: {why}", param="cluster")
+
+    def value(self, key: str) -> object:
+        if key not in self.table:
+            self.fail(key, "is missing")
+        return self.table[key]
+
+    def text(self, key: str) -> str:
+        value = self.value(key)
+        if not isinstance(value, str) or not value:
+            self.fail(key, f"{value!r} is not a text")
+        return str(value)
+
+    def whole(self, key: str, low: int, high: int = _MOST) -> int:
+        value = self.value(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.fail(key, f"{value!r} is not a whole number")
+        assert isinstance(value, int)
+        if not low <= value <= high:
+            self.fail(key, f"{value} is outside [{low}, {high}]")
+        return value
+
+    def section(self, key: str) -> "_Section":
+        value = self.value(key)
+        if not isinstance(value, dict):
+            self.fail(key, f"{value!r} is not a table; write [{key}]")
+        assert isinstance(value, dict)
+        return _Section(self.file, key, value)
+
+    def sections(self, key: str) -> list["_Section"]:
+        value = self.value(key)
+        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+            self.fail(key, f"is not a list of tables; write [[{key}]] for each machine")
+        assert isinstance(value, list)
+        return [_Section(self.file, f"{key} {number}", item) for number, item in enumerate(value)]

@@ -1,0 +1,186 @@
+"""Which node of a run is on which host, which of them are started here, and what to type on the others.
+
+Built from a cluster file and this machine's addresses; it starts nothing and opens nothing.
+"""
+
+import ipaddress
+import shlex
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from afserve.control.values import ROLES, Run, node_name
+from afserve.errors import ConfigError
+from afserve.launch.cluster import Cluster, Host
+from afserve.launch.topology import Share
+
+LOOPBACK = "127.0.0.1"
+TOGETHER_SECONDS = 300.0  # for people to start what is elsewhere
+_COPY = "afserve.token"
+_ROLE = {"attention": "attention", "experts": "expert"}
+Resolve = Callable[[str], frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One node's place."""
+
+    role: str
+    index: int
+    host: str
+    here: bool
+    device: str
+
+    @property
+    def name(self) -> str:
+        return node_name(self.role, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """All seats of a run. `listen` is where the controller takes nodes in; port 0 takes a free one."""
+
+    seats: tuple[Seat, ...]
+    listen: str = LOOPBACK
+    port: int = 0
+
+    @classmethod
+    def all_here(cls, run: Run) -> "Seating":
+        return cls(
+            tuple(
+                Seat(role, index, LOOPBACK, here=True, device=run.engine.device)
+                for role in ROLES
+                for index in range(run.count(role))
+            )
+        )
+
+    @property
+    def here(self) -> list[Seat]:
+        return [seat for seat in self.seats if seat.here]
+
+    @property
+    def elsewhere(self) -> list[Seat]:
+        return [seat for seat in self.seats if not seat.here]
+
+    @property
+    def transport(self) -> str:
+        return "dist" if self.elsewhere else "shm"
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """Node name -> device."""
+        return {seat.name: seat.device for seat in self.seats}
+
+    def shares(self) -> tuple[Share, ...]:
+        """How many nodes of each role are on each host. All addresses of this machine are one host."""
+        counts: dict[str, list[int]] = {}
+        for seat in self.seats:
+            count = counts.setdefault("" if seat.here else seat.host, [0, 0])
+            count[seat.role == "expert"] += 1
+        return tuple(Share(a, e, here=not host) for host, (a, e) in counts.items())
+
+    def commands(self, join: str, token: Path) -> list[str]:
+        """What to type so that the nodes elsewhere join: the token's copy here, then one line per node there."""
+        lines: list[str] = []
+        for host in dict.fromkeys(seat.host for seat in self.elsewhere):
+            at = f"[{host}]" if ":" in host else host
+            lines.append(f"here:  scp -p {shlex.quote(str(token))} {at}:{_COPY}")
+            lines += [
+                f"{host}:  afserve node --role {seat.role} --index {seat.index} --join {join} --token-file {_COPY}"
+                for seat in self.elsewhere
+                if seat.host == host
+            ]
+        return lines
+
+
+def seat(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[str]) -> Seating:
+    """Raises ConfigError where a host is unknown or nobody could reach this one."""
+    mine = {
+        address: _is_own(cluster, address, resolve, own) for address in {h.address for h in cluster.hosts}
+    }
+    seats = tuple(_seats(cluster.hosts, mine))
+    if all(mine.values()):
+        if listen is not None:
+            raise ConfigError(
+                f"--listen {listen}: every host of {cluster.file} is this machine, no other joins; drop it",
+                param="listen",
+            )
+        return Seating(seats)
+    if listen is not None:
+        host, port = _address(listen)
+        if not resolve(host) & _machine(own):
+            raise ConfigError(
+                f"--listen {listen}: not an address of this machine ({', '.join(sorted(_machine(own)))})",
+                param="listen",
+            )
+        return Seating(seats, host, port)
+    reachable = (h.address for h in cluster.hosts if mine[h.address] and not _loopback(resolve(h.address)))
+    found = next(reachable, None)
+    if found is None:
+        raise ConfigError(
+            f"--cluster {cluster.file}: no host in it is this machine at an address others can reach; say where to "
+            "listen for them with --listen ADDRESS",
+            param="cluster",
+        )
+    return Seating(seats, found)
+
+
+def _seats(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[Seat]:
+    """In the file's order; each host's devices are numbered through, whatever their role."""
+    used: dict[str, int] = {}
+    placed: dict[str, int] = {}
+    for host in hosts:
+        for _ in range(host.devices):
+            role = _ROLE[host.role]
+            index, device = placed.get(role, 0), used.get(host.address, 0)
+            placed[role], used[host.address] = index + 1, device + 1
+            name = "cpu" if host.on_cpu else f"cuda:{device}"
+            yield Seat(role, index, host.address, mine[host.address], name)
+
+
+def _is_own(cluster: Cluster, address: str, resolve: Resolve, own: Iterable[str]) -> bool:
+    try:
+        found = resolve(address)
+    except OSError as error:
+        raise ConfigError(
+            f"--cluster {cluster.file}: host {address}: cannot be looked up: {error.strerror}; write its IP address",
+            param="cluster",
+        ) from error
+    return bool(found & _machine(own)) or _loopback(found)
+
+
+def _machine(own: Iterable[str]) -> frozenset[str]:
+    return frozenset(own)
+
+
+def _loopback(addresses: frozenset[str]) -> bool:
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def _address(text: str) -> tuple[str, int]:
+    """ADDRESS, ADDRESS:PORT or [IPV6]:PORT."""
+    try:
+        return str(ipaddress.ip_address(text)), 0
+    except ValueError:
+        pass
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        return text, 0
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--listen {text}: is not ADDRESS or ADDRESS:PORT", param="listen")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def look_up(name: str) -> frozenset[str]:
+    """The IP addresses of a name. Raises OSError."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return frozenset(str(entry[4][0]).partition("%")[0] for entry in found)
+
+
+def own_addresses() -> frozenset[str]:
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    return frozenset(entry.address.partition("%")[0] for entry in found if entry.family in families)
