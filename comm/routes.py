@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from afserve.comm.transport import NO_SLOT
 from afserve.errors import ConfigError
-from afserve.placement.plan import LayerPlacement, Placement
+from afserve.placement.plan import FREE, LayerPlacement, Placement
 
 _KEY_BYTES = 16
 _MIX = (0x2545F4914F6CDD1D, 0x1B873593CC9E2D51, 0x4CF5AD432745937F)  # odd; any would do
@@ -75,17 +75,21 @@ def row_number(x_TH: Tensor) -> Tensor:
 
 
 def _tables(layer: LayerPlacement, experts: int, slots: int, native: Any | None) -> LayerRoutes:
-    replicas = [[r for r in layer.replicas(e) if r[2] > 0] for e in range(experts)]
-    width = max((len(found) for found in replicas), default=1)
-    slot_EP = torch.full((experts + 1, width), NO_SLOT, dtype=torch.int32)
-    below_EP = torch.full((experts + 1, max(width - 1, 1)), _NEVER)
-    for expert, found in enumerate(replicas):
-        total = 0.0
-        for position, (node, slot, share) in enumerate(found):
-            total += share
-            slot_EP[expert, position:] = node * slots + slot
-            if position < len(found) - 1:
-                below_EP[expert, position] = total
+    """Plain lists first: an attention node waits for this when it adopts a placement."""
+    slot_E: list[list[int]] = [[] for _ in range(experts + 1)]
+    below_E: list[list[float]] = [[] for _ in range(experts + 1)]
+    for node, (row, shares) in enumerate(zip(layer.slots, layer.share, strict=True)):
+        for slot, (expert, share) in enumerate(zip(row, shares, strict=True)):
+            if expert != FREE and share > 0:
+                slot_E[expert].append(node * slots + slot)
+                below_E[expert].append((below_E[expert] or [0.0])[-1] + share)
+    width = max(map(len, slot_E))
+    for found, below in zip(slot_E, below_E, strict=True):
+        last = found[-1] if found else NO_SLOT
+        found += [last] * (width - len(found))
+        below[-1:] = [_NEVER] * (max(width - 1, 1) - max(len(below) - 1, 0))
+    slot_EP = torch.tensor(slot_E, dtype=torch.int32)
+    below_EP = torch.tensor(below_E, dtype=torch.float32)
     handle = None
     if native is not None:
         addresses = slot_EP.data_ptr(), below_EP.data_ptr()
