@@ -5,6 +5,7 @@ statistics, asks the rebalancer, and keeps the last decisions with their reasons
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,16 +91,29 @@ class Balancing:
             self.recorder.note(now, kind, new - old)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Age the statistics; act if it is time to. Raises DeadlineError when a migration is stuck."""
+        """All three steps of the slow loop at once."""
+        stats = self.age(now)
+        return [] if stats is None else self.act_on(self.think(stats, now), now)
+
+    def age(self, now: float) -> RoutingStats | None:
+        """Age the statistics; what to think about, if anything. Raises DeadlineError when a migration is stuck."""
         self.stats.tick(now)
         self.migration.check(now)
-        if not self._rules.act or not self.migration.steady:
-            return []
+        if not self._rules.act or not self.migration.steady or not self.stats.load(0).any():
+            return None
         self._settle()
-        if not self.stats.load(0).any():
-            return []
-        decision = self._rebalancer.decide(now, self.stats)
+        return deepcopy(self.stats)
+
+    def think(self, stats: RoutingStats, now: float) -> Decision | None:
+        """The only long step, up to a second for large models; may run in another thread, one at a time."""
+        return self._rebalancer.decide(now, stats)
+
+    def act_on(self, decision: Decision | None, now: float) -> list[Outgoing]:
+        """Begin what was decided, unless something else has begun meanwhile."""
         if decision is None or decision.placement is None:
+            return []
+        if not self.migration.steady:
+            self._settled = False
             return []
         return self._carry_out(decision.placement, now)
 

@@ -329,11 +329,15 @@ class Controller:
             for member in self.members:
                 self._check_life(member, now)
             if self.ready:
-                self._balance(now)
+                await self._balance(now)
 
-    def _balance(self, now: float) -> None:
+    async def _balance(self, now: float) -> None:
+        """Tokens of all requests pass this event loop: the thinking is done beside it."""
         try:
-            self._tell(self.balancing.tick(now))
+            stats = self.balancing.age(now)
+            if stats is not None:
+                decision = await asyncio.to_thread(self.balancing.think, stats, now)
+                self._tell(self.balancing.act_on(decision, now))
         except AfserveError as error:
             self._fail(error)
 
