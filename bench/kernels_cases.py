@@ -139,7 +139,7 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
         batch = batches(sequences, 128, sequences * 8)[0]
         x = torch.randn(sequences, hidden).to(BF16)
         qkv = torch.randn(sequences, heads + 2 * groups, size).to(BF16)
-        q, k, v = qkv.split((heads, groups, groups), dim=1)
+        _, k, v = qkv.split((heads, groups, groups), dim=1)
 
         def small(x: Tensor = x, qkv: Tensor = qkv, k: Tensor = k, v: Tensor = v, batch: PagedBatch = batch,
                   cache: list[Tensor] = cache) -> None:  # fmt: skip

@@ -29,8 +29,8 @@ class Native(Reference):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         self._engine = _native.Engine(threads, isa)
-        self._rules: dict[RouterRule, object] = {}
-        self._batch: tuple[PagedBatch, object] | None = None
+        self._rules: dict[RouterRule, _native.Rule] = {}
+        self._batch: tuple[PagedBatch, _native.Batch] | None = None
 
     @property
     def isa(self) -> str:
@@ -66,7 +66,7 @@ class Native(Reference):
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
 
     def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
-        if experts.handle is None:
+        if not isinstance(experts.handle, _native.Experts):
             super().set_expert(experts, slot, gate_up_JH, down_HI)
             return
         up, down = _rows(gate_up_JH.to(experts.dtype)), _rows(down_HI.to(experts.dtype))
@@ -80,7 +80,7 @@ class Native(Reference):
         return self._linear(x_TH, packed, torch.float32)
 
     def _linear(self, x_TI: Tensor, packed: PackedLinear, out_dtype: torch.dtype) -> Tensor:
-        if packed.handle is None:
+        if not isinstance(packed.handle, _native.Linear):
             return super().linear(x_TI, packed).to(out_dtype)
         x = _rows(x_TI.reshape(-1, packed.inputs).to(packed.dtype))
         code = CODES[packed.dtype]
@@ -113,7 +113,7 @@ class Native(Reference):
         return PackedHeads(heads, outputs, inputs, None, handle, weight_AOI.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
-        if packed.handle is None:
+        if not isinstance(packed.handle, _native.HeadLinear):
             return super().linear_heads(x_TAI, packed)
         x = x_TAI.to(packed.dtype)
         x = x if x.stride(2) == 1 else x.contiguous()
@@ -285,7 +285,7 @@ class Native(Reference):
         )
         return out
 
-    def _batch_handle(self, batch: PagedBatch) -> object:
+    def _batch_handle(self, batch: PagedBatch) -> _native.Batch:
         """Addresses of the batch's integers. All layers of a step pass the same batch, so the last one is kept."""
         if self._batch is not None and self._batch[0] is batch:
             return self._batch[1]
@@ -311,15 +311,12 @@ class Native(Reference):
             if n is not None
         ]
         plain = all(n.dtype is dtype and n.is_contiguous() for n in norms)
-        packed = all(p.handle is not None and p.dtype is dtype for p in (layer.qkv, layer.out))
+        qkv, out = layer.qkv.handle, layer.out.handle
+        packed = layer.qkv.dtype is dtype is layer.out.dtype
         gate = self._packed_gate(layer, dtype)
-        if (
-            dtype not in CODES
-            or not plain
-            or not packed
-            or layer.head_dim > MOST_HEAD
-            or (layer.rule and not gate)
-        ):
+        if not isinstance(qkv, _native.Linear) or not isinstance(out, _native.Linear):
+            return layer
+        if not plain or not packed or layer.head_dim > MOST_HEAD or (layer.rule and not gate):
             return layer
         layer.cos_PD, layer.sin_PD = _plain(layer.cos_PD, torch.float32), _plain(layer.sin_PD, torch.float32)
         if layer.bias_E is not None:
@@ -338,9 +335,9 @@ class Native(Reference):
             _address(layer.q_norm_D),
             _address(layer.k_norm_D),
             _address(layer.post_norm_H),
-            layer.qkv.handle,
-            layer.out.handle,
-            None if gate is None else gate.handle,
+            qkv,
+            out,
+            gate,
             _address(layer.bias_E),
             self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
         )
@@ -354,18 +351,21 @@ class Native(Reference):
         )
         return layer
 
-    def _packed_gate(self, layer: GqaLayer, dtype: torch.dtype) -> PackedLinear | None:
+    def _packed_gate(self, layer: GqaLayer, dtype: torch.dtype) -> _native.Linear | None:
         """None when the rows' dtype would lose bits of the gate."""
         if layer.gate_EH is None or not torch.equal(layer.gate_EH.to(dtype).float(), layer.gate_EH.float()):
             return None
-        return self.pack_linear(layer.gate_EH.to(dtype), None)
+        handle = self.pack_linear(layer.gate_EH.to(dtype), None).handle
+        return handle if isinstance(handle, _native.Linear) else None
 
     def gqa_half(
         self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
     ) -> Half:
         handle, dtype = layer.handle, x_TH.dtype
         fits = dtype is k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype
-        if handle is None or not fits or not x_TH.is_contiguous() or not _last_plain(k_NGBD, v_NGBD):
+        if not isinstance(handle, _native.GqaLayer):
+            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+        if not fits or not x_TH.is_contiguous() or not _last_plain(k_NGBD, v_NGBD):
             return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
         tokens = x_TH.shape[0]
         normed, expert, weight = torch.empty_like(x_TH), None, None
@@ -417,7 +417,7 @@ class Native(Reference):
         )
         return expert, weight
 
-    def _rule(self, rule: RouterRule) -> object:
+    def _rule(self, rule: RouterRule) -> _native.Rule:
         made = self._rules.get(rule)
         if made is None:
             made = self._rules[rule] = _native.Rule(
@@ -443,7 +443,7 @@ class Native(Reference):
         add: bool,
     ) -> None:
         handle = experts.handle
-        if handle is None:
+        if not isinstance(handle, _native.Experts):
             super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
         if (

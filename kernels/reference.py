@@ -29,7 +29,8 @@ class Reference:
         return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
 
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
-        return PackedHeads(*weight_AOI.shape, weight_AOI, dtype=weight_AOI.dtype)
+        heads, outputs, inputs = weight_AOI.shape
+        return PackedHeads(heads, outputs, inputs, weight_AOI, dtype=weight_AOI.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         assert packed.weight_AOI is not None

@@ -1,0 +1,193 @@
+"""Types of the native library. Addresses are integers from Tensor.data_ptr(); only native.py calls these."""
+
+from collections.abc import Sequence
+
+class Engine:
+    def __init__(self, threads: int, isa: str = "") -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+
+class Linear:
+    def __init__(self, outputs: int, inputs: int, dtype: int) -> None: ...
+    def pack(self, weight: int, dtype: int, stride: int) -> None: ...
+    def set_bias(self, bias: int, dtype: int) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def run(
+        self, engine: Engine, x: int, stride: int, rows: int, dtype: int, out: int, out_dtype: int
+    ) -> None: ...
+
+class HeadLinear:
+    def __init__(self, heads: int, outputs: int, inputs: int, dtype: int) -> None: ...
+    def pack(self, head: int, weight: int, dtype: int, stride: int) -> None: ...
+    def run(
+        self, engine: Engine, dtype: int, x: int, token_stride: int, head_stride: int, tokens: int, out: int
+    ) -> None: ...
+
+class Experts:
+    def __init__(self, slots: int, hidden: int, inner: int, dtype: int) -> None: ...
+    def pack(
+        self, slot: int, gate_up: int, gate_up_stride: int, down: int, down_stride: int, dtype: int
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def run(
+        self,
+        engine: Engine,
+        x: int,
+        stride: int,
+        dtype: int,
+        slot: int,
+        weight: int,
+        rows: int,
+        choices: int,
+        out: int,
+        out_stride: int,
+        out_dtype: int,
+        add: bool,
+    ) -> None: ...
+
+class Batch:
+    def __init__(
+        self,
+        query_start: int,
+        context: int,
+        table: int,
+        table_stride: int,
+        sequences: int,
+        position: int,
+        slot: int,
+        tokens: int,
+    ) -> None: ...
+
+class Rule:
+    def __init__(
+        self,
+        top_k: int,
+        scoring: int,
+        selection: int,
+        groups: int,
+        top_groups: int,
+        renormalise: bool,
+        epsilon: float,
+        scale: float,
+        closed_value: float,
+    ) -> None: ...
+
+class LayerShape:
+    def __init__(
+        self, hidden: int, heads: int, groups: int, size: int, eps: float, scale: float, window: int
+    ) -> None: ...
+
+class LayerWeights:
+    def __init__(
+        self,
+        input_norm: int,
+        q_norm: int,
+        k_norm: int,
+        post_norm: int,
+        qkv: Linear,
+        out: Linear,
+        gate: Linear | None,
+        bias: int,
+        rule: Rule,
+    ) -> None: ...
+
+class GqaLayer:
+    def __init__(
+        self, dtype: int, shape: LayerShape, weights: LayerWeights, cos: int, sin: int, positions: int
+    ) -> None: ...
+    def run(
+        self,
+        engine: Engine,
+        batch: Batch,
+        x: int,
+        keys: int,
+        key_strides: Sequence[int],
+        values: int,
+        value_strides: Sequence[int],
+        blocks: int,
+        block_size: int,
+        normed: int,
+        expert: int,
+        weight: int,
+    ) -> None: ...
+
+def prefer_huge_pages(data: int, bytes: int) -> None: ...
+def stream(engine: Engine, data: int, bytes: int) -> int: ...
+def rms_norm(
+    engine: Engine, dtype: int, x: int, stride: int, rows: int, size: int, weight: int, eps: float, out: int
+) -> None: ...
+def add_rms_norm(
+    engine: Engine, dtype: int, x: int, y: int, rows: int, size: int, weight: int, eps: float, out: int
+) -> None: ...
+def gated(engine: Engine, dtype: int, wide: int, rows: int, size: int, out: int) -> None: ...
+def rope(
+    engine: Engine,
+    dtype: int,
+    x: int,
+    token_stride: int,
+    head_stride: int,
+    tokens: int,
+    heads: int,
+    cos: int,
+    sin: int,
+    position: int,
+    positions: int,
+    half: int,
+    interleaved: bool,
+    out: int,
+) -> None: ...
+def write_cache(
+    dtype: int,
+    x: int,
+    token_stride: int,
+    group_stride: int,
+    tokens: int,
+    slot: int,
+    cache: int,
+    strides: Sequence[int],
+    groups: int,
+    size: int,
+    blocks: int,
+    block_size: int,
+) -> None: ...
+def attend(
+    engine: Engine,
+    dtype: int,
+    q: int,
+    q_token: int,
+    q_head: int,
+    heads: int,
+    groups: int,
+    keys: int,
+    key_strides: Sequence[int],
+    key_size: int,
+    values: int,
+    value_strides: Sequence[int],
+    value_size: int,
+    blocks: int,
+    block_size: int,
+    scale: float,
+    window: int,
+    out: int,
+    batch: Batch,
+) -> None: ...
+def top_k(engine: Engine, row: int, rows: int, size: int, k: int, value: int, index: int) -> None: ...
+def route(
+    engine: Engine,
+    dtype: int,
+    x: int,
+    stride: int,
+    tokens: int,
+    gate: int,
+    gate_dtype: int,
+    experts: int,
+    hidden: int,
+    bias: int,
+    rule: Rule,
+    expert: int,
+    weight: int,
+) -> None: ...
