@@ -8,7 +8,7 @@ from torch import Tensor
 
 from afserve.comm.native import native_library
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Parcel
-from afserve.comm.wire import HEADER_BYTES, Frame, decode, encode, encode_refusal, name, refusal
+from afserve.comm.wire import HEADER_BYTES, Codec, Frame, encode_refusal, name, refusal
 from afserve.errors import ProtocolError
 
 _CACHED_SHAPES = 1024
@@ -23,6 +23,7 @@ class Mailbox:
         self.memory_B = memory_B
         self._bytes = memory_B.numpy().data
         self._length = 0
+        self._codec = Codec(box, frame)
         self._native = native_library() if memory_B.is_cpu else None
         self._parts: dict[int, tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]] = {}
 
@@ -32,7 +33,7 @@ class Mailbox:
         if not 0 <= header.rows <= self.frame.layout.max_rows:
             raise ValueError(f"{header.rows} rows in one message, at most {self.frame.layout.max_rows}")
         x_RH, slot_RK, weight_RK, scale_RS, payload = self._views(header.rows)
-        encode(self._bytes, self.box, header, payload)
+        self._codec.write(self._bytes, header, payload)
         self._length = HEADER_BYTES + payload
         return Parcel(header, x_RH, slot_RK, weight_RK, scale_RS)
 
@@ -41,7 +42,7 @@ class Mailbox:
         reason = refusal(self._bytes, self.box, self.frame, sequence)
         if reason is not None:
             raise ProtocolError(f"{name(self.box)}: refused by the expert node: {reason}")
-        header = decode(self._bytes, self.box, self.frame, sequence)
+        header = self._codec.read(self._bytes, sequence)
         x_RH, slot_RK, weight_RK, scale_RS, _ = self._views(header.rows)
         if slot_RK is None or weight_RK is None:
             return Parcel(header, x_RH)

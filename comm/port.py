@@ -53,7 +53,8 @@ class ExpertPort:
 
     def reply(self, arrival: Arrival) -> Tensor:
         """The rows of the answer, to be filled in place."""
-        header = arrival.header._replace(kind=Kind.COMBINE, wire=self._wire)
+        _, epoch, sequence, layer, rows, _ = arrival.header
+        header = Header(Kind.COMBINE, epoch, sequence, layer, rows, self._wire)
         return self._transport.stage(arrival.box, header).x_RH
 
     def send(self, arrival: Arrival) -> None:

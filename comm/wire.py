@@ -22,6 +22,7 @@ HEADER_BYTES = 64
 SEQUENCES = 1 << 32  # sequence numbers wrap here
 
 _HEADER = struct.Struct("<IHBBIIIHHHHIQ")
+_PARTS = struct.Struct("<8sIII8sIQ")  # the same bytes, what never changes in a box as two strings
 _NAMES = ("magic", "version", "kind", "wire type", "box", "sequence")
 _KIND = 6  # offset of the kind's byte
 _LINE = 64
@@ -112,6 +113,35 @@ def decode(memory: memoryview, box: Box, frame: Frame, sequence: int) -> Header:
     _below(box, "rows", rows, layout.max_rows + 1)
     _same(box, "payload bytes", payload, frame.payload(rows))
     return Header(frame.kind, epoch, number, layer, rows, frame.wire)
+
+
+class Codec:
+    """encode and decode for one direction of one box, with what never changes there packed once."""
+
+    def __init__(self, box: Box, frame: Frame) -> None:
+        self._box, self._frame = box, frame
+        self._layers, self._max_rows = frame.layout.layers, frame.layout.max_rows
+        packed = _HEADER.pack(MAGIC, VERSION, frame.kind, frame.wire, 0, 0, 0, *box, 0, 0, 0)
+        self._first, self._where = packed[:8], packed[20:28]
+
+    def write(self, memory: memoryview, header: Header, payload: int) -> None:
+        _, epoch, sequence, layer, rows, _ = header
+        _PARTS.pack_into(memory, 0, self._first, epoch, sequence, layer, self._where, rows, payload)
+
+    def read(self, memory: memoryview, sequence: int) -> Header:
+        """As `decode`, which is left to find the name of what is wrong."""
+        frame = self._frame
+        first, epoch, number, layer, where, rows, payload = _PARTS.unpack_from(memory)
+        if (
+            first != self._first
+            or where != self._where
+            or number != sequence
+            or layer >= self._layers
+            or rows > self._max_rows
+            or payload != frame.payload(rows)
+        ):
+            return decode(memory, self._box, frame, sequence)
+        return Header(frame.kind, epoch, number, layer, rows, frame.wire)
 
 
 def encode_refusal(memory: memoryview, box: Box, frame: Frame, sequence: int, reason: str) -> int:
