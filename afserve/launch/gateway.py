@@ -38,6 +38,14 @@ from afserve.trace import check_writable, merge
 log = logging.getLogger("afserve.launch")
 DRAIN_SECONDS = 10.0
 _INTERRUPTED = 130
+_IN_FILE = {  # flag -> the key of a cluster file that says the same
+    "model": "model",
+    "attention": "attention.nodes",
+    "experts": "experts.nodes",
+    "colocated": "experts.nodes",
+    "micro_batches": "micro_batches",
+    "device": "host.hardware",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +158,22 @@ def _seated(flags: UpFlags) -> tuple[UpFlags, Seating | None]:
         batch=cluster.batch,
         hosts=seating.shares(),
     )
-    for name in sorted(flags.given):
-        asked, theirs = getattr(flags, name), getattr(found, name)
-        if asked != theirs:
-            flag = f"--{name.replace('_', '-')}"
+    for name, key in _IN_FILE.items():
+        if name in flags.given and getattr(flags, name) != getattr(found, name):
+            flag = (
+                "--colocated" if name == "colocated" else f"--{name.replace('_', '-')} {getattr(flags, name)}"
+            )
             raise ConfigError(
-                f"{flag} {asked}: {cluster.file} says {theirs or 0}; drop the flag or edit the file"
+                f"{flag}: {cluster.file} has {key} = {_as_written(cluster, name)}; drop the flag or edit the file",
+                param=name,
             )
     return found, seating
+
+
+def _as_written(cluster: Cluster, flag: str) -> str:
+    if flag == "device":
+        return cluster.hosts[0].hardware
+    return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
 
 
 def _check_cuda(cluster: Cluster, seating: Seating) -> None:

@@ -111,11 +111,7 @@ def seat(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[s
         return Seating(seats)
     if listen is not None:
         host, port = _address(listen)
-        if not resolve(host) & _machine(own):
-            raise ConfigError(
-                f"--listen {listen}: not an address of this machine ({', '.join(sorted(_machine(own)))})",
-                param="listen",
-            )
+        _check_listen(listen, host, resolve, own)
         return Seating(seats, host, port)
     reachable = (h.address for h in cluster.hosts if mine[h.address] and not _loopback(resolve(h.address)))
     found = next(reachable, None)
@@ -128,15 +124,33 @@ def seat(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[s
     return Seating(seats, found)
 
 
+def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) -> None:
+    try:
+        found = resolve(host)
+    except OSError as error:
+        raise ConfigError(
+            f"--listen {listen}: cannot be looked up: {error.strerror}", param="listen"
+        ) from error
+    if _loopback(found):
+        raise ConfigError(
+            f"--listen {listen}: other hosts cannot reach it; give another address", param="listen"
+        )
+    if not found & frozenset(own):
+        raise ConfigError(
+            f"--listen {listen}: not an address of this machine ({', '.join(sorted(own))})", param="listen"
+        )
+
+
 def _seats(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[Seat]:
     """In the file's order; each host's devices are numbered through, whatever their role."""
     used: dict[str, int] = {}
     placed: dict[str, int] = {}
     for host in hosts:
+        machine = "" if mine[host.address] else host.address
         for _ in range(host.devices):
             role = _ROLE[host.role]
-            index, device = placed.get(role, 0), used.get(host.address, 0)
-            placed[role], used[host.address] = index + 1, device + 1
+            index, device = placed.get(role, 0), used.get(machine, 0)
+            placed[role], used[machine] = index + 1, device + 1
             name = "cpu" if host.on_cpu else f"cuda:{device}"
             yield Seat(role, index, host.address, mine[host.address], name)
 
@@ -149,11 +163,7 @@ def _is_own(cluster: Cluster, address: str, resolve: Resolve, own: Iterable[str]
             f"--cluster {cluster.file}: host {address}: cannot be looked up: {error.strerror}; write its IP address",
             param="cluster",
         ) from error
-    return bool(found & _machine(own)) or _loopback(found)
-
-
-def _machine(own: Iterable[str]) -> frozenset[str]:
-    return frozenset(own)
+    return bool(found & frozenset(own)) or _loopback(found)
 
 
 def _loopback(addresses: frozenset[str]) -> bool:

@@ -1,0 +1,251 @@
+"""`afserve up --cluster FILE`: a plan started as it is, and nodes on two hosts that are network namespaces."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from afserve.comm import connect
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).resolve().parents[2]
+AFSERVE = [sys.executable, "-m", "afserve"]
+DEADLINE = 120.0
+ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+CLUSTER = """
+micro_batches = 2
+[model]
+name = "nano"
+[attention]
+nodes = 1
+tensor_parallel = 1
+batch = 64
+[experts]
+nodes = 2
+[[host]]
+address = "{attention}"
+role = "attention"
+hardware = "cpu-host"
+devices = 1
+[[host]]
+address = "{experts}"
+role = "experts"
+hardware = "cpu-host"
+devices = 2
+"""
+
+
+def said_by(*args: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [*AFSERVE, *args], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def text_of(url: str) -> str:
+    answer = httpx.post(f"{url}/v1/completions", json=ASK, timeout=DEADLINE)
+    return str(answer.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("pool", ["cpu-host=2", "h200=8"])
+def test_a_plan_that_fits_one_machine_names_it(tmp_path: Path, pool: str):
+    file = tmp_path / "cluster.toml"
+    code, said = said_by(
+        "plan", "--model", "nano", "--pool", pool, "--context", "512", "--cluster", str(file)
+    )
+    assert code == 0, said
+    assert 'address = "127.0.0.1"' in file.read_text() and ".example" not in file.read_text()
+
+
+def test_a_plan_is_started_as_it_is(up, tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    plan = ("plan", "--model", "nano", "--pool", "cpu-host=2", "--context", "512", "--cluster", str(file))
+    assert said_by(*plan)[0] == 0
+    server = up("--cluster", str(file))
+    assert len(text_of(server.url)) > 0
+    assert server.stop()[0] == 0
+
+
+def test_attention_and_experts_here(up, tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(attention="127.0.0.1", experts="localhost"))
+    server = up("--cluster", str(file), "--experts", "2", "--kv-tokens", "8192")
+    assert set(server.status()) == {"attention-0", "expert-0", "expert-1"}
+    assert len(text_of(server.url)) > 0
+    code, printed = server.stop()
+    assert code == 0
+    assert "shm, m = 2" in printed and "afserve node" not in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ("--attention", "3"),
+            "--attention 3: {file} has attention.nodes = 1; drop the flag or edit the file",
+        ),
+        (("--colocated",), "--colocated: {file} has experts.nodes = 2"),
+        (("--model", "qwen"), "--model qwen: {file} has model = nano"),
+        (("--micro-batches", "auto"), "--micro-batches auto: {file} has micro_batches = 2"),
+        (("--device", "cuda:0"), "--device cuda:0: {file} has host.hardware = cpu-host"),
+        (("--listen", "127.0.0.1"), "--listen 127.0.0.1: every host of {file} is this machine"),
+    ],
+)
+def test_a_flag_that_contradicts_the_file_is_one_error(tmp_path: Path, flags: tuple[str, ...], said: str):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(attention="127.0.0.1", experts="localhost"))
+    code, printed = said_by("up", "--port", "0", "--cluster", str(file), *flags)
+    assert code == 2
+    assert printed.startswith("error: " + said.format(file=file)) and printed.count("\n") == 1
+
+
+def test_listen_without_a_cluster_is_refused():
+    assert said_by("up", "--port", "0", "--listen", "127.0.0.1")[0] == 2
+
+
+def test_hardware_that_is_not_here_names_the_host(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has it")
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(attention="127.0.0.1", experts="localhost").replace("cpu-host", "h20"))
+    code, printed = said_by("up", "--port", "0", "--cluster", str(file))
+    assert code == 2
+    assert "host 127.0.0.1: h20 needs cuda:0" in printed and printed.count("\n") == 1
+
+
+class Hosts:
+    """Two network namespaces joined by a virtual cable; `start(host, ...)` runs afserve in one of them."""
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self.names = names
+        self.addresses = ["10.213.8.1", "10.213.8.2"]
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def inside(self, host: int, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self.names[host], *command]
+
+    def start(self, host: int, log: str, *args: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / log, "wb") as file:
+            command = self.inside(host, *AFSERVE, *args)
+            process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        self.started.append(process)
+        return process
+
+    def printed(self, log: str) -> str:
+        return (self.folder / log).read_text()
+
+    def pids(self) -> list[str]:
+        found = [
+            subprocess.run(["ip", "netns", "pids", n], capture_output=True, text=True, check=False)
+            for n in self.names
+        ]
+        return [pid for one in found for pid in one.stdout.split()]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and ip(8)")
+    made = Hosts([f"afc{os.getpid() % 10000}{side}" for side in "ab"], tmp_path)
+    first, second = made.names
+    steps = [f"ip netns add {name}" for name in made.names]
+    steps.append(f"ip link add v{first} netns {first} type veth peer name v{second} netns {second}")
+    for name, address in zip(made.names, made.addresses):
+        steps += [f"ip -n {name} addr add {address}/24 dev v{name}", f"ip -n {name} link set v{name} up"]
+        steps.append(f"ip -n {name} link set lo up")
+    works = all(
+        subprocess.run(step.split(), capture_output=True, check=False).returncode == 0 for step in steps
+    )
+    try:
+        if not works:
+            pytest.skip("network namespaces cannot be made here")
+        yield made
+        for process in made.started:
+            assert process.poll() is not None, "still running"
+        assert not made.pids()
+    finally:
+        for process in made.started:
+            process.kill()
+            process.wait(DEADLINE)
+        for name in made.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def wait_for(found: Callable[[], object], log: Callable[[], str]) -> None:
+    until = time.monotonic() + DEADLINE
+    while not found():
+        assert time.monotonic() < until, log()
+        time.sleep(0.1)
+
+
+ANSWER = """
+import json, sys, httpx
+with httpx.Client(base_url=sys.argv[1], timeout=120) as client:
+    print(client.post("/v1/completions", json=json.loads(sys.argv[2])).json()["choices"][0]["text"], end="")
+"""
+
+
+@pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
+def test_experts_on_another_host(up, hosts: Hosts, tmp_path: Path):
+    single = up("--attention", "1", "--experts", "2", "--micro-batches", "2")
+    expected = text_of(single.url)
+    assert single.stop()[0] == 0
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000")
+    nodes = follow(hosts, gateway)
+    wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
+    ask = hosts.inside(0, sys.executable, "-c", ANSWER, "http://127.0.0.1:8000", json.dumps(ASK))
+    assert subprocess.check_output(ask, cwd=ROOT, text=True, timeout=DEADLINE) == expected
+    assert listening(hosts, 0) == {"127.0.0.1", hosts.addresses[0]}
+    assert listening(hosts, 1) == {hosts.addresses[1]}
+    gateway.terminate()
+    assert [process.wait(DEADLINE) for process in (gateway, *nodes)] == [0, 0, 0]
+    assert "dist, m = 2" in hosts.printed("up")
+
+
+def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> list["subprocess.Popen[bytes]"]:
+    """Do by hand what it says: copy the token, run the lines."""
+    commands = re.compile(rf"^{re.escape(hosts.addresses[1])}:  afserve (node .*)$", re.MULTILINE)
+    wait_for(
+        lambda: len(commands.findall(hosts.printed("up"))) == 2 or gateway.poll(), lambda: hosts.printed("up")
+    )
+    copied = re.search(r"^here:  scp -p (\S+) \S+:(\S+)$", hosts.printed("up"), re.MULTILINE)
+    assert copied is not None, hosts.printed("up")
+    token = hosts.folder / copied[2]
+    shutil.copy2(copied[1], token)
+    assert token.stat().st_mode & 0o777 == 0o600
+    lines = [line.replace(copied[2], str(token)).split() for line in commands.findall(hosts.printed("up"))]
+    return [hosts.start(1, f"node-{number}", *line) for number, line in enumerate(lines)]
+
+
+def listening(hosts: Hosts, host: int) -> set[str]:
+    found = subprocess.check_output(hosts.inside(host, "ss", "-Hltn"), text=True)
+    return {
+        line.split()[3].rpartition(":")[0].strip("[]").removeprefix("::ffff:") for line in found.splitlines()
+    }
+
+
+def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000")
+    nodes = follow(hosts, gateway)
+    wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
+    nodes[1].kill()
+    assert gateway.wait(DEADLINE) == 1
+    assert "error: expert-1" in hosts.printed("up")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        nodes[0].wait(DEADLINE)
+    assert nodes[0].poll() == 0, hosts.printed("node-0")

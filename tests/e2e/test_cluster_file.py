@@ -1,0 +1,190 @@
+"""Cluster files: what is read, what is refused and how, and who sits where. Values only."""
+
+from pathlib import Path
+
+import pytest
+
+from afserve.config import ModelSource
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.cluster import Host, read_cluster
+from afserve.launch.machine import Machine
+from afserve.launch.models import CONFIGS
+from afserve.launch.seating import Seating, look_up, own_addresses, seat
+from afserve.launch.topology import Share, Wishes, choose
+from afserve.spec import ModelSpec
+
+TEXT = """
+micro_batches = 2
+[model]
+name = "nano"
+[attention]
+nodes = 2
+tensor_parallel = 1
+batch = 64
+[experts]
+nodes = 3
+[[host]]
+address = "10.0.0.1"
+role = "attention"
+hardware = "cpu-host"
+devices = 2
+[[host]]
+address = "there"
+role = "experts"
+hardware = "cpu-host"
+devices = 3
+"""
+OWN = frozenset({"127.0.0.1", "10.0.0.1", "fd00::1"})
+NAMES = {"localhost": {"127.0.0.1", "::1"}, "there": {"10.0.0.2"}}
+
+
+def resolve(name: str) -> frozenset[str]:
+    return frozenset(NAMES.get(name, {name}))
+
+
+def seated(path: Path, text: str = TEXT, listen: str | None = None) -> Seating:
+    path.write_text(text)
+    return seat(read_cluster(path), listen, resolve, OWN)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cluster.toml"
+
+
+def test_a_file_is_read(file: Path) -> None:
+    file.write_text(TEXT)
+    cluster = read_cluster(file)
+    assert (cluster.model, cluster.micro_batches, cluster.batch, cluster.device) == ("nano", 2, 64, "cpu")
+    assert (cluster.attention, cluster.experts) == (2, 3)
+    assert cluster.hosts[1] == Host("there", "experts", "cpu-host", 3)
+
+
+def test_a_path_is_relative_to_the_file(file: Path) -> None:
+    file.write_text(TEXT.replace('name = "nano"', 'path = "weights"'))
+    assert read_cluster(file).model == str(file.parent.resolve() / "weights")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("micro_batches = 2", "micro_batches = 5", "micro_batches: 5 is outside [1, 4]"),
+        ("micro_batches = 2", "micro_batches = 2.5", "micro_batches: 2.5 is not a whole number"),
+        ("micro_batches = 2", "", "micro_batches: is missing"),
+        ("micro_batches = 2", "microbatches = 2", "microbatches: is not a key here; known are micro_batches"),
+        ("nodes = 2", "nodes = 0", "attention.nodes: 0 is outside [1, 65536]"),
+        ("nodes = 2", "nodes = true", "attention.nodes: True is not a whole number"),
+        ("nodes = 2", "nodes = 4", "attention.nodes: 4, but the attention hosts have 2 devices"),
+        ("nodes = 3", "nodes = 0", "experts.nodes: 0 (colocated), but the experts hosts have 3 devices"),
+        ("nodes = 3", "nodes = 3\ngpus = 1", "experts.gpus: is not a key here"),
+        ("tensor_parallel = 1", "tensor_parallel = 4", "attention.tensor_parallel: 4: an attention node"),
+        ('name = "nano"', "", "model.name: write exactly one of model.name and model.path"),
+        ('name = "nano"', 'name = ""', "model.name: '' is not a text"),
+        ('"there"', '"experts-0.example"', "host 1.address: 'experts-0.example' is a placeholder; write"),
+        ('"there"', '"0.0.0.0"', "host 1.address: 0.0.0.0 is no machine"),
+        ('"there"', '"a b"', "host 1.address: 'a b' is neither a host name nor an IP address"),
+        ('"there"', "7", "host 1.address: 7 is not a text"),
+        ('role = "experts"', 'role = "expert"', "host 1.role: 'expert' is not one of attention, experts"),
+        ('"there"\nrole = "experts"', '"10.0.0.1"\nrole = "attention"', "host 1: 10.0.0.1 is listed twice"),
+        (
+            '"experts"\nhardware = "cpu-host"',
+            '"experts"\nhardware = "h20"',
+            "host 1: there is a h20, 10.0.0.1",
+        ),
+        ("[experts]\nnodes = 3", "", "experts: is missing"),
+        ("[model]", "[model", "line 3"),
+    ],
+)
+def test_what_is_wrong_is_named(file: Path, old: str, new: str, said: str) -> None:
+    assert old in TEXT
+    file.write_text(TEXT.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        read_cluster(file)
+    assert caught.value.message.startswith(f"--cluster {file}: ")
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("hosts", ["", "host = []", 'host = ["a"]', "[host]\naddress = 'a'"])
+def test_hosts_must_be_tables(file: Path, hosts: str) -> None:
+    head = TEXT.partition("[[host]]")[0]
+    file.write_text(hosts + head if hosts.startswith("host =") else head + hosts)
+    with pytest.raises(ConfigError, match="host: is"):
+        read_cluster(file)
+
+
+def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
+    seats = seated(file)
+    assert [s.name for s in seats.here] == ["attention-0", "attention-1"]
+    assert [s.name for s in seats.elsewhere] == ["expert-0", "expert-1", "expert-2"]
+    assert (seats.transport, seats.listen, seats.port) == ("dist", "10.0.0.1", 0)
+    assert set(seats.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
+    lines = seats.commands("10.0.0.1:77", Path("/run/a b/token"))
+    assert lines[0] == "here:  scp -p '/run/a b/token' there:afserve.token"
+    assert lines[3] == (
+        "there:  afserve node --role expert --index 2 --join 10.0.0.1:77 --token-file afserve.token"
+    )
+
+
+def test_all_here_needs_no_network(file: Path) -> None:
+    seats = seated(file, TEXT.replace('"there"', '"localhost"'))
+    assert (seats.transport, seats.listen, seats.elsewhere) == ("shm", "127.0.0.1", [])
+    assert seats.shares() == (Share(2, 3),)
+
+
+def test_devices_of_one_machine_are_numbered_through(file: Path) -> None:
+    text = TEXT.replace("cpu-host", "h20").replace('"there"', '"localhost"')
+    assert [s.device for s in seated(file, text).seats] == [f"cuda:{n}" for n in range(5)]
+    apart = seated(file, TEXT.replace("cpu-host", "h20")).devices
+    assert (apart["attention-1"], apart["expert-0"], apart["expert-2"]) == ("cuda:1", "cuda:0", "cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [("10.0.0.1:77", ("10.0.0.1", 77)), ("[fd00::1]:5", ("fd00::1", 5)), ("fd00::1", ("fd00::1", 0))],
+)
+def test_listen(file: Path, listen: str, expected: tuple[str, int]) -> None:
+    seats = seated(file, listen=listen)
+    assert (seats.listen, seats.port) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "listen", "said"),
+    [
+        (TEXT, "10.9.9.9", "--listen 10.9.9.9: not an address of this machine"),
+        (TEXT, "10.0.0.1:x", "--listen 10.0.0.1:x: is not ADDRESS or ADDRESS:PORT"),
+        (TEXT, "10.0.0.1:70000", "is not ADDRESS or ADDRESS:PORT"),
+        (TEXT, "127.0.0.1", "--listen 127.0.0.1: other hosts cannot reach it"),
+        (TEXT.replace('"there"', '"localhost"'), "10.0.0.1", "--listen 10.0.0.1: every host of"),
+        (TEXT.replace("10.0.0.1", "127.0.0.1"), None, "say where to listen for them with --listen ADDRESS"),
+    ],
+)
+def test_where_nobody_could_join_is_refused(file: Path, text: str, listen: str | None, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        seated(file, text, listen)
+    assert said in caught.value.message
+
+
+def test_an_unknown_name_is_refused(file: Path) -> None:
+    def nobody(name: str) -> frozenset[str]:
+        raise OSError(-2, "Name or service not known")
+
+    file.write_text(TEXT)
+    with pytest.raises(ConfigError, match=r"host .*: cannot be looked up: Name or service not known"):
+        seat(read_cluster(file), None, nobody, OWN)
+
+
+def test_this_machine_knows_itself() -> None:
+    assert "127.0.0.1" in own_addresses() & look_up("127.0.0.1")
+
+
+def test_memory_is_counted_by_host() -> None:
+    """Two nodes that do not fit on one machine fit on two; another host's memory is its own affair."""
+    source = ModelSource(str(CONFIGS / "nano"), "nano")
+    small = Machine(2, 700 << 20, 1 << 30)
+    spec = ModelSpec.load(CONFIGS / "nano")
+    with pytest.raises(DoesNotFitError):
+        choose(spec, source, small, Wishes(1, 8))
+    apart = Wishes(1, 8, "2", batch=4096, hosts=(Share(1, 0), Share(0, 8, here=False)))
+    chosen = choose(spec, source, small, apart)
+    assert chosen.run.expert_nodes == 8
+    assert (chosen.run.engine.max_sequences, chosen.run.engine.max_batch_tokens) == (4096, 2048)
