@@ -20,7 +20,8 @@ from afserve.control.values import ROLES
 def node(role: str, join: str, token_file: str, index: int | None) -> None:
     """Start one node that joins a controller elsewhere.
 
-    Model, sizes and limits come from the controller; the checkpoint must be at the same path here.
+    Model, sizes and limits come from the controller; the checkpoint must be at the same path here. An
+    expert node listens for rows on the address that it reaches the controller from.
     """
     from afserve.control.worker import NodeSettings, run_node
 
