@@ -1,6 +1,6 @@
 """Placement against its lower bound, against EPLB, under drift, and in time: the claims of `placement/`, measured.
 
-    python -m bench.placement [known] [drift] [moves] [follow] [speed] [--json] [--save]
+    python -m bench.placement [known] [drift] [moves] [follow] [speed] [gain] [--json] [--save]
 
 Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a
 lognormal of the sizes named.
@@ -27,6 +27,7 @@ from afserve.placement.standing import count_moves
 from afserve.placement.stats import RoutingStats
 from bench.eplb import eplb
 from bench.origin import ROOT, origin
+from bench.placement_gain import gain
 
 DATA = ROOT.parent / "shared" / "data" / "routing"
 RESULTS = ROOT / "bench" / "results" / "placement.jsonl"
@@ -259,7 +260,12 @@ def table_of(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-PARTS = {"known": known, "drift": drift, "moves": moves, "follow": follow, "speed": speed}
+def gains() -> Iterator[Row]:
+    """Claim 4, on the simulator: throughput by balancing at 32 to 256 nodes, net of moving."""
+    return gain(domains("olmoe_1b7b"))
+
+
+PARTS = {"known": known, "drift": drift, "moves": moves, "follow": follow, "speed": speed, "gain": gains}
 
 
 def save(rows: list[Row], measured: list[str]) -> None:
