@@ -1,8 +1,7 @@
 """The backend of the native CPU library: hands addresses to C++ and falls back to PyTorch op by op.
 
-An op falls back when its tensors are of a dtype the library does not know (float16, float64); weights packed for
-the library are converted instead, because nothing else holds them. Shapes were checked by `ops.py`; what is
-checked here is what addresses need: last stride 1, index dtypes.
+An op falls back when its tensors are of a dtype the library does not know (float16, float64). Shapes were checked by
+`ops.py`; what is checked here is what addresses need: last stride 1, index dtypes.
 """
 
 import torch
@@ -10,130 +9,22 @@ from torch import Tensor
 
 from afserve.kernels import _native
 from afserve.kernels.layer import GqaLayer, Half
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.native_products import CODES, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
-CODES = {torch.float32: 0, torch.bfloat16: 1}
-INT8_CODE = 2
 MOST_HEAD = 1024  # elements of a head in the fused half
 SCORINGS = (Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX)
 SELECTIONS = (Selection.PLAIN, Selection.GROUP_TOP2_SUM, Selection.GROUP_MAX)
 
 
-class Native(Reference):
-    """One engine: an instruction set, its threads and its scratch memory. Not for use by two threads at once."""
-
-    name = "native"
+class Native(NativeProducts):
+    """Products are `NativeProducts`; here are rows, caches, attention, the router and the fused half."""
 
     def __init__(self, threads: int, isa: str = "") -> None:
-        self._engine = _native.Engine(threads, isa)
+        super().__init__(threads, isa)
         self._rules: dict[RouterRule, _native.Rule] = {}
         self._batch: tuple[PagedBatch, _native.Batch] | None = None
-
-    @property
-    def isa(self) -> str:
-        return str(self._engine.isa)
-
-    def explain(self) -> str:
-        return f"native library, {self.isa} instructions, {self._engine.threads} thread(s)"
-
-    def stream(self, x: Tensor) -> None:
-        """Read a contiguous tensor once: the bandwidth that other ops are measured against."""
-        _native.stream(self._engine, x.data_ptr(), x.numel() * x.element_size())
-
-    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
-        code = CODES.get(weight_OI.dtype)
-        if code is None:
-            return super().pack_linear(weight_OI, bias_O, int8)
-        weight = _rows(weight_OI)
-        outputs, inputs = weight.shape
-        handle = _native.Linear(outputs, inputs, INT8_CODE if int8 else code)
-        handle.pack(weight.data_ptr(), code, weight.stride(0))
-        if bias_O is not None:
-            bias = bias_O.to(torch.float32).contiguous()
-            handle.set_bias(bias.data_ptr(), CODES[torch.float32])
-        return PackedLinear(outputs, inputs, None, None, handle, weight_OI.dtype)
-
-    def empty_experts(
-        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
-    ) -> PackedExperts:
-        code = CODES.get(dtype)
-        if code is None:
-            return super().empty_experts(slots, hidden, inner, dtype, int8)
-        handle = _native.Experts(slots, hidden, inner, INT8_CODE if int8 else code)
-        return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
-
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
-        if not isinstance(experts.handle, _native.Experts):
-            super().set_expert(experts, slot, gate_up_JH, down_HI)
-            return
-        up, down = _rows(gate_up_JH.to(experts.dtype)), _rows(down_HI.to(experts.dtype))
-        code = CODES[experts.dtype]
-        experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
-
-    def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
-        return self._linear(x_TI, packed, x_TI.dtype)
-
-    def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
-        return self._linear(x_TH, packed, torch.float32)
-
-    def _linear(self, x_TI: Tensor, packed: PackedLinear, out_dtype: torch.dtype) -> Tensor:
-        if not isinstance(packed.handle, _native.Linear):
-            return super().linear(x_TI, packed).to(out_dtype)
-        x = _rows(x_TI.reshape(-1, packed.inputs).to(packed.dtype))
-        code = CODES[packed.dtype]
-        made = out_dtype if out_dtype in (packed.dtype, torch.float32) else packed.dtype
-        out = torch.empty((*x_TI.shape[:-1], packed.outputs), dtype=made)
-        packed.handle.run(
-            self._engine, x.data_ptr(), x.stride(0), x.shape[0], code, out.data_ptr(), CODES[made]
-        )
-        return out.to(out_dtype)
-
-    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
-        logits = self.logits(x_TH, packed)
-        rows = logits.shape[0]
-        value = torch.empty((rows, k), dtype=torch.float32)
-        index = torch.empty((rows, k), dtype=torch.int32)
-        _native.top_k(
-            self._engine, logits.data_ptr(), rows, packed.outputs, k, value.data_ptr(), index.data_ptr()
-        )
-        return value, index
-
-    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
-        code = CODES.get(weight_AOI.dtype)
-        if code is None:
-            return super().pack_heads(weight_AOI)
-        heads, outputs, inputs = weight_AOI.shape
-        handle = _native.HeadLinear(heads, outputs, inputs, code)
-        for head in range(heads):
-            weight = _rows(weight_AOI[head])
-            handle.pack(head, weight.data_ptr(), code, weight.stride(0))
-        return PackedHeads(heads, outputs, inputs, None, handle, weight_AOI.dtype)
-
-    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
-        if not isinstance(packed.handle, _native.HeadLinear):
-            return super().linear_heads(x_TAI, packed)
-        x = x_TAI.to(packed.dtype)
-        x = x if x.stride(2) == 1 else x.contiguous()
-        out = torch.empty((x.shape[0], packed.heads, packed.outputs), dtype=packed.dtype)
-        code = CODES[packed.dtype]
-        packed.handle.run(
-            self._engine, code, x.data_ptr(), x.stride(0), x.stride(1), x.shape[0], out.data_ptr()
-        )
-        return out.to(x_TAI.dtype)
-
-    def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
-        wide = self.linear(x_TH, gate_up)
-        code = CODES.get(wide.dtype)
-        if code is None:
-            gate, up = wide.chunk(2, dim=-1)
-            return self.linear(torch.nn.functional.silu(gate) * up, down)
-        middle = torch.empty((*wide.shape[:-1], down.inputs), dtype=wide.dtype)
-        rows = middle.numel() // down.inputs
-        _native.gated(self._engine, code, wide.data_ptr(), rows, down.inputs, middle.data_ptr())
-        return self.linear(middle, down)
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
@@ -157,8 +48,8 @@ class Native(Reference):
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
-        plain = x_TH.is_contiguous() and y_TH.is_contiguous() and weight_H.is_contiguous()
-        if code is None or not plain or not x_TH.dtype == y_TH.dtype == weight_H.dtype:
+        fit = x_TH.is_contiguous() and y_TH.is_contiguous() and weight_H.is_contiguous()
+        if code is None or not fit or not x_TH.dtype == y_TH.dtype == weight_H.dtype:
             return super().add_rms_norm(x_TH, y_TH, weight_H, eps)
         out = torch.empty_like(x_TH)
         size = weight_H.shape[0]
@@ -182,8 +73,8 @@ class Native(Reference):
         if code is None:
             return super().rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
         x = x_TAD if x_TAD.stride(2) == 1 else x_TAD.contiguous()
-        cos, sin = _plain(cos_PD, torch.float32), _plain(sin_PD, torch.float32)
-        position = _plain(position_T, torch.int64)
+        cos, sin = plain(cos_PD, torch.float32), plain(sin_PD, torch.float32)
+        position = plain(position_T, torch.int64)
         out = torch.empty(x_TAD.shape, dtype=x_TAD.dtype)
         _native.rope(
             self._engine,
@@ -215,7 +106,7 @@ class Native(Reference):
         if k_TGD.dtype not in CODES or not caches_fit or not _last_plain(k_NGBD, v_NGBD):
             super().write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
             return
-        slot = _plain(kv_slot_T, torch.int64)
+        slot = plain(kv_slot_T, torch.int64)
         _write(k_TGD, k_NGBD, slot)
         _write(v_TGD, v_NGBD, slot)
 
@@ -224,7 +115,7 @@ class Native(Reference):
         if not fits or not _last_plain(cache_NBC):
             super().write_latent(latent_TC, cache_NBC, kv_slot_T)
             return
-        _write(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), _plain(kv_slot_T, torch.int64))
+        _write(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64))
 
     def attend_gqa(
         self,
@@ -310,17 +201,17 @@ class Native(Reference):
             for n in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)
             if n is not None
         ]
-        plain = all(n.dtype is dtype and n.is_contiguous() for n in norms)
+        fit = all(n.dtype is dtype and n.is_contiguous() for n in norms)
         qkv, out = layer.qkv.handle, layer.out.handle
         packed = layer.qkv.dtype is dtype is layer.out.dtype
         gate = self._packed_gate(layer, dtype)
         if not isinstance(qkv, _native.Linear) or not isinstance(out, _native.Linear):
             return layer
-        if not plain or not packed or layer.head_dim > MOST_HEAD or (layer.rule and not gate):
+        if not fit or not packed or layer.head_dim > MOST_HEAD or (layer.rule and not gate):
             return layer
-        layer.cos_PD, layer.sin_PD = _plain(layer.cos_PD, torch.float32), _plain(layer.sin_PD, torch.float32)
+        layer.cos_PD, layer.sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
         if layer.bias_E is not None:
-            layer.bias_E = _plain(layer.bias_E, torch.float32)
+            layer.bias_E = plain(layer.bias_E, torch.float32)
         shape = _native.LayerShape(
             layer.input_norm_H.shape[0],
             layer.heads,
@@ -395,9 +286,9 @@ class Native(Reference):
         code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
         if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():
             return super().route(x_TH, gate_EH, bias_E, rule)
-        x = _rows(x_TH)
+        x = matrix(x_TH)
         tokens, hidden = x.shape
-        bias = None if bias_E is None else _plain(bias_E, torch.float32)
+        bias = None if bias_E is None else plain(bias_E, torch.float32)
         expert = torch.empty((tokens, rule.top_k), dtype=torch.int32)
         weight = torch.empty((tokens, rule.top_k), dtype=torch.float32)
         _native.route(
@@ -432,66 +323,6 @@ class Native(Reference):
                 rule.closed_value,
             )
         return made
-
-    def expert_ffn(
-        self,
-        x_RH: Tensor,
-        slot_RK: Tensor,
-        weight_RK: Tensor,
-        experts: PackedExperts,
-        out_RH: Tensor,
-        add: bool,
-    ) -> None:
-        handle = experts.handle
-        if not isinstance(handle, _native.Experts):
-            super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
-            return
-        if (
-            out_RH.dtype not in (x_RH.dtype, torch.float32)
-            or out_RH.stride(1) != 1
-            or x_RH.dtype != experts.dtype
-        ):
-            self._expert_ffn_converted(x_RH, slot_RK, weight_RK, experts, out_RH, add)
-            return
-        x = _rows(x_RH)
-        slot, weight = _plain(slot_RK, torch.int32), _plain(weight_RK, torch.float32)
-        rows, choices = slot.shape
-        handle.run(
-            self._engine,
-            x.data_ptr(),
-            x.stride(0),
-            CODES[x.dtype],
-            slot.data_ptr(),
-            weight.data_ptr(),
-            rows,
-            choices,
-            out_RH.data_ptr(),
-            out_RH.stride(0),
-            CODES[out_RH.dtype],
-            add,
-        )
-
-    def _expert_ffn_converted(
-        self,
-        x_RH: Tensor,
-        slot_RK: Tensor,
-        weight_RK: Tensor,
-        experts: PackedExperts,
-        out_RH: Tensor,
-        add: bool,
-    ) -> None:
-        out = out_RH.float().contiguous() if add else torch.empty(out_RH.shape, dtype=torch.float32)
-        self.expert_ffn(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, out, add)
-        out_RH.copy_(out)
-
-
-def _rows(x_RC: Tensor) -> Tensor:
-    """The same matrix with its columns next to each other."""
-    return x_RC if x_RC.stride(1) == 1 else x_RC.contiguous()
-
-
-def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()
 
 
 def _address(x: Tensor | None) -> int:

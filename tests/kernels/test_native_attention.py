@@ -64,11 +64,12 @@ def exact(q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch, scale: float, wind
         blocks = batch.block_table_SB[s, : -(-context // k.shape[2])].long()
         keys = k[blocks].transpose(0, 1).flatten(1, 2)[:, :context].double().repeat_interleave(share, 0)
         values = v[blocks].transpose(0, 1).flatten(1, 2)[:, :context].double().repeat_interleave(share, 0)
-        for t in range(starts[s], starts[s + 1]):
-            p = int(batch.position_T[t])
-            low = 0 if window is None else max(0, p + 1 - window)
-            score = (keys[:, low : p + 1] @ q[t].double()[:, :, None]).squeeze(2) * scale
-            out[t] = (score.softmax(-1)[:, None] @ values[:, low : p + 1]).squeeze(1)
+        t = slice(starts[s], starts[s + 1])
+        age = batch.position_T[t, None] - torch.arange(context)  # of every key, as each token sees it
+        hidden = (age < 0) | (age >= (context if window is None else window))
+        score = torch.einsum("tad,acd->atc", q[t].double(), keys) * scale
+        weight = score.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[t] = torch.einsum("atc,acd->tad", weight, values)
     return out
 
 

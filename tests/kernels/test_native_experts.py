@@ -32,11 +32,10 @@ def routing(rows: int, experts: int, kind: str) -> tuple[Tensor, Tensor]:
 
 def exact(x: Tensor, slot: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64)
-    for r in range(x.shape[0]):
-        for s, w in zip(slot[r].tolist(), weight[r].tolist()):
-            if s >= 0:
-                gate, wide = (up[s].double() @ x[r].double()).chunk(2)
-                out[r] += w * (down[s].double() @ (torch.nn.functional.silu(gate) * wide))
+    for s in range(up.shape[0]):
+        gate, wide = (x.double() @ up[s].double().t()).chunk(2, dim=1)
+        share = torch.where(slot == s, weight, 0).sum(1, dtype=torch.float64)
+        out += share[:, None] * ((torch.nn.functional.silu(gate) * wide) @ down[s].double().t())
     return out
 
 

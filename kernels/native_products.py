@@ -1,0 +1,187 @@
+"""Everything that multiplies packed weights with the native library: dense maps, heads, experts, LM head.
+
+Weights packed for the library are held by nothing else, so rows of another dtype are converted to theirs.
+"""
+
+import torch
+from torch import Tensor
+
+from afserve.kernels import _native
+from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.reference import Reference
+
+CODES = {torch.float32: 0, torch.bfloat16: 1}
+INT8_CODE = 2
+
+
+class NativeProducts(Reference):
+    """One engine: an instruction set, its threads and its scratch memory. Not for use by two threads at once."""
+
+    name = "native"
+
+    def __init__(self, threads: int, isa: str = "") -> None:
+        self._engine = _native.Engine(threads, isa)
+
+    @property
+    def isa(self) -> str:
+        return str(self._engine.isa)
+
+    def explain(self) -> str:
+        return f"native library, {self.isa} instructions, {self._engine.threads} thread(s)"
+
+    def stream(self, x: Tensor) -> None:
+        """Read a contiguous tensor once: the bandwidth that other ops are measured against."""
+        _native.stream(self._engine, x.data_ptr(), x.numel() * x.element_size())
+
+    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
+        code = CODES.get(weight_OI.dtype)
+        if code is None:
+            return super().pack_linear(weight_OI, bias_O, int8)
+        weight = matrix(weight_OI)
+        outputs, inputs = weight.shape
+        handle = _native.Linear(outputs, inputs, INT8_CODE if int8 else code)
+        handle.pack(weight.data_ptr(), code, weight.stride(0))
+        if bias_O is not None:
+            bias = bias_O.to(torch.float32).contiguous()
+            handle.set_bias(bias.data_ptr(), CODES[torch.float32])
+        return PackedLinear(outputs, inputs, None, None, handle, weight_OI.dtype)
+
+    def empty_experts(
+        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+    ) -> PackedExperts:
+        code = CODES.get(dtype)
+        if code is None:
+            return super().empty_experts(slots, hidden, inner, dtype, int8)
+        handle = _native.Experts(slots, hidden, inner, INT8_CODE if int8 else code)
+        return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
+
+    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+        if not isinstance(experts.handle, _native.Experts):
+            super().set_expert(experts, slot, gate_up_JH, down_HI)
+            return
+        up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
+        code = CODES[experts.dtype]
+        experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
+
+    def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
+        return self._linear(x_TI, packed, x_TI.dtype)
+
+    def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
+        return self._linear(x_TH, packed, torch.float32)
+
+    def _linear(self, x_TI: Tensor, packed: PackedLinear, out_dtype: torch.dtype) -> Tensor:
+        if not isinstance(packed.handle, _native.Linear):
+            return super().linear(x_TI, packed).to(out_dtype)
+        x = matrix(x_TI.reshape(-1, packed.inputs).to(packed.dtype))
+        code = CODES[packed.dtype]
+        made = out_dtype if out_dtype in (packed.dtype, torch.float32) else packed.dtype
+        out = torch.empty((*x_TI.shape[:-1], packed.outputs), dtype=made)
+        packed.handle.run(
+            self._engine, x.data_ptr(), x.stride(0), x.shape[0], code, out.data_ptr(), CODES[made]
+        )
+        return out.to(out_dtype)
+
+    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
+        logits = self.logits(x_TH, packed)
+        rows = logits.shape[0]
+        value = torch.empty((rows, k), dtype=torch.float32)
+        index = torch.empty((rows, k), dtype=torch.int32)
+        _native.top_k(
+            self._engine, logits.data_ptr(), rows, packed.outputs, k, value.data_ptr(), index.data_ptr()
+        )
+        return value, index
+
+    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
+        code = CODES.get(weight_AOI.dtype)
+        if code is None:
+            return super().pack_heads(weight_AOI)
+        heads, outputs, inputs = weight_AOI.shape
+        handle = _native.HeadLinear(heads, outputs, inputs, code)
+        for head in range(heads):
+            weight = matrix(weight_AOI[head])
+            handle.pack(head, weight.data_ptr(), code, weight.stride(0))
+        return PackedHeads(heads, outputs, inputs, None, handle, weight_AOI.dtype)
+
+    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
+        if not isinstance(packed.handle, _native.HeadLinear):
+            return super().linear_heads(x_TAI, packed)
+        x = x_TAI.to(packed.dtype)
+        x = x if x.stride(2) == 1 else x.contiguous()
+        out = torch.empty((x.shape[0], packed.heads, packed.outputs), dtype=packed.dtype)
+        code = CODES[packed.dtype]
+        packed.handle.run(
+            self._engine, code, x.data_ptr(), x.stride(0), x.stride(1), x.shape[0], out.data_ptr()
+        )
+        return out.to(x_TAI.dtype)
+
+    def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        wide = self.linear(x_TH, gate_up)
+        code = CODES.get(wide.dtype)
+        if code is None:
+            gate, up = wide.chunk(2, dim=-1)
+            return self.linear(torch.nn.functional.silu(gate) * up, down)
+        middle = torch.empty((*wide.shape[:-1], down.inputs), dtype=wide.dtype)
+        rows = middle.numel() // down.inputs
+        _native.gated(self._engine, code, wide.data_ptr(), rows, down.inputs, middle.data_ptr())
+        return self.linear(middle, down)
+
+    def expert_ffn(
+        self,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        experts: PackedExperts,
+        out_RH: Tensor,
+        add: bool,
+    ) -> None:
+        handle = experts.handle
+        if not isinstance(handle, _native.Experts):
+            super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
+            return
+        if (
+            out_RH.dtype not in (x_RH.dtype, torch.float32)
+            or out_RH.stride(1) != 1
+            or x_RH.dtype != experts.dtype
+        ):
+            self._expert_ffn_converted(x_RH, slot_RK, weight_RK, experts, out_RH, add)
+            return
+        x = matrix(x_RH)
+        slot, weight = plain(slot_RK, torch.int32), plain(weight_RK, torch.float32)
+        rows, choices = slot.shape
+        handle.run(
+            self._engine,
+            x.data_ptr(),
+            x.stride(0),
+            CODES[x.dtype],
+            slot.data_ptr(),
+            weight.data_ptr(),
+            rows,
+            choices,
+            out_RH.data_ptr(),
+            out_RH.stride(0),
+            CODES[out_RH.dtype],
+            add,
+        )
+
+    def _expert_ffn_converted(
+        self,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        experts: PackedExperts,
+        out_RH: Tensor,
+        add: bool,
+    ) -> None:
+        out = out_RH.float().contiguous() if add else torch.empty(out_RH.shape, dtype=torch.float32)
+        self.expert_ffn(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, out, add)
+        out_RH.copy_(out)
+
+
+def matrix(x_RC: Tensor) -> Tensor:
+    """The same matrix with its columns next to each other."""
+    return x_RC if x_RC.stride(1) == 1 else x_RC.contiguous()
+
+
+def plain(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same values, contiguous and of `dtype`."""
+    return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()
