@@ -162,6 +162,7 @@ def _row(mode: str, runs: list[Played], off: list[Played]) -> Row:
         "failed": sum(run.heard.failed for run in runs), "texts_alike": same, "texts": compared,
         "epochs": statistics.median(run.epochs for run in runs), "moves": statistics.median(run.moves for run in runs),
         "balance": statistics.median(run.mean_balance() for run in runs),
+        "peak": max(value for run in runs for t, value in run.balance if t > 0),
         "limit": statistics.median(run.limit for run in runs),
         "recovered_s": statistics.median(run.recovered() for run in runs),
         "recovered_s_max": max(run.recovered() for run in runs),

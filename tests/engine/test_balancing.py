@@ -225,3 +225,21 @@ def test_a_placement_that_does_not_fit_is_refused():
         balancing.apply(layered([[0, 1, 2], [3]], experts=4, width=3), 0.0)
     assert compact(start, 2).slots_per_node() == 2
     assert balancing.migration.phase is Phase.STEADY
+
+
+def test_what_was_thought_while_something_else_began_is_dropped():
+    start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
+    balancing = Balancing("m", start, Crew(2, 2), BalanceRules(act=True, every=1.0))
+    total = skewed([0], 1, 8)
+    balancing.heard(0, heartbeat(total), 1.0)
+    decision = balancing.think(balancing.age(1.0), 1.0)
+    assert decision.placement is not None
+    asked = layered([[0, 1, 2, 3, 4], [4, 5, 6, 7]], experts=8, width=6)
+    assert balancing.apply(asked, 1.1)
+    assert balancing.act_on(decision, 1.2) == []
+    for node in range(2):
+        balancing.migration.filled(node, 1, 1.3)
+    for node in range(2):
+        balancing.migration.adopted(node, 1, 1.4)
+    drive(balancing, total, 4, 2.0, total)
+    assert balancing.migration.placement.epoch > 1, "no longer decides"

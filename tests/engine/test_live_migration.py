@@ -9,6 +9,7 @@ from afserve.engine.filler import Filler
 from afserve.engine.local import LocalCluster
 from afserve.engine.migrate import Fill, fills, stages
 from afserve.errors import CheckpointError
+from afserve.launch.models import CONFIGS
 from afserve.placement.plan import FREE, LayerPlacement, Placement
 from tests.engine.driving import FAMILIES, collect, config, prompts, requests
 
@@ -76,6 +77,19 @@ def test_tokens_do_not_notice(name, tiny_checkpoint, expected):
             epochs += 1
     assert collect(events) == expected(name)
     assert epochs > 5
+
+
+def test_bfloat16_tokens_do_not_depend_on_the_placement():
+    """Parts of experts are rounded before they are added, so sums over nodes are exact however they are grouped."""
+    source, rng = ModelSource(str(CONFIGS / "nano"), "nano"), random.Random(5)
+    texts = [tuple(rng.randrange(16, 2000) for _ in range(20)) for _ in range(24)]
+    start = Placement.contiguous(layers=4, experts=32, nodes=3)
+    said = []
+    for placement in (start, shuffled(rng, start, 14), shuffled(rng, start, 14)):
+        cluster = LocalCluster.build(source, config(kv_blocks=400), experts=3, placement=placement)
+        said.append(collect(cluster.run(requests(texts))))
+        cluster.close()
+    assert said[0] == said[1] == said[2]
 
 
 class Bank:
