@@ -1,6 +1,6 @@
 """The planner against published tables and measured rows: every claim one row in `bench/results/planner.jsonl`.
 
-    python bench/planner.py [--data ../shared/data/planner] [--quick]
+    python -m bench.planner [--data ../shared/data/planner] [--quick]
 
 Failures are rows like the others. Predictions are deterministic; only the two timing rows depend on the machine.
 """
@@ -17,10 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-import planner_self
-from planner_log import compare
-from planner_published import Check, deepseek, fastafd, megascale, step3_measured, step3_table, wide_ep
-from planner_silicon import summaries
+from bench import planner_self
+from bench.planner_log import compare
+from bench.planner_published import Check, deepseek, fastafd, megascale, step3_measured, step3_table, wide_ep
+from bench.planner_silicon import summaries
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"

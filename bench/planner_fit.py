@@ -1,6 +1,6 @@
 """Fit the planner's kernel curves from measured H200 rows and write `configs/hardware/fits/h200.toml`.
 
-    python bench/planner_fit.py [--data ../shared/data/planner]
+    python -m bench.planner_fit [--data ../shared/data/planner]
 
 Which rows were used is said beside each curve. `attention_layer` is what a served model spends per layer outside the
 measured kernels; it comes from `planner_served.py`'s fit and is passed with --layer-us.

@@ -1,54 +1,206 @@
-"""The planner against afserve itself on this machine: a calibration and measured runs in, errors out.
+"""The planner against afserve itself on this machine: stage times in, real runs beside their predictions, errors out.
 
-calibration: the JSON lines of placement/calibration.py, written by `afserve bench`
-measured: JSON lines {"attention": 1, "experts": 2, "micro_batches": 2, "batch": 8, "context": 96, "tpot_ms": ...,
-    "tok_s": ...}; experts 0 is colocated; batch counts the requests of all attention nodes
+    afserve bench calibrate --model DIR --threads 1 --out one.jsonl        and with --threads 2 for the colocated mode
+    python -m bench.planner_self --model DIR --calibration one.jsonl two.jsonl [--measured FILE] [--out FILE]
+
+Nothing is fitted to the measured runs. The planner's curves give the stage times of each layout; colocated, its closed
+form gives the step. Disaggregated, the closed form gives every process hardware of its own, but here all processes
+(and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the same stage times
+over so many cores. The rate is that of the steady state, while the whole batch decodes; TPOT is what a client saw,
+median over requests. Of several calibrations the one with a run's threads is taken, else the nearest.
 """
 
+import argparse
 import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
-from afserve.cli.catalog import load_curves, load_hardware, load_model, read_lines
-from afserve.placement.perf import Setting, afd_stages, colocated_stages
+from afserve.cli.bench.case import Case
+from afserve.cli.catalog import load_hardware, load_model, read_lines
+from afserve.placement.calibration import fit_calibration, read_calibration
+from afserve.placement.perf import Setting, afd_stages, colocated_stages, expert_half
 from afserve.placement.perf_attention import Precision
 from afserve.placement.perf_experts import Routing
 from afserve.placement.workload import fixed_context
+from bench.origin import origin
+from bench.shared_cores import Stages, step_seconds
+
+CHIP = "cpu-host"
+LAYOUTS = ((1, 0), (1, 1), (1, 2), (2, 1))  # attention nodes, expert nodes; 0 is colocated
+PROMPT = 16  # short: prompts of late sequences are in the TPOT of early ones
+WIDTH = Precision("bf16", "bf16", "bf16")
+
+Row = dict[str, object]
 
 
-def compare(
-    calibration: Path, measured: Path, model: str, precision: str = "bf16"
-) -> list[dict[str, object]]:
-    """One row per measured run: predicted TPOT and throughput and their relative errors."""
-    chip, shape = load_hardware("cpu-host"), load_model(model)
-    widths = Precision(precision, precision, precision)
-    curves = load_curves(str(calibration), shape, chip, widths)
-    rows = []
-    for line in read_lines(measured, "measured"):
-        run = json.loads(line)
-        context = fixed_context(run["context"])
-        setting = Setting(shape, curves, context, widths, Routing(0.0), exchange_kernels=False)
-        tpot = predict(setting, run)
-        speed = run["batch"] / tpot
-        rows.append(
-            {
-                "claim": "afserve on this CPU",
-                "case": f"{run['attention']}x{run['experts']}, m {run['micro_batches']}, batch {run['batch']}",
-                "tpot_error": round(tpot * 1e3 / run["tpot_ms"] - 1, 4),
-                "tok_s_error": round(speed / run["tok_s"] - 1, 4),
-            }
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One batch of one layout, medians over repeats. `batch` counts the requests of all attention nodes."""
+
+    attention: int
+    experts: int
+    micro_batches: int
+    threads: int
+    batch: int
+    context: float
+    tpot_ms: float
+    tok_s: float
+    low: float = 0.0
+    high: float = 0.0
+
+
+class Predictor:
+    """One model on this machine, from calibrations by their threads."""
+
+    def __init__(self, model: str, calibrations: Iterable[Path], cores: int) -> None:
+        self._shape, self._chip, self._cores = load_model(model), load_hardware(CHIP), cores
+        self._curves = {}
+        for path in calibrations:
+            lines = read_lines(path, "calibration")
+            threads = json.loads(lines[0]).get("threads", 1) if lines else 1
+            rows = read_calibration(str(path), lines)
+            self._curves[threads] = fit_calibration(str(path), rows, self._shape, self._chip, WIDTH)
+
+    @property
+    def threads(self) -> int:
+        """The most that any calibration was made with."""
+        return max(self._curves)
+
+    def tpot(self, run: Measured) -> float:
+        """Seconds per token. A batch smaller than all micro-batches fills only some."""
+        threads = min(self._curves, key=lambda known: abs(known - run.threads))
+        setting = Setting(self._shape, self._curves[threads], fixed_context(run.context), WIDTH, Routing(0.0))
+        ranks = min(run.attention, run.batch)
+        micro_batches = min(run.micro_batches, run.batch // ranks)
+        each = run.batch / ranks / micro_batches
+        if run.experts == 0:
+            one = np.ones(1)
+            return float(colocated_stages(setting, self._chip, 1, micro_batches, one, one * each).tpot[0])
+        return step_seconds(
+            self._stages(setting, ranks, run.experts, micro_batches, each),
+            cores=max(1, self._cores // threads),
+            ranks=ranks,
+            expert_nodes=run.experts,
+            micro_batches=micro_batches,
+            layers=self._shape.experts.layers,
         )
-    return rows
+
+    def _stages(self, setting: Setting, ranks: int, nodes: int, micro_batches: int, each: float) -> Stages:
+        chip, curves = self._chip, setting.curves.curves
+        devices, batch = np.array([float(nodes)]), np.array([each])
+        alone = afd_stages(setting, chip, chip, 1, micro_batches, np.ones(1), devices, batch)
+        further = 2 * curves["exchange"].per_group * (nodes - 1)
+        experts = [
+            float(expert_half(setting, chip, count * batch, devices)[0]) + 2 * count * setting.exchange
+            for count in range(1, ranks * micro_batches + 1)
+        ]
+        return Stages(
+            attention=float(alone.attention[0]) + further,
+            outside=float(alone.outside[0]),
+            experts=experts,
+            dispatch=float(alone.dispatch[0]),
+            combine=float(alone.combine[0]),
+            gateway=curves["gateway"].launch + each * curves["gateway"].per_group,
+        )
 
 
-def predict(setting: Setting, run: dict[str, float]) -> float:
-    """Seconds per token of one run."""
-    chip, ranks = load_hardware("cpu-host"), np.array([float(run["attention"])])
-    each = np.array([run["batch"] / run["attention"] / run["micro_batches"]])
-    if not run["experts"]:
-        stages = colocated_stages(setting, chip, 1, int(run["micro_batches"]), np.ones(1), each)
-    else:
-        devices = np.array([float(run["experts"])])
-        stages = afd_stages(setting, chip, chip, 1, int(run["micro_batches"]), ranks, devices, each)
-    return float(stages.tpot[0])
+def runs(case: Case, micro_batches: int, colocated_threads: int) -> Iterator[Measured]:
+    """Real processes, as `afserve bench decode` starts them."""
+    from afserve.cli.bench.ours import Shape, measure
+
+    for attention, experts in LAYOUTS:
+        m, threads = (micro_batches, 1) if experts else (1, colocated_threads)
+        shape = Shape(not experts, attention, experts or None, str(m))
+        for row in measure(replace(case, threads=threads), shape):
+            assert row.tpot is not None
+            rate = row.tokens_per_second or row.batch / row.tpot
+            context = case.prompt_len + case.output_len / 2
+            spread = (row.low or rate, row.high or rate)
+            yield Measured(attention, experts, m, threads, row.batch, context, row.tpot * 1e3, rate, *spread)
+
+
+def judged(predictor: Predictor, run: Measured) -> Row:
+    tpot = predictor.tpot(run)
+    layout = f"{run.attention}x{run.experts}" if run.experts else "colocated"
+    return {
+        "claim": "afserve on this CPU",
+        "case": f"{layout}, m {run.micro_batches}, batch {run.batch}",
+        **{name: getattr(run, name) for name in Measured.__slots__},
+        "predicted_tpot_ms": round(tpot * 1e3, 4),
+        "predicted_tok_s": round(run.batch / tpot, 2),
+        "tpot_error": round(tpot * 1e3 / run.tpot_ms - 1, 4),
+        "tok_s_error": round(run.batch / tpot / run.tok_s - 1, 4),
+    }
+
+
+def compare(calibration: Path, measured: Path, model: str) -> list[Row]:
+    """For `bench/planner.py`: the rows of an earlier run predicted anew."""
+    predictor = Predictor(model, [calibration], cores())
+    return [judged(predictor, run) for run in earlier(measured)]
+
+
+def earlier(path: Path) -> list[Measured]:
+    rows = [json.loads(line) for line in read_lines(path, "measured")]
+    return [_measured(row) for row in rows if "tpot_ms" in row]
+
+
+def _measured(row: Mapping[str, float]) -> Measured:
+    return Measured(**{name: row[name] for name in Measured.__slots__ if name in row})  # type: ignore[arg-type]
+
+
+def summary(rows: list[Row]) -> Row:
+    """Medians of absolute errors."""
+    return {
+        "claim": "afserve on this CPU",
+        "case": f"median of {len(rows)}",
+        "tpot_error": round(median(abs(float(str(row["tpot_error"]))) for row in rows), 4),
+        "tok_s_error": round(median(abs(float(str(row["tok_s_error"]))) for row in rows), 4),
+    }
+
+
+def show(row: Row) -> None:
+    print(
+        f"{row['case']:<28}{row['tpot_ms']:>10.2f}{row['predicted_tpot_ms']:>10.2f}{row['tpot_error']:>+9.1%}"
+        f"{row['tok_s']:>10.0f}{row['predicted_tok_s']:>10.0f}{row['tok_s_error']:>+9.1%}",
+        flush=True,
+    )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.planner_self", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="the checkpoint folder that was calibrated")
+    parser.add_argument("--calibration", required=True, type=Path, nargs="+", help="afserve bench calibrate")
+    parser.add_argument("--measured", type=Path, help="rows of an earlier run; nothing is measured then")
+    parser.add_argument("--batch", default="1,8,32,64", help="requests at a time, comma-separated")
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--micro-batches", type=int, default=2, help="of the disaggregated layouts")
+    parser.add_argument("--out", type=Path, help="write the rows here")
+    given = parser.parse_args()
+    predictor = Predictor(given.model, given.calibration, cores())
+    batches = tuple(int(batch) for batch in given.batch.split(","))
+    case = Case(given.model, batches, PROMPT, given.output_len, given.repeats)
+    found = earlier(given.measured) if given.measured else runs(case, given.micro_batches, predictor.threads)
+    print(f"{'':<28}{'TPOT ms':>10}{'planned':>10}{'error':>9}{'tok/s':>10}{'planned':>10}{'error':>9}")
+    rows = []
+    for run in found:
+        rows.append(judged(predictor, run))
+        show(rows[-1])
+    total = summary(rows)
+    print(f"median absolute error: TPOT {total['tpot_error']:.1%}, throughput {total['tok_s_error']:.1%}")
+    if given.out:
+        known = {"model": Path(given.model).name, **origin()}
+        given.out.write_text("".join(json.dumps(row | known) + "\n" for row in [*rows, total]))
+
+
+if __name__ == "__main__":
+    main()

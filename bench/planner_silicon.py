@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from planner_rows import fold, read_rows
 
 from afserve.placement.served import ServedRow
 from afserve.placement.served_fit import fit_served
+from bench.planner_rows import fold, read_rows
 
 FOLDS = 5
 REGIONS = ((1, 8), (9, 32), (33, 128), (129, 1 << 20))

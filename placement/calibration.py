@@ -2,15 +2,18 @@
 
     {"part": "attention", "requests": 8, "context": 256, "seconds": 1.2e-4}   one layer's attention half, no dense FFN
     {"part": "experts", "rows": 64, "active": 20, "seconds": 3.1e-4}          one layer's routed experts on one node
-    {"part": "exchange", "bytes": 131072, "seconds": 2.0e-5}                  one direction between two nodes
+    {"part": "exchange", "bytes": 131072, "seconds": 2.0e-5}                  one direction, both ends' work included
+    {"part": "kernel", "bytes": 131072, "peers": 1, "seconds": 5.0e-6}        one send or receive, the node's own work
     {"part": "step", "requests": 8, "seconds": 9.0e-4}                        a step outside its layers, head included
+    {"part": "control", "requests": 8, "seconds": 3.0e-4}                     what serving adds to a step of a node
+    {"part": "gateway", "requests": 8, "seconds": 4.0e-4}                     the gateway's own work for that step
 
 `rows` counts row-expert pairs, `active` the distinct experts among them. Lines with other parts are left alone. At
-least three lines of each of the first two parts are needed; exchange and step fall back to the link's own figures.
+least three lines of each of the first two parts are needed; the others fall back to the link's own figures or to none.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +33,10 @@ _FIELDS = {
     "attention": ("requests", "context"),
     "experts": ("rows", "active"),
     "exchange": ("bytes",),
+    "kernel": ("bytes", "peers"),
     "step": ("requests",),
+    "control": ("requests",),
+    "gateway": ("requests",),
 }
 
 
@@ -70,16 +76,18 @@ def fit_calibration(
 ) -> CurveSet:
     """Curves that reproduce these stage times with this shape on this chip's stated peaks."""
     attention, core, layer = _attention(rows["attention"], shape, chip, precision)
+    kernel = _kernel(rows["kernel"])
     curves = {
         "gemm": attention,
         "core": core,
         "prefill": Curve(0.0, 1.0, attention.compute, attention.spread, source=source),
         "attention_layer": layer,
         "experts": _experts(rows["experts"], shape, chip, precision),
-        "step": _step(rows["step"], shape, chip, attention),
-        "exchange": Curve(0.0, 1.0, 1.0),
+        "step": _step(rows["step"], rows["control"], shape, chip, attention),
+        "gateway": _line(rows["gateway"]),
+        "exchange": kernel,
         "allreduce": Curve(0.0, 1.0, 1.0),
-        **dict.fromkeys(("fast_link", "network"), _link(rows["exchange"], chip)),
+        **dict.fromkeys(("fast_link", "network"), _link(rows["exchange"], kernel.launch, chip)),
     }
     spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
     return CurveSet(source, curves, max(spread, 0.02))
@@ -108,7 +116,8 @@ def _attention(
 
     start = np.array([2e-5, 0.6, 0.3, 0.6, 0.2, 1.0])
     prior = np.array([2.0, 0.7, 1.0, 0.7, 1.0, 1.0])
-    fit = fit_positive(predict, _column(rows, "seconds"), start, prior_spread=prior)
+    seconds = _column(rows, "seconds")
+    fit = fit_positive(predict, seconds, _scaled(start, (1, 2, 3, 4), predict, seconds), prior_spread=prior)
     return tuple(_with_spread(curve, fit) for curve in build(fit.values))  # type: ignore[return-value]
 
 
@@ -126,31 +135,66 @@ def _experts(
         )
 
     start, prior = np.array([2e-5, 0.6, 0.3, 1e-6, 1.0]), np.array([2.0, 0.7, 1.0, 2.0, 1.0])
-    fit = fit_positive(predict, _column(rows, "seconds"), start, prior_spread=prior)
+    seconds = _column(rows, "seconds")
+    fit = fit_positive(predict, seconds, _scaled(start, (1, 2), predict, seconds), prior_spread=prior)
     return _with_spread(build(fit.values), fit)
 
 
-def _step(rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, products: Curve) -> Curve:
+def _scaled(start: Array, shares: Sequence[int], predict: Callable[[Array], Array], seconds: Array) -> Array:
+    """The start with shares of the peaks moved to where the median row is met: a laptop is not the chip file's host."""
+    moved = start.copy()
+    moved[list(shares)] *= np.clip(np.median(predict(start) / seconds), 1e-4, 1.0)
+    return moved
+
+
+def _step(
+    rows: Sequence[Mapping[str, float]],
+    control: Sequence[Mapping[str, float]],
+    shape: ModelShape,
+    chip: Hardware,
+    products: Curve,
+) -> Curve:
     """Seconds per step and per request beside the LM head, which the products' curve already prices."""
+    served = _line(control)
     if len(rows) < _LEAST:
-        return Curve(0.0, 1.0, 1.0)
+        return served
     requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
     elems = shape.vocab * shape.hidden
     head = products.seconds(
         2.0 * elems + 0 * requests, 2 * requests * elems, chip.bandwidth, chip.flops("bf16")
     )
-    rest = np.maximum(seconds - head, 0.02 * seconds)
-    fit = fit_positive(lambda v: np.asarray(v[0] + v[1] * requests), rest, np.array([1e-4, 1e-6]))
+    fit = fit_positive(lambda v: np.asarray(head + v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-6]))
+    launch, each = float(fit.values[0]) + served.launch, float(fit.values[1]) + served.per_group
+    return Curve(launch, 1.0, 1.0, fit.spread, per_group=each, rows=len(rows))
+
+
+def _line(rows: Sequence[Mapping[str, float]]) -> Curve:
+    """Seconds per step and per request; nothing where it was not measured."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    fit = fit_positive(lambda v: np.asarray(v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-5]))
     return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
 
 
-def _link(rows: Sequence[Mapping[str, float]], chip: Hardware) -> Curve:
-    """Launch and share of the link, over and above the chip file's latency."""
+def _kernel(rows: Sequence[Mapping[str, float]]) -> Curve:
+    """What does not grow with the message, and how much more it is for each further peer; the rest is with the link."""
+    alone = [row["seconds"] for row in rows if row["peers"] == 1]
+    two = [row["seconds"] for row in rows if row["peers"] == 2]
+    launch = float(np.median(alone)) if alone else 0.0
+    further = max(float(np.median(two)) - launch, 0.0) if two and alone else 0.0
+    return Curve(launch, 1.0, 1.0, per_group=further, rows=len(rows))
+
+
+def _link(rows: Sequence[Mapping[str, float]], kernel: float, chip: Hardware) -> Curve:
+    """Launch and share of the link, over and above the chip file's latency; a direction has a kernel at either end."""
     if len(rows) < _LEAST:
         return Curve(0.0, 1.0, 1.0)
-    size, seconds = _column(rows, "bytes"), _column(rows, "seconds")
+    size, whole = _column(rows, "bytes"), _column(rows, "seconds")
     fit = fit_positive(
-        lambda v: np.asarray(v[0] + size / (chip.network * v[1])), seconds, np.array([1e-5, 0.5])
+        lambda v: np.asarray(v[0] + size / (chip.network * v[1])),
+        np.maximum(whole - 2 * kernel, 0.02 * whole),
+        np.array([1e-5, 0.5]),
     )
     launch = float(fit.values[0]) - chip.network_latency
     return Curve(launch, float(fit.values[1]), 1.0, fit.spread, rows=len(rows))

@@ -7,7 +7,11 @@ bench = LazyGroup(
         "decode": (
             "afserve.cli.bench.decode:decode",
             "Generated tokens per second, TTFT, TPOT, start-up, memory.",
-        )
+        ),
+        "calibrate": (
+            "afserve.cli.bench.calibrate:calibrate",
+            "Stage times of this machine, for `afserve plan --curves`.",
+        ),
     },
     "bench",
     "Measure this installation.",

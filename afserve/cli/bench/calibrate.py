@@ -1,0 +1,173 @@
+"""`afserve bench calibrate`: this machine's stage times through the real engine, as rows that `afserve plan` fits.
+
+Attention halves and whole steps by requests and context, expert calls by rows and distinct experts, exchanges between
+two processes by size, and what the control plane adds to a step. Nothing here is a prediction.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from afserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afserve.cli.bench.stages import Engine
+    from afserve.config import ModelSource
+    from afserve.models.experts import ExpertBank
+
+Row = dict[str, object]
+_WARM_UP = 2  # sequences of the control plane's first batch, which is not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Sizes to measure. `steps` of each; `tokens` at most in all caches together; `control`: sequences at a time."""
+
+    requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    contexts: tuple[int, ...] = (96, 256, 1024)
+    tokens: int = 8192
+    steps: int = 24
+    control: tuple[int, ...] = (4, 12, 24, 48)
+    prompt: int = 64
+    repeats: int = 3
+
+    def points(self) -> Iterator[tuple[int, int]]:
+        """(requests, context), the shortest context of every size first."""
+        for context in self.contexts:
+            for requests in self.requests:
+                if context == self.contexts[0] or requests * context <= self.tokens:
+                    yield requests, context
+
+
+SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), 16, 1)
+
+
+@click.command()
+@click.option("--model", default="nano", show_default=True, help="As for `afserve up`.")
+@click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."
+)
+@click.option("--quick", is_flag=True, help="A few sizes only, to see that it works.")
+@click.option("--json", "as_json", is_flag=True, help="Also print the rows.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, one row per line.",
+)
+def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
+    """Measure stage times on this machine, about half a minute; then `afserve plan --curves FILE`."""
+    begin = time.perf_counter()
+    lines = []
+    for row in rows(model, threads, SMALL if quick else Grid()):
+        lines.append(json.dumps(row | origin(model, threads)))
+        if as_json:
+            click.echo(lines[-1])
+    try:
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}", param="out") from error
+    click.echo(f"{len(lines)} rows in {time.perf_counter() - begin:.0f} s: {out}", err=True)
+
+
+def origin(model: str, threads: int) -> Row:
+    """What every row carries."""
+    from afserve.cli.bench.report import commit, processor
+    from afserve.launch.machine import this_machine
+
+    return {
+        "model": Path(model).name,
+        "threads": threads,
+        "machine": f"{processor()}, {this_machine().cores} cores",
+        "load": round(os.getloadavg()[0], 1),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
+    """All measurements. The nodes of the control plane's run are gone before the others begin."""
+    import tempfile
+
+    from afserve.config import ModelSource
+    from afserve.launch.models import find_model
+
+    with tempfile.TemporaryDirectory() as scratch:
+        found = find_model(model, Path(scratch))
+        if not found.weights:
+            raise ConfigError(
+                f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
+            )
+        served = list(control(model, threads, grid))
+        yield from stages(ModelSource(str(found.folder), found.name), threads, grid, served)
+
+
+def control(model: str, threads: int, grid: Grid) -> Iterator[Row]:
+    """A colocated run as `afserve up` starts it: seconds per step, and processor seconds of the gateway in each."""
+    from afserve.cli.bench.case import Case
+    from afserve.cli.bench.ours import Shape, measure
+
+    output = grid.steps + 8
+    case = Case(model, (_WARM_UP, *grid.control), grid.prompt, output, grid.repeats, threads)
+    spent = time.process_time()
+    for row in measure(case, Shape(colocated=True, attention=1)):
+        spent, before = time.process_time(), spent
+        if row.tokens_per_second is not None and row.batch != _WARM_UP:
+            gateway = (spent - before) / (grid.repeats * output)
+            yield {"part": "gateway", "requests": row.batch, "seconds": gateway}
+            yield {"part": "served", "requests": row.batch, "seconds": row.batch / row.tokens_per_second}
+
+
+def stages(source: "ModelSource", threads: int, grid: Grid, served: list[Row]) -> Iterator[Row]:
+    """What follows from one engine in this process, and nodes beside it for the exchange."""
+    import torch
+
+    from afserve.cli.bench.stages import Engine, attention_rows, expert_rows
+    from afserve.kernels.ops import open_ops
+
+    ops = open_ops("cpu", threads)
+    torch.set_num_threads(1 if ops.backend_name == "native" else threads)
+    engine = Engine(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 4 * grid.steps)
+    for requests, context in grid.points():
+        yield from attention_rows(engine, requests, context, grid.steps)
+    yield from exchanges(engine, grid)
+    bank = engine.bank()
+    for tokens in grid.requests:
+        for share, held in ((1.0, 1.0), (1.0, 0.5), (0.25, 1.0)):
+            yield expert_rows(engine, bank, tokens, share, held)
+    yield from beside(engine, bank, grid, served)
+
+
+def exchanges(engine: "Engine", grid: Grid) -> Iterator[Row]:
+    """With one expert node and with two; with two, only what the attention node has to do is told."""
+    from afserve.cli.bench.exchange import exchange, exchange_rows
+    from afserve.cli.bench.marked import MarkedLink
+
+    context = grid.contexts[0]
+    for peers in (1, 2):
+        with exchange(engine.source, peers) as link:
+            for requests in grid.requests:
+                alone = engine.steps(
+                    MarkedLink(engine.clock, engine.spec.hidden), requests, context, grid.steps
+                )
+                yield from exchange_rows(engine, alone, link, peers, requests, context, grid.steps)
+
+
+def beside(engine: "Engine", bank: "ExpertBank", grid: Grid, served: list[Row]) -> Iterator[Row]:
+    """The served run's rows, and how much longer its steps are than those of the same engine by itself."""
+    from afserve.comm.bank import LocalBankLink
+
+    for row in served:
+        if row["part"] == "served":
+            requests, context = int(str(row["requests"])), grid.prompt + (grid.steps + 8) // 2
+            step = engine.steps(LocalBankLink(bank), requests, context, grid.steps)
+            seconds = max(float(str(row["seconds"])) - step.seconds, 1e-6)
+            yield {"part": "control", "requests": requests, "seconds": seconds}
+        yield row
