@@ -4,22 +4,14 @@ An expert node listens and gets an address, a plain string that travels over the
 connects to the addresses of all expert nodes, in the order of their index.
 """
 
-import itertools
 import sys
-import weakref
 from collections.abc import Sequence
 
 import torch
 
 from afserve.comm import local, shm, tcp
-from afserve.comm.local import LocalTransport
-from afserve.comm.segment import Segment
 from afserve.comm.transport import Layout, Transport
 from afserve.errors import ConfigError, RendezvousError
-
-# The address book of in-process ends; an entry goes with its listener.
-_LOCAL: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
-_NUMBER = itertools.count()
 
 
 def kinds() -> tuple[str, ...]:
@@ -50,10 +42,7 @@ def listen(
         return dist.listen(expert, attention_nodes, layout, host)
     if kind == "shm":
         return shm.listen(expert, attention_nodes, layout)
-    end, segment = local.listen(expert, attention_nodes, layout)
-    address = f"local:{next(_NUMBER)}"
-    _LOCAL[address] = segment
-    return end, address
+    return local.listen(expert, attention_nodes, layout)
 
 
 def connect(addresses: Sequence[str], *, attention: int, layout: Layout, timeout: float) -> Transport:
@@ -73,17 +62,7 @@ def connect(addresses: Sequence[str], *, attention: int, layout: Layout, timeout
         from afserve.comm import dist
 
         return dist.connect(addresses, attention, layout, timeout)
-    return _connect_local(addresses, attention, layout)
-
-
-def _connect_local(addresses: Sequence[str], attention: int, layout: Layout) -> LocalTransport:
-    segments = []
-    for expert, address in enumerate(addresses):
-        segment = _LOCAL.get(address)
-        if segment is None:
-            raise RendezvousError(f"expert-{expert}: nothing listens at {address} in this process")
-        segments.append(segment)
-    return local.connect(segments, attention, layout)
+    return local.connect(addresses, attention, layout)
 
 
 def _check(kind: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from afserve.comm.flags import open_board
+from afserve.comm.flags import Board, open_board
 from afserve.comm.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, Pair, join_store, open_store
 from afserve.comm.lanes import Lanes
 from afserve.comm.lost import Lost
@@ -39,10 +39,9 @@ class DistTransport:
         self._taken_from: dict[Box, Pair | None] = {}
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
-        boxes = [(segment, box) for segment in segments for box in segment.map.boxes(attention)]
-        words = [segment.lane_words(box, attention_side=attention is None) for segment, box in boxes]
-        self._doorbell = open_board(words, [])
-        self._index = {box: number for number, (_, box) in enumerate(boxes)}
+        self._segments = {segment.map.expert: segment for segment in segments}
+        self._doorbells: dict[Box, Board] = {}
+        self._rebuild()
 
     @property
     def layout(self) -> Layout:
@@ -101,14 +100,50 @@ class DistTransport:
         self._pairs.clear()
         self._taken_from.clear()
 
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        assert self._attention is not None, "an expert node attaches nobody"
+        segment, pair = _join(address, expert, self._attention, self._layout, timeout)
+        self.detach(expert)
+        self._segments[expert] = segment
+        self._rebuild()
+        self.admit(expert, pair)
+
+    def detach(self, expert: int) -> None:
+        pair = self._pairs.pop(expert, None)
+        if pair is not None:
+            for box in self._boxes_of(expert):
+                self._bye(pair, box)
+        self._segments.pop(expert, None)
+        self._rebuild()
+        self._lost.clear(expert)
+
+    def _rebuild(self) -> None:
+        """Every box has a doorbell of its own, which its pump keeps for as long as it runs."""
+        self._segments = dict(sorted(self._segments.items()))
+        self._lanes.rebuild(list(self._segments.values()))
+        for segment in self._segments.values():
+            for box in segment.map.boxes(self._attention):
+                words = segment.lane_words(box, attention_side=self._attention is None)
+                self._doorbells.setdefault(box, open_board([words], []))
+        self._doorbells = {box: self._doorbells[box] for box in self._lanes.boxes()}
+
     def start(self, thread: threading.Thread) -> None:
         self._threads.append(thread)
         thread.start()
 
-    def serve(self, peer: int, pair: Pair) -> None:
-        """Pump every box of one peer until it is gone; this thread takes one of them."""
+    def admit(self, peer: int, pair: Pair) -> None:
+        """`pair` is the way to `peer` from now on, until it is gone."""
         self._pairs[peer] = pair
         self._lost.clear(peer)
+        self.start(
+            threading.Thread(target=self._serve, args=(peer, pair), name=f"afserve-{peer}", daemon=True)
+        )
+
+    def connected(self, peer: int) -> bool:
+        return peer in self._pairs
+
+    def _serve(self, peer: int, pair: Pair) -> None:
+        """Pump every box of one peer; this thread takes one of them."""
         first, *others = self._boxes_of(peer)
         pumps = [threading.Thread(target=self._pump, args=(peer, pair, box), daemon=True) for box in others]
         for thread in pumps:
@@ -127,7 +162,7 @@ class DistTransport:
         return box.attention if self._attention is None else box.expert
 
     def _boxes_of(self, peer: int) -> list[Box]:
-        return [box for box in self._index if self._peer(box) == peer]
+        return [box for box in self._doorbells if self._peer(box) == peer]
 
     def _send(self, box: Box) -> None:
         """An answer to somebody whose place another one has taken since is not sent."""
@@ -140,21 +175,26 @@ class DistTransport:
             self._lost.mark(self._peer(box), "its connection has ended")
 
     def _pump(self, peer: int, pair: Pair, box: Box) -> None:
-        inbox_B = self._lanes.incoming(box).memory_B
+        inbox_B, doorbell = self._lanes.incoming(box).memory_B, self._doorbells[box]
         head = inbox_B.numpy().data
         while True:
             before = sequence_of(head)
             try:
                 pair.receive(inbox_B, box.micro_batch)
             except RuntimeError:
-                self._lost.mark(peer, "its connection has ended")
+                self._end(peer, pair, "its connection has ended")
                 return
             if sequence_of(head) == before:
-                self._lost.mark(peer, "it has left")
+                self._end(peer, pair, "it has left")
                 if not self._closing.is_set():
                     self._bye(pair, box)
                 return
-            self._doorbell.post(self._index[box], sequence_of(head))
+            doorbell.post(0, sequence_of(head))
+
+    def _end(self, peer: int, pair: Pair, why: str) -> None:
+        """A pair that was detached is nobody's loss."""
+        if self._pairs.get(peer) is pair:
+            self._lost.mark(peer, why)
 
     def _bye(self, pair: Pair, box: Box) -> None:
         """Goodbye is the first byte of a message and no more: it changes nothing in the inbox, not even the number."""
@@ -179,28 +219,18 @@ def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tupl
 
 
 def _accept(end: DistTransport, meeting: Meeting) -> None:
-    """Let attention nodes in, each by a thread that serves it and whoever comes after it in its place."""
-    store = meeting.store
-    served: dict[int, threading.Thread] = {}
-    turns: dict[int, int] = {}
+    """Let attention nodes in, one after the other in the same place."""
+    turns = dict.fromkeys((box.attention for box in end.boxes()), 0)
     while not end.pause(_ACCEPT_SECONDS):
-        for attention in {box.attention for box in end.boxes()}:
-            following = turns.get(attention, 0) + 1
-            busy = attention in served and served[attention].is_alive()
-            if not busy and store.add(f"turn/{attention}", 0) >= following:
-                turns[attention] = following
-                served[attention] = threading.Thread(
-                    target=_serve, args=(end, meeting, attention, following), daemon=True
-                )
-                end.start(served[attention])
-
-
-def _serve(end: DistTransport, meeting: Meeting, attention: int, turn: int) -> None:
-    try:
-        pair = Pair(meeting, f"pair/{attention}/{turn}", EXPERT_RANK, _MEET_SECONDS)
-    except RuntimeError:
-        return  # it gave up, or died, between announcing itself and meeting
-    end.serve(attention, pair)
+        for attention, turn in turns.items():
+            if end.connected(attention) or meeting.store.add(f"turn/{attention}", 0) <= turn:
+                continue
+            turns[attention] += 1
+            try:
+                pair = Pair(meeting, f"pair/{attention}/{turn + 1}", EXPERT_RANK, _MEET_SECONDS)
+            except RuntimeError:
+                continue  # it gave up, or died, between announcing itself and meeting
+            end.admit(attention, pair)
 
 
 def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> DistTransport:
@@ -213,8 +243,7 @@ def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: f
         pairs.append(pair)
     end = DistTransport(segments, attention)
     for expert, pair in enumerate(pairs):
-        name = f"afserve-attention-{attention}-from-{expert}"
-        end.start(threading.Thread(target=end.serve, args=(expert, pair), name=name, daemon=True))
+        end.admit(expert, pair)
     return end
 
 

@@ -83,6 +83,12 @@ class FaultyTransport:
     def refuse(self, box: Box, reason: str) -> None:
         self._inner.refuse(box, reason)
 
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        self._inner.attach(expert, address, timeout)
+
+    def detach(self, expert: int) -> None:
+        self._inner.detach(expert)
+
     def close(self) -> None:
         self._inner.close()
 

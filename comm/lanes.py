@@ -21,6 +21,7 @@ class _Lane:
     """`sent` and `taken` are the sequence numbers of the last message out and in; `staged` waits for its post."""
 
     box: Box
+    segment: Segment
     index: int
     out: Mailbox
     incoming: Mailbox
@@ -37,27 +38,38 @@ class Lanes:
     """
 
     def __init__(self, segments: Sequence[Segment], attention: int | None, *, spins: bool = True) -> None:
+        self._attention = attention
         self._attention_side = attention is not None
-        out, incoming = (
-            (Kind.DISPATCH, Kind.COMBINE) if self._attention_side else (Kind.COMBINE, Kind.DISPATCH)
-        )
+        self._spins = spins
         self._lanes: dict[Box, _Lane] = {}
-        words, bells = [], []
-        for segment in segments:
-            bells.append(segment.bell(attention))
-            for box in segment.map.boxes(attention):
-                sent, taken = segment.word(box, out), segment.word(box, incoming)
-                if self._attention_side and sent != taken:
-                    sent = following(
-                        sent
-                    )  # a predecessor's dispatch is still unanswered: stay clear of its number
-                words.append(segment.lane_words(box, attention_side=self._attention_side))
-                boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
-                self._lanes[box] = _Lane(box, len(self._lanes), *boxes, sent, taken, sent)
-        self._board: Board = open_board(words, bells, spins=spins)
-        self._by_index = list(self._lanes.values())
-        for lane in self._by_index:
-            self._board.settle(lane.index, lane.taken)
+        self.rebuild(segments)
+
+    def rebuild(self, segments: Sequence[Segment]) -> None:
+        """From now on these segments; the boxes of those that stay go on as they are."""
+        lanes = [
+            self._lane(segment, box) for segment in segments for box in segment.map.boxes(self._attention)
+        ]
+        words = [lane.segment.lane_words(lane.box, attention_side=self._attention_side) for lane in lanes]
+        bells = [segment.bell(self._attention) for segment in segments]
+        self._board: Board = open_board(words, bells, spins=self._spins)
+        self._lanes = {lane.box: lane for lane in lanes}
+        self._by_index = lanes
+        for index, lane in enumerate(lanes):
+            lane.index = index
+            self._board.settle(index, lane.taken)
+
+    def _lane(self, segment: Segment, box: Box) -> _Lane:
+        known = self._lanes.get(box)
+        if known is not None and known.segment is segment:
+            return known
+        out, incoming = Kind.DISPATCH, Kind.COMBINE
+        if not self._attention_side:
+            out, incoming = incoming, out
+        sent, taken = segment.word(box, out), segment.word(box, incoming)
+        if self._attention_side and sent != taken:
+            sent = following(sent)  # a predecessor's dispatch is still unanswered: stay clear of its number
+        boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
+        return _Lane(box, segment, 0, *boxes, sent, taken, sent)
 
     def boxes(self) -> list[Box]:
         return list(self._lanes)

@@ -3,6 +3,8 @@
 The same mailboxes, flags and checks as `shm`; only the memory and the way of waiting differ.
 """
 
+import itertools
+import weakref
 from collections.abc import Sequence
 
 from afserve.comm.lanes import Lanes
@@ -10,7 +12,7 @@ from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import LEFT, Segment, SegmentMap
 from afserve.comm.transport import Box, Header, Layout, Parcel
 from afserve.comm.wire import check_layout
-from afserve.errors import PeerLost
+from afserve.errors import PeerLost, RendezvousError
 
 
 class LocalTransport:
@@ -19,13 +21,14 @@ class LocalTransport:
     def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
         self._lanes = Lanes(segments, attention)
         self._segments = list(segments)
+        self._layout = segments[0].map.layout
         self._attention = attention
         for segment in segments:
             segment.claim(attention, 0)
 
     @property
     def layout(self) -> Layout:
-        return self._segments[0].map.layout
+        return self._layout
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -60,6 +63,23 @@ class LocalTransport:
         for segment in self._segments:
             segment.leave(self._attention)
 
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        assert self._attention is not None, "an expert node attaches nobody"
+        segment = _find(address, expert, self._attention, self.layout)
+        segment.claim(self._attention, 0)
+        self._replace(expert, [segment])
+
+    def detach(self, expert: int) -> None:
+        for segment in self._segments:
+            if segment.map.expert == expert:
+                segment.leave(self._attention)
+        self._replace(expert, [])
+
+    def _replace(self, expert: int, by: list[Segment]) -> None:
+        kept = [segment for segment in self._segments if segment.map.expert != expert]
+        self._segments = sorted(kept + by, key=lambda segment: segment.map.expert)
+        self._lanes.rebuild(self._segments)
+
     def _check(self, box: Box) -> None:
         peer = box.attention if self._attention is None else None
         for segment in self._segments:
@@ -70,18 +90,32 @@ class LocalTransport:
                 )
 
 
-def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[LocalTransport, Segment]:
-    """An expert node's end and the memory that `connect` takes."""
+# The address book of expert nodes in this process; an entry goes with its listener.
+_BOOK: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
+_NUMBER = itertools.count()
+
+
+def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[LocalTransport, str]:
+    """An expert node's end and its address."""
     check_layout(layout)
     segment = Segment.private(SegmentMap(layout, expert, attention_nodes))
-    return LocalTransport([segment], None), segment
+    address = f"local:{next(_NUMBER)}"
+    _BOOK[address] = segment
+    return LocalTransport([segment], None), address
 
 
-def connect(segments: Sequence[Segment], attention: int, layout: Layout) -> LocalTransport:
+def connect(addresses: Sequence[str], attention: int, layout: Layout) -> LocalTransport:
     """An attention node's end, over the memory of every expert node in order."""
-    for expert, segment in enumerate(segments):
-        where = segment.map
-        theirs = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
-        mine = terms(layout, expert=expert, attention_nodes=max(where.attention_nodes, attention + 1))
-        compare(mine, theirs, me=f"attention-{attention}", peer=f"expert-{expert}")
+    segments = [_find(address, expert, attention, layout) for expert, address in enumerate(addresses)]
     return LocalTransport(segments, attention)
+
+
+def _find(address: str, expert: int, attention: int, layout: Layout) -> Segment:
+    segment = _BOOK.get(address)
+    if segment is None:
+        raise RendezvousError(f"expert-{expert}: nothing listens at {address} in this process")
+    where = segment.map
+    theirs = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
+    mine = terms(layout, expert=expert, attention_nodes=max(where.attention_nodes, attention + 1))
+    compare(mine, theirs, me=f"attention-{attention}", peer=f"expert-{expert}")
+    return segment

@@ -106,6 +106,14 @@ class ExpertLink:
         """Route later dispatches by another placement; tickets under way are not touched."""
         self._table = RouteTable(placement, self._layout.slots, self._native)
 
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        """Connect to an expert node that joined, or that came in a lost one's place; `adopt` then sends it rows."""
+        self._transport.attach(expert, address, timeout)
+
+    def detach(self, expert: int) -> None:
+        """Leave an expert node that the placement no longer names, once nothing is under way to it."""
+        self._transport.detach(expert)
+
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
     ) -> Ticket:

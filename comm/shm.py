@@ -30,6 +30,7 @@ class ShmTransport:
 
     def __init__(self, segments: Sequence[Segment], attention: int | None, fd: int | None = None) -> None:
         self._segments = {segment.map.expert: segment for segment in segments}
+        self._layout = segments[0].map.layout
         self._attention = attention
         self._fd = fd
         self._lanes = Lanes(segments, attention)
@@ -43,7 +44,7 @@ class ShmTransport:
 
     @property
     def layout(self) -> Layout:
-        return next(iter(self._segments.values())).map.layout
+        return self._layout
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -95,6 +96,31 @@ class ShmTransport:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        assert self._attention is not None, "an expert node attaches nobody"
+        segment = _open(address, expert, self._attention, self.layout)
+        _await_vacancy(segment, self._attention, time.monotonic() + timeout)
+        segment.claim(self._attention, os.getpid())
+        self._leave(expert)
+        self._segments[expert] = segment
+        self._rebuild()
+        self._look()
+
+    def detach(self, expert: int) -> None:
+        self._leave(expert)
+        self._rebuild()
+
+    def _leave(self, expert: int) -> None:
+        if expert in self._segments:
+            self._segments.pop(expert).leave(self._attention)
+        self._forget(expert)
+        self._turns.pop(expert, None)
+        self._lost.clear(expert)
+
+    def _rebuild(self) -> None:
+        self._segments = dict(sorted(self._segments.items()))
+        self._lanes.rebuild(list(self._segments.values()))
 
     def _look_sometimes(self) -> None:
         now = time.monotonic()

@@ -97,6 +97,27 @@ class TcpTransport:
         self._ringer.close()
         self._bell.close()
 
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        assert self._attention is not None, "an expert node attaches nobody"
+        segment, stream = _join(address, expert, self._attention, self._layout, timeout)
+        self.detach(expert)
+        self._segments[expert] = segment
+        self._rebuild()
+        self.welcome(expert, stream)
+        self._turn(0.0)
+
+    def detach(self, expert: int) -> None:
+        if expert in self._streams:
+            self._drop(expert, "this end has left it")
+        self._lost.clear(expert)
+        self._segments.pop(expert, None)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._segments = dict(sorted(self._segments.items()))
+        self._lanes.rebuild(list(self._segments.values()))
+        self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
+
     def welcome(self, peer: int, stream: MessageStream) -> None:
         """From any thread: `stream` is the way to `peer` from now on."""
         self._newcomers.put((peer, stream))
@@ -236,16 +257,26 @@ def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: f
     segments, streams = [], []
     with ExitStack() as opened:
         for expert, address in enumerate(addresses):
-            connection = opened.enter_context(_dial(address, f"expert-{expert}", timeout))
-            nodes, turn = ask(connection, attention, expert, layout)
-            segments.append(Segment.private(SegmentMap(layout, expert, nodes), attention, turn))
-            streams.append(MessageStream(connection))
+            segment, stream = _join(address, expert, attention, layout, timeout)
+            opened.callback(stream.end, "another expert node could not be joined")
+            segments.append(segment)
+            streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
     end = TcpTransport(segments, attention)
     for expert, stream in enumerate(streams):
         end.welcome(expert, stream)
     end.ready([])
     return end
+
+
+def _join(
+    address: str, expert: int, attention: int, layout: Layout, timeout: float
+) -> tuple[Segment, MessageStream]:
+    with ExitStack() as opened:
+        connection = opened.enter_context(_dial(address, f"expert-{expert}", timeout))
+        nodes, turn = ask(connection, attention, expert, layout)
+        opened.pop_all()
+        return Segment.private(SegmentMap(layout, expert, nodes), attention, turn), MessageStream(connection)
 
 
 def _dial(address: str, peer: str, timeout: float) -> socket.socket:

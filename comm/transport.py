@@ -146,4 +146,15 @@ class Transport(Protocol):
         """On an expert node: answer what was taken last from `box` with a refusal. Never raises PeerLost."""
         ...
 
+    def attach(self, expert: int, address: str, timeout: float) -> None:
+        """On an attention node: from now on also, or instead of one that was lost, the expert node at `address`.
+
+        Raises RendezvousError as `connect` does; nothing has changed then.
+        """
+        ...
+
+    def detach(self, expert: int) -> None:
+        """On an attention node: leave an expert node; nothing may be under way to it."""
+        ...
+
     def close(self) -> None: ...

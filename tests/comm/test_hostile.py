@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm import local
 from afserve.comm.conformance import LAYOUT
+from afserve.comm.local import LocalTransport
 from afserve.comm.m2n import ExpertLink
 from afserve.comm.port import ExpertPort
-from afserve.comm.segment import PAGE, SegmentMap, read_terms
+from afserve.comm.segment import PAGE, Segment, SegmentMap, read_terms
 from afserve.comm.transport import Box, Kind
 from afserve.comm.wire import HEADER_BYTES, Frame, decode, encode
 from afserve.errors import ProtocolError, RendezvousError
@@ -34,8 +34,8 @@ FIELDS = {  # name: (offset, struct code)
 
 
 def pair():
-    expert, segment = local.listen(0, 1, LAYOUT)
-    attention = local.connect([segment], 0, LAYOUT)
+    segment = Segment.private(SegmentMap(LAYOUT, 0, 1))
+    expert, attention = LocalTransport([segment], None), LocalTransport([segment], 0)
     return ExpertPort(expert), ExpertLink(attention, attention=0, layout=LAYOUT, placement=PLACEMENT), segment
 
 
