@@ -11,6 +11,21 @@ from afserve.placement.outline import Plan, Side
 HERE = "127.0.0.1"
 
 
+def obstacle(plan: Plan) -> str:
+    """What `afserve up` cannot start of a plan; "" where it can."""
+    afd = plan.kind == "afd"
+    if plan.attention.tensor_parallel > 1 or (afd and plan.experts.tensor_parallel > 1):
+        return "its nodes span several devices"
+    if afd and on_cpu(plan.attention.hardware) != on_cpu(plan.experts.hardware):
+        return "its nodes are on CPUs and on other devices"
+    return ""
+
+
+def on_cpu(hardware: str) -> bool:
+    """By its name: every CPU of configs/hardware begins with cpu."""
+    return hardware.lower().startswith("cpu")
+
+
 def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False) -> str:
     """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes.
 

@@ -10,6 +10,8 @@ import click
 from afserve.cli.plan_options import build_question, question_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from afserve.placement.outline import Plan
     from afserve.placement.planner import Question
 
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
     help="Pareto chart: .png, .html. Repeatable.",
 )
 @click.option(
-    "--cluster", type=Path, metavar="FILE", help="Write the best plan for `afserve up --cluster FILE`."
+    "--cluster",
+    type=Path,
+    metavar="FILE",
+    help="Write the best plan that `afserve up --cluster FILE` can start.",
 )
 def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None, **flags: Any) -> None:
     """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
@@ -58,34 +63,46 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     else:
         click.echo(as_table(question, found, words, changes, top))
     if cluster is not None:
-        _write_cluster(cluster, question, found.plans[0], flags["model"])
+        _write_cluster(cluster, question, found.plans, flags["model"])
     if charts:
         _draw(charts, question)
 
 
-def _write_cluster(path: Path, question: "Question", best: "Plan", model: str) -> None:
-    from afserve.placement.cluster_file import cluster_toml
+def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", model: str) -> None:
+    """The best plan that `afserve up` can start; where there is none, the best one. Says when that is not the same."""
+    from afserve.placement.cluster_file import cluster_toml, obstacle
+    from afserve.placement.infeasible import describe
 
+    best = plans[0]
+    chosen = next((plan for plan in plans if not obstacle(plan)), best)
     given = Path(model)
     folder = given.parent if given.suffix == ".json" and given.is_file() else given
     checkpoint = str(folder.resolve()) if (folder / "config.json").is_file() else ""
-    here = _on_one_machine(best, question)
-    _write(path, "cluster", cluster_toml(best, question.setting.shape.name, path=checkpoint, here=here))
-    if best.attention.tensor_parallel > 1:
+    here = _on_one_machine(chosen, question)
+    _write(path, "cluster", cluster_toml(chosen, question.setting.shape.name, path=checkpoint, here=here))
+    if obstacle(chosen):
+        click.echo(f"note: `afserve up` cannot start {path}: {obstacle(chosen)}", err=True)
+    elif chosen is not best:
+        slower, dearer = chosen.tpot / best.tpot - 1, chosen.usd_per_mtok / best.usd_per_mtok - 1
         click.echo(
-            f"note: {path}: `afserve up` runs an attention node on one device; tensor_parallel = "
-            f"{best.attention.tensor_parallel} is for other engines",
+            f"note: {path} is {describe(chosen)}, at {slower:+.0%} TPOT and {dearer:+.0%} $/Mtok: "
+            f"`afserve up` cannot start the best plan, {obstacle(best)}",
             err=True,
         )
 
 
-def _on_one_machine(best: "Plan", question: "Question") -> bool:
+def _on_one_machine(plan: "Plan", question: "Question") -> bool:
     """Whether one host has all the devices. CPU hosts' nodes are processes: any machine can try those."""
+    from afserve.placement.cluster_file import on_cpu
+
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    kinds = {best.attention.hardware, best.experts.hardware}
-    if all(kind.lower().startswith("cpu") for kind in kinds):
+    kinds = {
+        plan.attention.hardware,
+        plan.experts.hardware if plan.kind == "afd" else plan.attention.hardware,
+    }
+    if all(on_cpu(kind) for kind in kinds):
         return True
-    return len(kinds) == 1 and best.devices <= chips[best.attention.hardware].devices
+    return len(kinds) == 1 and plan.devices <= chips[plan.attention.hardware].devices
 
 
 def _draw(charts: tuple[Path, ...], question: "Question") -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.errors import ConfigError
+from afserve.placement.cluster_file import on_cpu
 
 ROLES = ("attention", "experts")
 PLACEHOLDER = ".example"  # reserved by RFC 2606; `afserve plan` writes it where it cannot know a name
@@ -36,8 +37,7 @@ class Host:
 
     @property
     def on_cpu(self) -> bool:
-        """By its name: every CPU of configs/hardware begins with cpu."""
-        return self.hardware.lower().startswith("cpu")
+        return on_cpu(self.hardware)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`afserve plan` and `afserve simulate` from the command line: outputs, files, mistakes. No torch is imported."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -182,3 +183,31 @@ assert not {{"torch", "grpc", "matplotlib", "transformers"}} & set(sys.modules)
     subprocess.run(
         [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
     )
+
+
+def test_a_cluster_file_is_of_a_plan_that_can_be_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "c.toml"
+    code, out, err = call(
+        capsys,
+        f"plan --model mixtral-8x22b --pool h200=16 --objective latency --context 2048 --cluster {file}",
+    )
+    table = tomllib.loads(file.read_text())
+    assert code == 0
+    assert table["attention"]["tensor_parallel"] == 1
+    assert re.search(r"^best +\w+ +\d+ h200 +\w+( h200)? +[248]", out, re.MULTILINE)
+    assert "cannot start the best plan, its nodes span several devices" in err
+
+
+def test_a_cluster_file_names_the_folder_of_a_model_without_a_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = Path(__file__).parents[2] / "configs"
+    config = tomllib.loads((root / "models/qwen3-30b-a3b.toml").read_text())["config"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text(json.dumps(config))
+    file = tmp_path / "c.toml"
+    for given in ("mine", "mine/config.json"):
+        assert call(capsys, f"plan --model {tmp_path / given} --pool h20=4 --cluster {file}")[0] == 0
+        assert tomllib.loads(file.read_text())["model"] == {"path": str((tmp_path / "mine").resolve())}
