@@ -37,10 +37,11 @@ format: setup
 	$(BIN)/ruff check --fix -q .
 
 proto: setup
-	$(BIN)/python -m grpc_tools.protoc -I afserve/control --python_out=afserve/control --grpc_python_out=afserve/control --pyi_out=afserve/control afserve/control/control.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. afserve/control/control.proto
 
 nano: setup
-	$(BIN)/python -m bench.nano.train $(ARGS)
+	@mkdir -p .cache
+	$(BIN)/python -m bench.nano.train --state .cache/nano.safetensors $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,11 @@
 GQA keeps keys and values as (blocks, heads, block size, head size); MLA one latent row per token.
 """
 
+import math
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from afserve.config import EngineConfig
 from afserve.models.attention import LayerCache
@@ -18,10 +22,18 @@ def allocate(
 
     def layer() -> LayerCache:
         if a.kind == "mla":
-            return (torch.zeros((blocks, size, a.kv_width), dtype=dtype, device=device),)
+            return (_zeros((blocks, size, a.kv_width), dtype, device),)
         return (
-            torch.zeros((blocks, a.kv_heads, size, a.head_dim), dtype=dtype, device=device),
-            torch.zeros((blocks, a.kv_heads, size, a.value_dim), dtype=dtype, device=device),
+            _zeros((blocks, a.kv_heads, size, a.head_dim), dtype, device),
+            _zeros((blocks, a.kv_heads, size, a.value_dim), dtype, device),
         )
 
     return [layer() for _ in range(spec.layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU pages that are zero until touched: torch.zeros would write, and so occupy, the whole cache at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)

@@ -1,0 +1,180 @@
+"""afserve beside transformers, vLLM and llama.cpp: generated tokens per second on one checkpoint, in one run.
+
+    python -m bench.peers --model DIR [--vllm-python PY] [--llama-bench BIN --gguf FILE] [--save]
+
+Every engine is started once and stays; at each batch they take turns, `--rounds` times, so that a machine that slows
+down slows all of them. vLLM runs in a Python of its own (its torch differs), llama.cpp as `llama-batched-bench` on the
+same weights as GGUF. Rates are of the steady state: prompts processed, nobody finished. Ratios are by round.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from bench.origin import origin
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results" / "peers.jsonl"
+OURS = ("colocated", "afd 1x1")
+WORKER_SECONDS = 900
+
+
+class Engine(Protocol):
+    name: str
+
+    def rate(self, batch: int, seed: int) -> float:
+        """Generated tokens per second of `batch` sequences together."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """A process that answers {"batch", "seed"} lines with {"rate"} lines; its first line says that it is ready."""
+
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+        )
+        ready = self._read()
+        self.name = ready.get("name", name)
+
+    def rate(self, batch: int, seed: int) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"batch": batch, "seed": seed}) + "\n")
+        self._process.stdin.flush()
+        return float(self._read()["rate"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def _read(self) -> dict[str, str]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise RuntimeError(f"{self.name}: ended with exit code {self._process.wait()}")
+
+
+class Llama:
+    """One short process per measurement: it starts in less than a second."""
+
+    def __init__(self, program: str, gguf: str, prompt: int, output: int, threads: int) -> None:
+        self.name = "llama.cpp"
+        self._command = [
+            program, "-m", gguf, "-c", "16384", "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(output),
+            "-t", str(threads), "-tb", str(threads), "--output-format", "jsonl", "-npl",
+        ]  # fmt: skip
+
+    def rate(self, batch: int, seed: int) -> float:
+        done = subprocess.run(
+            [*self._command, str(batch)], capture_output=True, text=True, check=True, timeout=WORKER_SECONDS
+        )
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return float(rows[-1]["speed_tg"])
+
+    def close(self) -> None:
+        """Nothing stays."""
+
+
+def main() -> None:
+    options = _options()
+    batches = [int(part) for part in options.batch.split(",")]
+    with ExitStack() as stack:
+        engines = _engines(options)
+        for engine in engines:
+            stack.callback(engine.close)
+        for batch in batches:
+            rows = _measure(engines, batch, options)
+            for row in rows:
+                print(json.dumps(row) if options.json else _line(row), flush=True)
+            if options.save:
+                with RESULTS.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _engines(options: argparse.Namespace) -> list[Engine]:
+    case = [options.model, str(options.prompt_len), str(options.output_len), str(options.threads)]
+    engines: list[Engine] = [
+        Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case])
+        for name in (*OURS, "transformers")
+    ]
+    if options.vllm_python:
+        script = str(ROOT / "bench" / "peers_vllm.py")
+        preload = {"LD_PRELOAD": options.vllm_preload} if options.vllm_preload else {}
+        engines.append(Worker("vllm", [options.vllm_python, script, *case], preload))
+    if options.llama_bench:
+        lengths = (options.prompt_len, options.output_len)
+        engines.append(Llama(options.llama_bench, options.gguf, *lengths, options.threads))
+    return engines
+
+
+def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace) -> list[dict[str, object]]:
+    rates: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    for seed in range(options.rounds):
+        for engine in engines:
+            rates[engine.name].append(engine.rate(batch, seed))
+    rows = []
+    for name, values in rates.items():
+        ratios = {
+            other: round(statistics.median(a / b for a, b in zip(values, theirs, strict=True)), 3)
+            for other, theirs in rates.items()
+            if name in OURS and other not in OURS
+        }
+        rows.append(
+            {
+                "bench": "peers", "model": Path(options.model).name, "engine": name, "batch": batch,
+                "tokens_per_second": round(statistics.median(values), 1), "low": round(min(values), 1),
+                "high": round(max(values), 1), "ratio": ratios, "rounds": options.rounds,
+                "prompt_len": options.prompt_len, "output_len": options.output_len, "threads": options.threads,
+                "load": round(os.getloadavg()[0], 1), **origin(),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _line(row: dict[str, object]) -> str:
+    spread = f"{row['low']} to {row['high']}"
+    rate = f"{row['tokens_per_second']:>9} tok/s"
+    return f"batch {row['batch']:>3}  {row['engine']:<22} {rate}  ({spread})  {row['ratio'] or ''}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="checkpoint folder (bench.make_checkpoint makes one)")
+    parser.add_argument("--batch", default="1,8,32,64")
+    parser.add_argument("--prompt-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the whole engine"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm-python", help="an interpreter that has vLLM for CPUs")
+    parser.add_argument("--vllm-preload", help="LD_PRELOAD for it: tcmalloc and libiomp5")
+    parser.add_argument("--llama-bench", help="llama.cpp's llama-batched-bench")
+    parser.add_argument("--gguf", help="the same weights in bf16 as GGUF")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help=f"append the rows to {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    if bool(options.llama_bench) != bool(options.gguf):
+        parser.error("--llama-bench and --gguf go together")
+    return options
+
+
+if __name__ == "__main__":
+    main()
