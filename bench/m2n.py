@@ -77,7 +77,7 @@ def row(case: Case, seconds: list[float], busy: bool) -> dict[str, object]:
     at = {
         name: seconds[min(len(seconds) - 1, int(share * len(seconds)))] for name, share in QUANTILES.items()
     }
-    moved = 2 * case.bytes * (case.experts if case.wire != "memcpy" else 1)
+    moved = 2 * case.bytes * (case.experts if not case.wire.startswith("memcpy") else 1)
     return {
         "transport": case.wire,
         "bytes": case.bytes,
@@ -155,11 +155,11 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="append to bench/results/m2n.jsonl")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    begin, known = ROOT / "bench" / "results" / "m2n.jsonl", origin()
+    path, known = ROOT / "bench" / "results" / "m2n.jsonl", origin()
     for found in rows(options.quick, options.busy, options.wires.split(",")):
         print(json.dumps(found) if options.json else line(found), flush=True)
         if options.save:
-            save(begin, {**found, **known})
+            save(path, {**found, **known})
 
 
 def line(found: dict[str, object]) -> str:

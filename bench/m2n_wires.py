@@ -20,6 +20,7 @@ from afserve.comm.transport import Header, Kind, Layout, WireType
 
 ROW_BYTES = 2048
 PATIENCE = 30.0
+COLD_BYTES = 256 << 20  # more than a core's own caches
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,21 @@ def memcpy_attention(rank: int, case: Case, meet: Barrier) -> list[float]:
     return seconds
 
 
+def cold_memcpy_attention(rank: int, case: Case, meet: Barrier) -> list[float]:
+    """The same, but of data that this core has not just touched, as it is when another one wrote it."""
+    pairs = [_buffers(case, 2) for _ in range(max(2, COLD_BYTES // (2 * case.bytes)))]
+    seconds = []
+    meet.wait()
+    for turn in range(case.total):
+        there, back = pairs[turn % len(pairs)]
+        began = time.perf_counter()
+        there.copy_(back)
+        back.copy_(there)
+        seconds.append(time.perf_counter() - began)
+    meet.wait()
+    return seconds
+
+
 def idle(rank: int, case: Case, meet: Barrier) -> list[float]:
     meet.wait()
     meet.wait()
@@ -231,5 +247,6 @@ WIRES: dict[str, tuple[Side, Side]] = {
     "gloo_all_to_all": (alltoall(True), alltoall(False)),
     "unix": (unix_attention, unix_expert),
     "memcpy": (memcpy_attention, idle),
+    "memcpy_cold": (cold_memcpy_attention, idle),
 }
-ONE_PAIR = ("unix", "memcpy")
+ONE_PAIR = ("unix", "memcpy", "memcpy_cold")

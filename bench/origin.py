@@ -1,4 +1,4 @@
-"""Where a measured row comes from: machine, commit, date. Every row of bench/results carries it."""
+"""Where a measured row comes from: machine, how busy it was, commit, date. Every row of bench/results carries it."""
 
 import os
 import platform
@@ -9,9 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def origin() -> dict[str, str]:
+def origin() -> dict[str, object]:
     return {
         "machine": machine(),
+        "load": round(os.getloadavg()[0], 2),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

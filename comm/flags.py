@@ -98,7 +98,8 @@ def _words(memory_B: Tensor) -> memoryview:
 def open_board(lanes: Sequence[LaneWords], bells: Sequence[BellWord], *, spins: bool = True) -> Board:
     """The fastest board that is correct here. Raises ConfigError where none is.
 
-    `spins` is whether a wait may spin before it parks: not where a thread of this process brings the news.
+    It keeps no memory alive: that is the segments' to do. `spins` is whether a wait may spin before it parks: not where
+    a thread of this process brings the news.
     """
     native = native_library()
     if native is not None:
