@@ -14,7 +14,7 @@ constexpr int SPLIT = 512;
 constexpr int MOST_ROWS = 64;  // query rows of one task, unless one token's group of heads is larger
 
 struct Task {
-  int sequence, group;
+  int sequence, group, groups;  // key/value heads group .. group + groups - 1
   int token, tokens;      // first query token, count
   int position;           // of the first query token
   int context;
@@ -22,9 +22,9 @@ struct Task {
   size_t partial;         // offset of this task's sums in the shared partials
 };
 
-// A run of tasks over the same query rows: one per split.
+// A run of tasks over the same query rows, one per split; `group` counts from the tasks' first.
 struct Merge {
-  int first, count;
+  int first, count, group;
 };
 
 struct Plan {
@@ -36,7 +36,18 @@ struct Plan {
 
 int lowest_key(int position, int window) { return window && position + 1 > window ? position + 1 - window : 0; }
 
-Plan plan(const Batch& batch, int groups, int share, int columns, int window) {
+// How many key/value heads one task takes. They lie side by side in a block, so all of them make a longer read; but
+// every thread must get something to do. No result depends on it.
+int heads_together(const Batch& batch, int groups, int threads) {
+  int pieces = 0;
+  for (int s = 0; s < batch.sequences; s++) {
+    if (batch.query_start[s + 1] - batch.query_start[s] != 1) return 1;
+    pieces += (batch.context[s] + SPLIT - 1) / SPLIT;
+  }
+  return threads == 1 || pieces >= 2 * threads ? groups : 1;
+}
+
+Plan plan(const Batch& batch, int groups, int together, int share, int columns, int window) {
   Plan plan;
   int step = std::max(1, MOST_ROWS / share);
   for (int s = 0; s < batch.sequences; s++) {
@@ -45,11 +56,13 @@ Plan plan(const Batch& batch, int groups, int share, int columns, int window) {
       int n = std::min(step, end - t), position = context - (end - t);
       int from = lowest_key(position, window) / SPLIT * SPLIT, to = position + n;
       plan.rows = std::max(plan.rows, whole_groups(n * share));
-      for (int g = 0; g < groups; g++) {
-        plan.merges.push_back({int(plan.tasks.size()), (to - from + SPLIT - 1) / SPLIT});
+      for (int g = 0; g < groups; g += together) {
+        for (int i = 0; i < together; i++)
+          plan.merges.push_back({int(plan.tasks.size()), (to - from + SPLIT - 1) / SPLIT, i});
         for (int key = from; key < to; key += SPLIT) {
-          plan.tasks.push_back({s, g, t, n, position, context, key, std::min(key + SPLIT, to), plan.partials});
-          plan.partials += size_t(n) * share * (columns + 2);
+          int last = std::min(key + SPLIT, to);
+          plan.tasks.push_back({s, g, together, t, n, position, context, key, last, plan.partials});
+          plan.partials += size_t(together) * n * share * (columns + 2);
         }
       }
     }
@@ -57,65 +70,77 @@ Plan plan(const Batch& batch, int groups, int share, int columns, int window) {
   return plan;
 }
 
-// One thread's working memory for tasks of up to `rows` query rows.
+// One thread's working memory for tasks of up to `rows` query rows of each of `groups` key/value heads.
 template <class E>
 struct Workspace {
-  E *queries, *keys, *values, *weights, *zero;
-  float *scores, *sums, *top, *total;
+  int rows, key_blocks, panels, groups;
+  E *keys = nullptr, *values = nullptr, *weights = nullptr, *zero = nullptr, *queries = nullptr, *packed = nullptr;
+  float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr;
 
-  static size_t bytes(int rows, int key_blocks, int panels) {
-    size_t elements = size_t(rows) * key_blocks * BLOCK + key_blocks * PANEL_BLOCK + 2 * PANEL_BLOCK + rows * PANEL +
-                      key_blocks * BLOCK;
-    return elements * sizeof(E) + sizeof(float) * (size_t(rows) * PANEL * (1 + panels) + 2 * rows) + 64;
+  size_t bytes() const {
+    size_t elements = size_t(1 + groups) * key_blocks * PANEL_BLOCK + 2 * PANEL_BLOCK + rows * PANEL +
+                      size_t(1 + groups * rows) * key_blocks * BLOCK;
+    return elements * sizeof(E) + sizeof(float) * (size_t(rows) * PANEL * (1 + groups * panels) + 2 * groups * rows);
   }
 
-  Workspace(char* memory, int rows, int key_blocks, int panels) {
-    keys = reinterpret_cast<E*>(memory);
-    values = keys + key_blocks * PANEL_BLOCK;
-    queries = values + 2 * PANEL_BLOCK;
-    weights = queries + size_t(rows) * key_blocks * BLOCK;
-    zero = weights + rows * PANEL;
-    scores = reinterpret_cast<float*>(zero + key_blocks * BLOCK);
-    sums = scores + rows * PANEL;
-    top = sums + size_t(rows) * PANEL * panels;
-    total = top + rows;
+  Workspace at(char* memory) const {
+    Workspace w = *this;
+    w.keys = reinterpret_cast<E*>(memory);
+    w.packed = w.keys + key_blocks * PANEL_BLOCK;
+    w.values = w.packed + size_t(groups) * key_blocks * PANEL_BLOCK;
+    w.weights = w.values + 2 * PANEL_BLOCK;
+    w.zero = w.weights + rows * PANEL;
+    w.queries = w.zero + key_blocks * BLOCK;
+    w.scores = reinterpret_cast<float*>(w.queries + size_t(groups) * rows * key_blocks * BLOCK);
+    w.sums = w.scores + rows * PANEL;
+    w.top = w.sums + size_t(groups) * rows * PANEL * panels;
+    w.total = w.top + groups * rows;
+    return w;
+  }
+
+  // The same with the parts of one head.
+  Workspace of(int group) const {
+    Workspace w = *this;
+    w.packed += size_t(group) * key_blocks * PANEL_BLOCK;
+    w.queries += size_t(group) * rows * key_blocks * BLOCK;
+    w.sums += size_t(group) * rows * PANEL * panels;
+    w.top += group * rows;
+    w.total += group * rows;
+    return w;
   }
 };
 
 // Where row r of a task's result goes: rows are tokens, then the heads that share one key/value head.
 template <class E>
-E* out_row(const Attention<E>& a, const Task& task, int r) {
+E* out_row(const Attention<E>& a, const Task& task, int group, int r) {
   int share = a.heads / a.groups;
-  size_t head = size_t(task.group) * share + r % share;
+  size_t head = size_t(task.group + group) * share + r % share;
   return a.out + ((task.token + r / share) * size_t(a.heads) + head) * a.values.size;
 }
 
 template <class E>
 class Worker {
  public:
-  Worker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Workspace<E>& w)
-      : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), w_(w), share_(a.heads / a.groups) {}
+  Worker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Workspace<E>& all)
+      : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), all_(all), w_(all), share_(a.heads / a.groups) {}
 
   // False when the block table names a block that does not exist.
   bool sums(const Task& task) {
     rows_ = task.tokens * share_;
-    blocks_ = (a_.keys.size + BLOCK - 1) / BLOCK;
-    panels_ = (a_.values.size + PANEL - 1) / PANEL;
-    take_queries(task);
-    std::fill(w_.top, w_.top + rows_, -INFINITY);
-    std::fill(w_.total, w_.total + rows_, 0.0f);
     padded_ = whole_groups(rows_);
-    memset(w_.sums, 0, size_t(padded_) * PANEL * panels_ * sizeof(float));
-    memset(w_.weights, 0, size_t(padded_) * PANEL * sizeof(E));
-    memset(w_.zero, 0, size_t(blocks_) * BLOCK * sizeof(E));
+    memset(all_.weights, 0, size_t(padded_) * PANEL * sizeof(E));
+    memset(all_.zero, 0, size_t(blocks_) * BLOCK * sizeof(E));
     direct_ = can_score_directly();
-    if (direct_) pack_queries();
+    for (int g = 0; g < task.groups; g++) begin(task, g);
     int lowest = lowest_key(task.position, a_.window);
     for (int key = task.first; key < task.last; key += CHUNK) {
       if (key + CHUNK <= lowest) continue;
-      if (!point_at_keys(task, key, lowest)) return false;
       if (key + CHUNK < task.last) fetch(task, key + CHUNK);
-      add_chunk(task, key);
+      for (int g = 0; g < task.groups; g++) {
+        w_ = all_.of(g);
+        if (!point_at_keys(task, task.group + g, key, lowest)) return false;
+        add_chunk(task, key);
+      }
     }
     return true;
   }
@@ -128,14 +153,37 @@ class Worker {
       int offset = position % a_.block_size, block = table[position / a_.block_size];
       if (!exists(block)) return;
       int count = std::min(high - position, a_.block_size - offset);
-      fetch_rows(at(a_.keys, task.group, block, offset), count, a_.keys);
-      if (a_.values.data != a_.keys.data) fetch_rows(at(a_.values, task.group, block, offset), count, a_.values);
+      for (int g = task.group; g < task.group + task.groups; g++) {
+        fetch_rows(at(a_.keys, g, block, offset), count, a_.keys);
+        if (a_.values.data != a_.keys.data) fetch_rows(at(a_.values, g, block, offset), count, a_.values);
+      }
       position += count;
     }
   }
 
   // The only split: normalise and round.
   void write(const Task& task) {
+    for (int g = 0; g < task.groups; g++) write(task, g);
+  }
+
+  // One of several splits: keep top, total and sums of every row.
+  void keep(const Task& task, float* partials) {
+    size_t each = size_t(rows_) * (a_.values.size + 2);
+    for (int g = 0; g < task.groups; g++) keep(all_.of(g), partials + task.partial + g * each);
+  }
+
+ private:
+  void begin(const Task& task, int group) {
+    w_ = all_.of(group);
+    take_queries(task, task.group + group);
+    std::fill(w_.top, w_.top + rows_, -INFINITY);
+    std::fill(w_.total, w_.total + rows_, 0.0f);
+    memset(w_.sums, 0, size_t(padded_) * PANEL * panels_ * sizeof(float));
+    if (direct_) pack_queries();
+  }
+
+  void write(const Task& task, int group) {
+    const Workspace<E> w_ = all_.of(group);
     for (int r = 0; r < rows_; r++) {
       float factor = 1.0f / w_.total[r];
       for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * padded_ + r) * PANEL, factor, PANEL);
@@ -144,28 +192,26 @@ class Worker {
       int columns = std::min(PANEL, a_.values.size - p * PANEL);
       for (int n = 0; n < task.tokens; n++)
         loops_.store(w_.sums + (size_t(p) * padded_ + n * share_) * PANEL, share_, nullptr,
-                     out_row(a_, task, n * share_) + p * PANEL, a_.values.size, columns);
+                     out_row(a_, task, group, n * share_) + p * PANEL, a_.values.size, columns);
     }
   }
 
-  // One of several splits: keep top, total and sums of every row.
-  void keep(const Task& task, float* partials) {
+  void keep(const Workspace<E>& w, float* partials) const {
     int columns = a_.values.size;
     for (int r = 0; r < rows_; r++) {
-      float* row = partials + task.partial + size_t(r) * (columns + 2);
-      row[0] = w_.top[r];
-      row[1] = w_.total[r];
+      float* row = partials + size_t(r) * (columns + 2);
+      row[0] = w.top[r];
+      row[1] = w.total[r];
       for (int p = 0; p < panels_; p++)
-        memcpy(row + 2 + p * PANEL, w_.sums + (size_t(p) * padded_ + r) * PANEL,
+        memcpy(row + 2 + p * PANEL, w.sums + (size_t(p) * padded_ + r) * PANEL,
                std::min(PANEL, columns - p * PANEL) * sizeof(float));
     }
   }
 
- private:
-  void take_queries(const Task& task) {
+  void take_queries(const Task& task, int group) {
     size_t wide = size_t(blocks_) * BLOCK;
     for (int r = 0; r < rows_; r++) {
-      size_t head = size_t(task.group) * share_ + r % share_;
+      size_t head = size_t(group) * share_ + r % share_;
       E* to = w_.queries + r * wide;
       memcpy(to, a_.q + (task.token + r / share_) * a_.q_token + head * a_.q_head, a_.keys.size * sizeof(E));
       memset(to + a_.keys.size, 0, (wide - a_.keys.size) * sizeof(E));
@@ -173,7 +219,7 @@ class Worker {
   }
 
   // Key and value rows of this chunk; null where no query row may look.
-  bool point_at_keys(const Task& task, int key, int lowest) {
+  bool point_at_keys(const Task& task, int group, int key, int lowest) {
     const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
     int low = std::max(key, lowest), high = std::min(std::min(task.context, task.last), key + CHUNK);
     std::fill(key_row_, key_row_ + CHUNK, w_.zero);
@@ -182,23 +228,23 @@ class Worker {
       int offset = position % a_.block_size, block = table[position / a_.block_size];
       if (!exists(block)) return false;
       int stop = std::min(high, position - offset + a_.block_size);
-      const E* k = at(a_.keys, task.group, block, offset);
-      const E* v = at(a_.values, task.group, block, offset);
+      const E* k = at(a_.keys, group, block, offset);
+      const E* v = at(a_.values, group, block, offset);
       for (; position < stop; position++, k += a_.keys.token_stride, v += a_.values.token_stride) {
         key_row_[position - key] = k;
         value_row_[position - key] = v;
       }
     }
-    if (direct_) point_at_tiles(task, key, low, high);
+    if (direct_) point_at_tiles(task, group, key, low, high);
     return true;
   }
 
   // The four sixteens of this chunk's keys; where no row looks, one that some row does see.
-  void point_at_tiles(const Task& task, int key, int low, int high) {
+  void point_at_tiles(const Task& task, int group, int key, int low, int high) {
     const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
     for (int t = 0; t < CHUNK / 16; t++) {
       int position = std::clamp(key + t * 16, low / 16 * 16, (high - 1) / 16 * 16);
-      tile_[t] = at(a_.keys, task.group, table[position / a_.block_size], position % a_.block_size);
+      tile_[t] = at(a_.keys, group, table[position / a_.block_size], position % a_.block_size);
     }
   }
 
@@ -222,7 +268,7 @@ class Worker {
   void pack_queries() {
     const E* rows[ROW_GROUP];
     for (int r = 0; r < ROW_GROUP; r++) rows[r] = r < rows_ ? w_.queries + size_t(r) * blocks_ * BLOCK : w_.zero;
-    loops_.pack_keys(rows, ROW_GROUP, a_.keys.size, blocks_, w_.keys);
+    loops_.pack_keys(rows, ROW_GROUP, a_.keys.size, blocks_, w_.packed);
   }
 
   void score_chunk() {
@@ -231,7 +277,7 @@ class Worker {
       loops_.gemm(w_.queries, size_t(blocks_) * BLOCK, rows_, w_.keys, blocks_, w_.scores, false);
       return;
     }
-    loops_.score(w_.keys, tile_, a_.keys.token_stride, blocks_, w_.scores);
+    loops_.score(w_.packed, tile_, a_.keys.token_stride, blocks_, w_.scores);
   }
 
   void add_chunk(const Task& task, int key) {
@@ -255,9 +301,10 @@ class Worker {
   const Loops<E>& loops_;
   const Attention<E>& a_;
   const Batch& batch_;
-  const Workspace<E> w_;
-  const int share_;
-  int rows_ = 0, padded_ = 0, blocks_ = 0, panels_ = 0;
+  const Workspace<E> all_;
+  Workspace<E> w_;  // of the head at hand
+  const int share_, blocks_ = all_.key_blocks, panels_ = all_.panels;
+  int rows_ = 0, padded_ = 0;
   bool direct_ = false;
   const E *key_row_[CHUNK], *value_row_[CHUNK], *tile_[CHUNK / 16] = {};
 };
@@ -287,11 +334,12 @@ template <class E>
 void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
   const Isa& isa = *engine.isa;
   int share = a.heads / a.groups, columns = a.values.size;
-  int key_blocks = (a.keys.size + BLOCK - 1) / BLOCK, panels = (columns + PANEL - 1) / PANEL;
-  Plan todo = plan(batch, a.groups, share, columns, a.window);
+  int together = heads_together(batch, a.groups, engine.pool.threads());
+  Plan todo = plan(batch, a.groups, together, share, columns, a.window);
   if (todo.tasks.empty()) return;
-  engine.reserve(Workspace<E>::bytes(todo.rows, key_blocks, panels));
-  bool split = todo.tasks.size() != todo.merges.size();
+  Workspace<E> space{todo.rows, ceil_div(a.keys.size, BLOCK), ceil_div(columns, PANEL), together};
+  engine.reserve(space.bytes());
+  bool split = todo.tasks.size() * together != todo.merges.size();
   float* partials = split ? engine.shared[2].at_least<float>(todo.partials) : nullptr;
   std::atomic<bool> bad{false};
 
@@ -300,7 +348,7 @@ void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
   for (size_t m = 0; m < todo.merges.size(); m++) alone[todo.merges[m].first] = count_of(int(m)) == 1;
   engine.pool.run_within(int(todo.tasks.size()), [&](int index, int thread) {
     const Task& task = todo.tasks[index];
-    Worker<E> worker(isa, a, batch, {engine.scratch<char>(thread), todo.rows, key_blocks, panels});
+    Worker<E> worker(isa, a, batch, space.at(engine.scratch<char>(thread)));
     size_t next = index + engine.pool.threads();  // the task this thread most likely takes after this one
     if (next < todo.tasks.size()) worker.fetch(todo.tasks[next], todo.tasks[next].first);
     if (!worker.sums(task))
@@ -317,10 +365,10 @@ void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
     const Merge& merge = todo.merges[index];
     if (merge.count == 1) return;
     const Task& task = todo.tasks[merge.first];
-    size_t width = columns + 2, step = size_t(task.tokens) * share * width;
-    for (int r = 0; r < task.tokens * share; r++)
-      merge_row(isa, partials + task.partial + r * width, step, merge.count, columns, engine.scratch<float>(thread),
-                out_row(a, task, r));
+    size_t width = columns + 2, rows = size_t(task.tokens) * share;
+    for (size_t r = 0; r < rows; r++)
+      merge_row(isa, partials + task.partial + merge.group * rows * width + r * width, rows * task.groups * width,
+                merge.count, columns, engine.scratch<float>(thread), out_row(a, task, merge.group, int(r)));
   });
 }
 

@@ -31,6 +31,7 @@ struct Rows {
   size_t stride;
 };
 
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int whole_groups(int rows) { return (rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP; }
 inline int whole_blocks(int inputs) { return (inputs + BLOCK - 1) / BLOCK * BLOCK; }
 

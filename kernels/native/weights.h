@@ -3,10 +3,9 @@
 #include <functional>
 #include <vector>
 
+#include "engine.h"
 #include "isa.h"
 #include "memory.h"
-
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // A read-only matrix as the caller has it; rows are `stride` elements apart.
 struct Source {
