@@ -293,10 +293,8 @@ class _Gateway:
         seating, processes = self._run.seating, self._processes
         if not seating.elsewhere:
             return
-        hosts = len({seat.host for seat in seating.elsewhere})
-        lines = [
-            f"waiting {TOGETHER_SECONDS:.0f} s for {len(seating.elsewhere)} nodes on {hosts} other hosts:"
-        ]
+        missing = len(seating.elsewhere)
+        lines = [f"waiting {TOGETHER_SECONDS:.0f} s for {missing} node{'s' * (missing > 1)} elsewhere:"]
         lines += seating.commands(self._run.address, processes.token_file)
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)

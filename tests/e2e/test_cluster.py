@@ -1,10 +1,12 @@
 """`afserve up --cluster FILE`: a plan started as it is, and nodes on two hosts that are network namespaces."""
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from afserve.clock import MonotonicClock
 from afserve.comm import connect
+from afserve.config import ModelSource
+from afserve.control.controller import Controller
+from afserve.control.lanes import Lanes
+from afserve.errors import ConfigError
+from afserve.launch.machine import this_machine
+from afserve.launch.models import CONFIGS
+from afserve.launch.topology import Wishes, choose
+from afserve.spec import ModelSpec
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +121,21 @@ def test_a_flag_that_contradicts_the_file_is_one_error(tmp_path: Path, flags: tu
 
 def test_listen_without_a_cluster_is_refused():
     assert said_by("up", "--port", "0", "--listen", "127.0.0.1")[0] == 2
+
+
+def test_a_taken_port_for_nodes_is_said(capfd: pytest.CaptureFixture[str]):
+    folder = CONFIGS / "nano"
+    run = choose(ModelSpec.load(folder), ModelSource(str(folder), "nano"), this_machine(), Wishes(1, 1)).run
+
+    async def listen(port: int) -> None:
+        await Controller(run, "token", Lanes(), MonotonicClock()).start("127.0.0.1", port)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=f"cannot listen for nodes on 127.0.0.1:{port}; is the port taken"
+        ):
+            asyncio.run(listen(port))
 
 
 def test_hardware_that_is_not_here_names_the_host(tmp_path: Path):
@@ -249,3 +275,13 @@ def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
     with contextlib.suppress(subprocess.TimeoutExpired):
         nodes[0].wait(DEADLINE)
     assert nodes[0].poll() == 0, hosts.printed("node-0")
+
+
+def test_interrupted_while_it_waits_for_others(hosts: Hosts, tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--listen", f"{hosts.addresses[0]}:7700")
+    wait_for(lambda: "--index 1 --join 10.213.8.1:7700" in hosts.printed("up"), lambda: hosts.printed("up"))
+    gateway.terminate()
+    assert gateway.wait(DEADLINE) == 0
+    assert "waiting 300 s for 2 nodes elsewhere:" in hosts.printed("up")
