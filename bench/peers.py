@@ -109,7 +109,12 @@ def main() -> None:
 
 
 def _engines(options: argparse.Namespace) -> list[Engine]:
-    case = [options.model, str(options.prompt_len), str(options.output_len), str(options.threads)]
+    case = [
+        str(Path(options.model).resolve()),
+        str(options.prompt_len),
+        str(options.output_len),
+        str(options.threads),
+    ]
     engines: list[Engine] = [
         Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case])
         for name in (*OURS, "transformers")
@@ -117,7 +122,8 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
     if options.vllm_python:
         script = str(ROOT / "bench" / "peers_vllm.py")
         preload = {"LD_PRELOAD": options.vllm_preload} if options.vllm_preload else {}
-        engines.append(Worker("vllm", [options.vllm_python, script, *case], preload))
+        # -P: this folder holds a kernels.py, which vLLM's dependencies would take for the package of that name.
+        engines.append(Worker("vllm", [options.vllm_python, "-P", script, *case], preload))
     if options.llama_bench:
         lengths = (options.prompt_len, options.output_len)
         engines.append(Llama(options.llama_bench, options.gguf, *lengths, options.threads))
