@@ -6,8 +6,9 @@
 Nothing is fitted to the measured runs. The planner's curves give the stage times of each layout; colocated, its closed
 form gives the step. Disaggregated, the closed form gives every process hardware of its own, but here all processes
 (and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the same stage times
-over so many cores. The rate is that of the steady state, while the whole batch decodes; TPOT is what a client saw,
-median over requests. Of several calibrations the one with a run's threads is taken, else the nearest.
+over so many cores, longer where another core is busy by as much as the calibration measured. The rate is that of the
+steady state, while the whole batch decodes; TPOT is what a client saw, median over requests. Of several calibrations
+the one with a run's threads is taken, else the nearest.
 """
 
 import argparse
@@ -60,9 +61,11 @@ class Predictor:
     def __init__(self, model: str, calibrations: Iterable[Path], cores: int) -> None:
         self._shape, self._chip, self._cores = load_model(model), load_hardware(CHIP), cores
         self._curves = {}
+        self._beside = {"attention": 1.0, "experts": 1.0}
         for path in calibrations:
             lines = read_lines(path, "calibration")
             threads = json.loads(lines[0]).get("threads", 1) if lines else 1
+            self._beside |= _beside(lines)
             rows = read_calibration(str(path), lines)
             self._curves[threads] = fit_calibration(str(path), rows, self._shape, self._chip, WIDTH)
 
@@ -106,7 +109,17 @@ class Predictor:
             dispatch=float(alone.dispatch[0]),
             combine=float(alone.combine[0]),
             gateway=curves["gateway"].launch + each * curves["gateway"].per_group,
+            attention_beside=self._beside["attention"],
+            experts_beside=self._beside["experts"],
         )
+
+
+def _beside(lines: Iterable[str]) -> dict[str, float]:
+    """How many times as long a stage takes while another core is busy."""
+    rows = [json.loads(line) for line in lines]
+    return {
+        row["stage"]: max(1.0, row["seconds"] / row["alone"]) for row in rows if row.get("part") == "beside"
+    }
 
 
 def runs(case: Case, micro_batches: int, colocated_threads: int) -> Iterator[Measured]:

@@ -18,7 +18,8 @@ from afserve.engine.soft_barrier import SoftBarrier
 @dataclass(frozen=True, slots=True)
 class Stages:
     """Seconds. `experts[n - 1]`: one call of one expert node for n messages together. `gateway`: per step of one
-    micro-batch. `dispatch` and `combine` pass without anybody's core."""
+    micro-batch. `dispatch` and `combine` pass without anybody's core. `attention_beside` and `experts_beside`: how many
+    times as long a stage takes that begins while another core is busy."""
 
     attention: float
     outside: float
@@ -26,6 +27,8 @@ class Stages:
     dispatch: float
     combine: float
     gateway: float = 0.0
+    attention_beside: float = 1.0
+    experts_beside: float = 1.0
 
 
 Stream = tuple[int, int]  # attention node, micro-batch
@@ -41,7 +44,7 @@ class Cores:
 
     def __init__(self, cores: int) -> None:
         self.now = 0.0
-        self._free = cores
+        self._free = self._cores = cores
         self._line: deque[Node] = deque()
         self._active: set[int] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -49,6 +52,11 @@ class Cores:
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), event))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether another core than that of the node which asks is busy."""
+        return self._free < self._cores - 1
 
     def wake(self, node: Node) -> None:
         """It has work; nothing changes for one that runs or is in line."""
@@ -91,9 +99,10 @@ class Attention:
             return None
         micro_batch, layer = self.due.popleft()
         run, stream = self._run, (self._index, micro_batch)
+        longer = run.stages.attention_beside if run.cores.crowded else 1.0
         if layer == run.layers:
-            return run.stages.outside, lambda: run.stepped(stream)
-        return run.stages.attention, lambda: run.dispatched(stream, layer)
+            return longer * run.stages.outside, lambda: run.stepped(stream)
+        return longer * run.stages.attention, lambda: run.dispatched(stream, layer)
 
 
 class Experts:
@@ -122,7 +131,10 @@ class Experts:
     def _compute(self, layer: int) -> Job:
         del self._since[layer]
         streams = self._held.pop(layer)
-        seconds = self._run.stages.experts[len(streams) - 1]
+        stages = self._run.stages
+        seconds = stages.experts[len(streams) - 1] * (
+            stages.experts_beside if self._run.cores.crowded else 1.0
+        )
         return seconds, lambda: self._answer(layer, streams, seconds)
 
     def _answer(self, layer: int, streams: list[Stream], seconds: float) -> None:

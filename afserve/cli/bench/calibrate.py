@@ -1,7 +1,8 @@
 """`afserve bench calibrate`: this machine's stage times through the real engine, as rows that `afserve plan` fits.
 
 Attention halves and whole steps by requests and context, expert calls by rows and distinct experts, exchanges between
-two processes by size, and what the control plane adds to a step. Nothing here is a prediction.
+two processes by size, what the control plane adds to a step, and how cores slow each other down. Nothing here is a
+prediction.
 """
 
 import json
@@ -65,6 +66,8 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), 16, 1)
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
     """Measure stage times on this machine, about half a minute; then `afserve plan --curves FILE`."""
     begin = time.perf_counter()
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")
     lines = []
     for row in rows(model, threads, SMALL if quick else Grid()):
         lines.append(json.dumps(row | origin(model, threads)))
@@ -116,19 +119,23 @@ def control(model: str, threads: int, grid: Grid) -> Iterator[Row]:
 
     output = grid.steps + 8
     case = Case(model, (_WARM_UP, *grid.control), grid.prompt, output, grid.repeats, threads)
+    measured = measure(case, Shape(colocated=True, attention=1))
+    next(measured)
     spent = time.process_time()
-    for row in measure(case, Shape(colocated=True, attention=1)):
+    for row in measured:
         spent, before = time.process_time(), spent
-        if row.tokens_per_second is not None and row.batch != _WARM_UP:
-            gateway = (spent - before) / (grid.repeats * output)
-            yield {"part": "gateway", "requests": row.batch, "seconds": gateway}
-            yield {"part": "served", "requests": row.batch, "seconds": row.batch / row.tokens_per_second}
+        gateway = (spent - before) / (grid.repeats * output)
+        yield {"part": "gateway", "requests": row.batch, "seconds": gateway}
+        assert row.tpot is not None
+        seconds = row.batch / row.tokens_per_second if row.tokens_per_second else row.tpot
+        yield {"part": "served", "requests": row.batch, "seconds": max(seconds, 1e-6)}
 
 
 def stages(source: "ModelSource", threads: int, grid: Grid, served: list[Row]) -> Iterator[Row]:
     """What follows from one engine in this process, and nodes beside it for the exchange."""
     import torch
 
+    from afserve.cli.bench.neighbour import beside_rows
     from afserve.cli.bench.stages import Engine, attention_rows, expert_rows
     from afserve.kernels.ops import open_ops
 
@@ -142,7 +149,9 @@ def stages(source: "ModelSource", threads: int, grid: Grid, served: list[Row]) -
     for tokens in grid.requests:
         for share, held in ((1.0, 1.0), (1.0, 0.5), (0.25, 1.0)):
             yield expert_rows(engine, bank, tokens, share, held)
-    yield from beside(engine, bank, grid, served)
+    yield from serving(engine, bank, grid, served)
+    if threads == 1:
+        yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps)
 
 
 def exchanges(engine: "Engine", grid: Grid) -> Iterator[Row]:
@@ -160,7 +169,7 @@ def exchanges(engine: "Engine", grid: Grid) -> Iterator[Row]:
                 yield from exchange_rows(engine, alone, link, peers, requests, context, grid.steps)
 
 
-def beside(engine: "Engine", bank: "ExpertBank", grid: Grid, served: list[Row]) -> Iterator[Row]:
+def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: list[Row]) -> Iterator[Row]:
     """The served run's rows, and how much longer its steps are than those of the same engine by itself."""
     from afserve.comm.bank import LocalBankLink
 
@@ -168,6 +177,7 @@ def beside(engine: "Engine", bank: "ExpertBank", grid: Grid, served: list[Row]) 
         if row["part"] == "served":
             requests, context = int(str(row["requests"])), grid.prompt + (grid.steps + 8) // 2
             step = engine.steps(LocalBankLink(bank), requests, context, grid.steps)
-            seconds = max(float(str(row["seconds"])) - step.seconds, 1e-6)
+            served_seconds = float(str(row["seconds"]))
+            seconds = max(served_seconds - step.seconds, 0.005 * served_seconds)
             yield {"part": "control", "requests": requests, "seconds": seconds}
         yield row

@@ -1,0 +1,78 @@
+"""`afserve bench calibrate` on the bundled model, and predictions from what it wrote. No times are judged."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afserve.cli.bench.calibrate import Grid, rows
+from afserve.cli.main import run
+from afserve.placement.calibration import read_calibration
+from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, summary
+
+TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), 16, 1)
+PARTS = {"attention", "step", "exchange", "kernel", "experts", "gateway", "control"}
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibration") / "nano.jsonl"
+    path.write_text("".join(json.dumps({"threads": 1, **row}) + "\n" for row in rows("nano", 1, TINY)))
+    return path
+
+
+@pytest.mark.process
+def test_every_part_is_measured(calibration: Path) -> None:
+    found = read_calibration("nano.jsonl", calibration.read_text().splitlines())
+    assert set(found) == PARTS
+    assert all(len(found[part]) >= 3 for part in PARTS)
+    assert all(row["seconds"] > 0 for part in PARTS for row in found[part])
+    assert [row["requests"] for row in found["attention"]] == [1, 2, 3]
+    for row in found["experts"]:
+        assert 0 < row["active"] <= row["rows"]
+
+
+@pytest.mark.process
+def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
+    rows = [json.loads(line) for line in calibration.read_text().splitlines()]
+    beside = {row["stage"]: row for row in rows if row["part"] == "beside"}
+    assert set(beside) == {"experts", "attention"}
+    assert all(row["alone"] > 0 and row["seconds"] > 0 for row in beside.values())
+
+
+@pytest.mark.process
+def test_every_layout_is_predicted(calibration: Path, tmp_path: Path) -> None:
+    predictor = Predictor("nano", [calibration], cores=2)
+    measured = [
+        Measured(attention, experts, 2, 1, batch, 24.0, 5.0, batch / 5e-3)
+        for attention, experts in LAYOUTS
+        for batch in (1, 3, 8)
+    ]
+    judgements = [judged(predictor, one) for one in measured]
+    assert all(0 < predictor.tpot(one) < 60 for one in measured)
+    assert math.isfinite(float(str(summary(judgements)["tpot_error"])))
+    earlier = tmp_path / "measured.jsonl"
+    earlier.write_text("".join(json.dumps(row) + "\n" for row in [*judgements, summary(judgements)]))
+    assert len(compare(calibration, earlier, "nano")) == len(measured)
+
+
+def test_a_model_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "none.jsonl"
+    assert run(["bench", "calibrate", "--model", "mixtral-8x7b", "--out", str(out)]) == 2
+    assert "no weights" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_folder_that_is_not_there_is_refused_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "calibrate", "--out", str(tmp_path / "no" / "file.jsonl")]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_the_command_is_there_without_torch() -> None:
+    code = "import sys, afserve.cli.bench.calibrate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
