@@ -20,8 +20,9 @@ from afserve.kernels.routing import RouterRule
 class Ops:
     """Checks arguments, then calls the backend. `backend` has the methods of `reference.Reference`."""
 
-    def __init__(self, backend: Reference, device: torch.device, threads: int) -> None:
+    def __init__(self, backend: Reference, device: torch.device, threads: int, reason: str = "") -> None:
         self._backend = backend
+        self._reason = reason
         self.device = device
         self.threads = threads
 
@@ -31,7 +32,8 @@ class Ops:
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
-        return self._backend.explain()
+        path = self._backend.explain()
+        return f"{path} ({self._reason})" if self._reason else path
 
     def pack_linear(
         self, weight_OI: Tensor, bias_O: Tensor | None = None, int8: bool = False
@@ -262,7 +264,9 @@ def _open_native(device: torch.device, threads: int, isa: str, *, required: bool
             raise ConfigError(
                 f"backend: the native library was not built ({error}); reinstall with a compiler"
             ) from error
-        return Ops(Reference(), device, threads)
+        return Ops(
+            Reference(), device, threads, "the native library was not built; reinstall with a C++ compiler"
+        )
     return Ops(Native(threads, isa), device, threads)
 
 
@@ -276,7 +280,7 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
             raise ConfigError(
                 f"backend: triton is not installed ({error}); pip install afserve[gpu]"
             ) from error
-        return Ops(Reference(), device, threads)
+        return Ops(Reference(), device, threads, "triton is not installed; pip install afserve[gpu]")
     opened = TritonBackend.open(device)
     return Ops(opened, opened.device, threads)
 
