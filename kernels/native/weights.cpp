@@ -43,7 +43,25 @@ Panels::Panels(int count, int columns, int inputs, Dtype dtype)
   if (dtype == Dtype::i8) scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
 }
 
+// 64 weight rows become a panel just as 64 keys do.
+template <class E>
+void Panels::pack_panels(int index, const Source& source, const std::function<int(int)>& row_of) {
+  static const Isa* isa = find_isa("");
+  std::vector<E> zero(size_t(blocks_) * BLOCK);
+  const E* rows[PANEL];
+  for (int panel = 0; panel < panels_; panel++) {
+    for (int column = 0; column < PANEL; column++) {
+      int row = row_of(panel * PANEL + column);
+      rows[column] = row < 0 ? zero.data() : static_cast<const E*>(source.data) + row * source.stride;
+    }
+    E* at = reinterpret_cast<E*>(memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_);
+    isa->of<E>().pack_keys(rows, PANEL, inputs_, blocks_, at);
+  }
+}
+
 void Panels::pack(int index, const Source& source, const std::function<int(int)>& row_of) {
+  if (dtype_ == Dtype::bf16) return pack_panels<bf16>(index, source, row_of);
+  if (dtype_ == Dtype::f32 && source.dtype == Dtype::f32) return pack_panels<float>(index, source, row_of);
   for (int column = 0; column < panels_ * PANEL; column++) {
     int row = row_of(column);
     if (row < 0) continue;
@@ -54,12 +72,6 @@ void Panels::pack(int index, const Source& source, const std::function<int(int)>
 }
 
 void Panels::pack_column(char* panel, int column, const Source& source, int row, float* scale) {
-  if (dtype_ == Dtype::bf16) {
-    const uint16_t* from = static_cast<const uint16_t*>(source.data) + size_t(row) * source.stride;
-    uint16_t* to = reinterpret_cast<uint16_t*>(panel);
-    along(dtype_, inputs_, column, [&](int k, size_t place) { to[place] = from[k]; });
-    return;
-  }
   if (dtype_ == Dtype::f32) {
     float* to = reinterpret_cast<float*>(panel);
     along(dtype_, inputs_, column, [&](int k, size_t place) { to[place] = source.at(row, k); });

@@ -41,6 +41,8 @@ class Panels {
   }
 
  private:
+  template <class E>
+  void pack_panels(int index, const Source& source, const std::function<int(int)>& row_of);
   void pack_column(char* panel, int column, const Source& source, int row, float* scale);
 
   int panels_, blocks_, inputs_;
