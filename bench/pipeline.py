@@ -213,6 +213,7 @@ def launch(target, rank, script, *args, **events):
     mine, theirs = FORK.Pipe()
     process = FORK.Process(target=target, args=(rank, script, *args, theirs, *events.values()), daemon=True)
     process.start()
+    theirs.close()
     return process, mine
 
 

@@ -78,6 +78,7 @@ def disaggregated(source: ModelSource, batch: int, micro_batches: int) -> dict[s
     mine, theirs = FORK.Pipe()
     process = FORK.Process(target=expert, args=(source, config, theirs, stop), daemon=True)
     process.start()
+    theirs.close()
     spec, plan = spec_of(source), plan_of(source)
     layout = layout_for(source, spec, config, plan.slots_per_node())
     end = connect.connect([mine.recv()], attention=0, layout=layout, timeout=60.0)
@@ -123,7 +124,11 @@ def in_process(work, *args) -> dict[str, object]:
     mine, theirs = FORK.Pipe()
     process = FORK.Process(target=isolated, args=(theirs, work, *args))
     process.start()
-    found = mine.recv()
+    theirs.close()
+    try:
+        found = mine.recv()
+    except EOFError as error:
+        raise SystemExit("bench.pipeline_model: a measuring process ended; its reason is above") from error
     process.join()
     return found
 
