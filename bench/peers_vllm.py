@@ -17,7 +17,7 @@ def main(model: str, prompt: int, output: int, threads: int) -> None:
     torch.set_num_threads(threads)
     llm = vllm.LLM(
         model, dtype="bfloat16", max_num_seqs=64, max_model_len=prompt + output + 16, enable_prefix_caching=False,
-        disable_log_stats=True,
+        disable_log_stats=True, gpu_memory_utilization=0.3,
     )  # fmt: skip
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
 
