@@ -10,13 +10,20 @@ namespace {
 
 constexpr auto SPIN = std::chrono::microseconds(100);  // longer than the gap between two ops of one step
 
-void relax() {
+// Pauses for some microseconds, then offers the core to whoever else wants it: where cores are shared, the thread
+// that is waited for may be the one that wants it.
+class Wait {
+ public:
+  void once() {
 #if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
+    if (pauses_++ < 256) return _mm_pause();
 #endif
-}
+    std::this_thread::yield();
+  }
+
+ private:
+  int pauses_ = 0;
+};
 
 }  // namespace
 
@@ -50,7 +57,8 @@ void Pool::share(int n, Call call, const void* task, bool within) {
     wake_.notify_all();
   }
   drain(round, 0);
-  while (done_.load(std::memory_order_acquire) != n) relax();
+  Wait wait;
+  while (done_.load(std::memory_order_acquire) != n) wait.once();
 }
 
 void Pool::drain(uint64_t round, int worker) {
@@ -77,10 +85,11 @@ bool Pool::wait_for_round(uint64_t seen) {
     return stop_ || (ticket >> 32 != seen && (ticket & 0xffffffff) != CLOSED);
   };
   auto until = std::chrono::steady_clock::now() + SPIN;
+  Wait wait;
   do {
     for (int i = 0; i < 32; i++) {
       if (open()) return !stop_;
-      relax();
+      wait.once();
     }
   } while (std::chrono::steady_clock::now() < until);
   std::unique_lock<std::mutex> lock(mutex_);
