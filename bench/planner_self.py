@@ -14,7 +14,7 @@ the one with a run's threads is taken, else the nearest.
 import argparse
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -63,10 +63,10 @@ class Predictor:
         self._curves = {}
         self._beside = {"attention": 1.0, "experts": 1.0}
         for path in calibrations:
-            lines = read_lines(path, "calibration")
-            threads = json.loads(lines[0]).get("threads", 1) if lines else 1
-            self._beside |= _beside(lines)
+            lines = [line for line in read_lines(path, "calibration") if line.strip()]
             rows = read_calibration(str(path), lines)
+            threads = int(json.loads(lines[0]).get("threads", 1))
+            self._beside |= _beside(lines)
             self._curves[threads] = fit_calibration(str(path), rows, self._shape, self._chip, WIDTH)
 
     @property
@@ -188,7 +188,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.planner_self", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="the checkpoint folder that was calibrated")
     parser.add_argument("--calibration", required=True, type=Path, nargs="+", help="afserve bench calibrate")
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--micro-batches", type=int, default=2, help="of the disaggregated layouts")
     parser.add_argument("--out", type=Path, help="write the rows here")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     predictor = Predictor(given.model, given.calibration, cores())
     batches = tuple(int(batch) for batch in given.batch.split(","))
     case = Case(given.model, batches, PROMPT, given.output_len, given.repeats)

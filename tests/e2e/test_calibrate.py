@@ -11,7 +11,7 @@ import pytest
 from afserve.cli.bench.calibrate import Grid, rows
 from afserve.cli.main import run
 from afserve.placement.calibration import read_calibration
-from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, summary
+from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, summary
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), 16, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "experts", "gateway", "control"}
@@ -57,6 +57,20 @@ def test_every_layout_is_predicted(calibration: Path, tmp_path: Path) -> None:
     earlier = tmp_path / "measured.jsonl"
     earlier.write_text("".join(json.dumps(row) + "\n" for row in [*judgements, summary(judgements)]))
     assert len(compare(calibration, earlier, "nano")) == len(measured)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_real_runs_beside_their_predictions(
+    calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "planner_self.jsonl"
+    flags = f"--model nano --calibration {calibration} --batch 1,4 --output-len 24 --repeats 1 --out {out}"
+    main(flags.split())
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(written) == len(LAYOUTS) * 2 + 1
+    assert all({"machine", "commit", "date", "tpot_error", "tok_s_error"} <= row.keys() for row in written)
+    assert "median absolute error" in capsys.readouterr().out
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,8 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
     begin = time.perf_counter()
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")
+    if (busy := os.getloadavg()[0]) >= 1:
+        click.echo(f"others are at work here (load {busy:.1f}): stage times will be too long", err=True)
     lines = []
     for row in rows(model, threads, SMALL if quick else Grid()):
         lines.append(json.dumps(row | origin(model, threads)))

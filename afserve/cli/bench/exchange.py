@@ -22,6 +22,7 @@ from afserve.comm.transport import Layout
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
+from afserve.errors import PeerLost
 from afserve.placement.plan import Placement
 
 _DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes of its rows on the way out
@@ -53,7 +54,10 @@ def _node(source: ModelSource, peers: int, index: int) -> Iterator[str]:
     command = [sys.executable, "-m", "afserve.cli.bench.exchange", arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
-        yield process.stdout.readline().strip()
+        address = process.stdout.readline().strip()
+        if not address:
+            raise PeerLost(f"expert-{index}", "it ended before it listened; what it said is above")
+        yield address
         process.stdin.close()
 
 

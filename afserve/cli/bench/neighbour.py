@@ -15,6 +15,7 @@ from dataclasses import asdict
 from afserve.cli.bench.marked import MarkedLink
 from afserve.cli.bench.stages import Engine, Row, expert_rows
 from afserve.config import ModelSource
+from afserve.errors import PeerLost
 from afserve.kernels.ops import open_ops
 from afserve.models.experts import ExpertBank
 
@@ -26,7 +27,8 @@ def neighbour(source: ModelSource, tokens: int) -> Iterator[None]:
     command = [sys.executable, "-m", "afserve.cli.bench.neighbour", arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdout.readline()
+        if not process.stdout.readline():
+            raise PeerLost("neighbour", "it ended before it computed; what it said is above")
         yield
         process.stdin.close()
 
