@@ -20,6 +20,9 @@ from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
 
+# A message of more rows is a prompt chunk: it fills a call by itself, and nobody's decode should wait in its call.
+_LONG_ROWS = 128
+
 Watch = Callable[[int, Sequence[Arrival], float, float], None]
 
 
@@ -106,21 +109,38 @@ class ExpertNode:
         self._barrier.arrived(box, box.attention, header.layer, now)
 
     def _compute_due(self, now: float) -> int:
-        """One call per layer whose time has come, the longest waiting first."""
+        """One call per layer whose time has come, then one long message."""
         answered, self._due = 0, float("inf")
-        for layer in list(self._since):
+        long: list[Arrival] = []
+        for layer, since in list(self._since.items()):
             group = [arrival for arrival in self._held.values() if arrival.header.layer == layer]
-            since = self._since[layer]
             due = self._barrier.due(layer, {arrival.box.attention for arrival in group}, since, now)
             if due > now:
                 self._due = min(self._due, due)
                 continue
-            del self._since[layer]
-            if group:
+            short = [arrival for arrival in group if arrival.header.rows <= _LONG_ROWS]
+            long += [arrival for arrival in group if arrival.header.rows > _LONG_ROWS]
+            if len(short) == len(group):
+                del self._since[layer]
+            if short:
                 self._hold_seconds += now - since
-                self._compute(layer, group)
-                answered += len(group)
-        return answered
+                self._compute(layer, short)
+                answered += len(short)
+        return answered + self._compute_long(long, now)
+
+    def _compute_long(self, long: Sequence[Arrival], now: float) -> int:
+        """The one that waits longest; short messages that come meanwhile go before the next."""
+        here = [arrival for arrival in long if self._held.get(arrival.box) is arrival]
+        if not here:
+            return 0
+        first = min(here, key=lambda arrival: self._since[arrival.header.layer])
+        layer = first.header.layer
+        self._compute(layer, [first])
+        if not any(arrival.header.layer == layer for arrival in self._held.values()):
+            del self._since[layer]
+        if len(here) > 1:
+            self._due = now
+        return 1
 
     def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
         start = self._clock.now()
@@ -144,7 +164,7 @@ class ExpertNode:
             reply_RH.copy_(part_RH)
 
     def _answer(self, arrival: Arrival) -> None:
-        del self._held[arrival.box]
+        self._held.pop(arrival.box, None)
         try:
             self._port.send(arrival)
         except PeerLost as lost:

@@ -34,7 +34,7 @@ class Rig:
         self.clock = FakeClock()
         self.placement = Placement.contiguous(layers=LAYERS, experts=4, nodes=1)
         wire = WireType.FLOAT32
-        layout = Layout(8, 2, 16, micro_batches, LAYERS, 4, wire, wire)
+        layout = Layout(8, 2, 512, micro_batches, LAYERS, 4, wire, wire)
         end, address = connect.listen("local", expert=0, attention_nodes=attention, layout=layout)
         self.bank = TimedBank(self.clock)
         self.node = ExpertNode(ExpertPort(end), self.bank, longest_hold=longest_hold, clock=self.clock)
@@ -77,6 +77,35 @@ def test_layers_are_not_mixed():
     assert sorted(rig.bank.calls) == [(0, 4), (1, 2)]
     for a, ticket in enumerate(tickets):
         rig.take(a, ticket, a % 2)
+
+
+def test_a_prompt_chunk_does_not_hold_up_decode():
+    rig = Rig(attention=3)
+    chunks = [rig.send(a, 1, 0, rows=300) for a in range(2)]
+    decode = rig.send(2, 1, 0)
+    assert rig.node.poll() == 2
+    assert rig.bank.calls == [(1, 2), (1, 300)], "decode first, and not in the chunk's call"
+    rig.take(2, decode, 1)
+    rig.take(0, chunks[0], 1)
+    following = rig.send(2, 2, 0)
+    rig.node.wait(0.0)
+    assert rig.node.poll() == 2
+    assert rig.bank.calls[2:] == [(2, 2), (1, 300)], "what came meanwhile goes before the next chunk"
+    rig.take(2, following, 2)
+    rig.take(1, chunks[1], 1)
+    assert rig.node.poll() == 0
+
+
+def test_a_node_that_leaves_in_the_middle_of_its_answers():
+    rig = Rig()
+    kept = rig.send(0, 1)
+    for micro_batch in range(2):
+        rig.send(1, 1, micro_batch)
+    rig.send(1, 1, 0, rows=200)
+    rig.links[1].close()
+    rig.node.poll()
+    rig.take(0, kept, 1)
+    assert rig.node.poll() == 0
 
 
 def test_nothing_to_do_is_nothing_done():
