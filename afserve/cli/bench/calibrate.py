@@ -146,29 +146,36 @@ def stages(source: "ModelSource", threads: int, grid: Grid, served: list[Row]) -
     engine = Engine(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 4 * grid.steps)
     for requests, context in grid.points():
         yield from attention_rows(engine, requests, context, grid.steps)
-    yield from exchanges(engine, grid)
-    bank = engine.bank()
+    bank, calls = engine.bank(), {}
     for tokens in grid.requests:
         for share, held in ((1.0, 1.0), (1.0, 0.5), (0.25, 1.0)):
-            yield expert_rows(engine, bank, tokens, share, held)
+            row = expert_rows(engine, bank, tokens, share, held)
+            if share == 1.0:
+                calls[tokens, round(1 / held)] = float(str(row["seconds"]))
+            yield row
+    yield from exchanges(engine, grid, calls)
     yield from serving(engine, bank, grid, served)
     if threads == 1:
         yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps)
 
 
-def exchanges(engine: "Engine", grid: Grid) -> Iterator[Row]:
-    """With one expert node and with two; with two, only what the attention node has to do is told."""
+def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float]) -> Iterator[Row]:
+    """With one expert node and with two; with two, only what the attention node has to do is told.
+
+    `calls`: seconds of an expert call by requests and nodes.
+    """
     from afserve.cli.bench.exchange import exchange, exchange_rows
     from afserve.cli.bench.marked import MarkedLink
 
     context = grid.contexts[0]
     for peers in (1, 2):
-        with exchange(engine.source, peers) as link:
+        with exchange(engine.source, peers) as made:
             for requests in grid.requests:
                 alone = engine.steps(
                     MarkedLink(engine.clock, engine.spec.hidden), requests, context, grid.steps
                 )
-                yield from exchange_rows(engine, alone, link, peers, requests, context, grid.steps)
+                took = calls[requests, peers]
+                yield from exchange_rows(engine, alone, made, took, requests, context, grid.steps)
 
 
 def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: list[Row]) -> Iterator[Row]:

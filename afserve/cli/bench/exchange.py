@@ -1,16 +1,19 @@
-"""An expert node that computes nothing, in a process of its own, and what an exchange with it costs.
+"""An expert node that only lets time pass, in a process of its own, and what an exchange with it costs.
 
-Started as a module with one JSON argument: prints its address, answers until its standard input ends. Everything but
-the experts is real: mailboxes in shared memory, link, port, soft barrier, parking.
+Started as a module with one JSON argument: prints its address, answers until its standard input ends, and takes as long
+for a call as the last line there said: who waits long parks, and being woken is part of the cost. Everything but the
+experts is real: mailboxes in shared memory, link, port, soft barrier.
 """
 
 import json
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import IO
 
 from torch import Tensor
 
@@ -29,27 +32,46 @@ _DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes o
 _PARK = 0.05
 
 
-class Nothing:
-    """A bank whose experts take no time; the answer is whatever lies in the mailbox."""
+class Idle:
+    """A bank whose experts take `seconds`, busy all the while; the answer is whatever lies in the mailbox."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
     def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
         """Leaves out_RH as it is."""
+        until = time.perf_counter() + self.seconds
+        while time.perf_counter() < until:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    link: ExpertLink
+    inputs: tuple[IO[str], ...]
+
+    def take(self, seconds: float) -> None:
+        """From now on every call of an expert node takes so long."""
+        for input in self.inputs:
+            input.write(f"{seconds}\n")
+            input.flush()
 
 
 @contextmanager
-def exchange(source: ModelSource, peers: int) -> Iterator[ExpertLink]:
-    """A link to so many such nodes, which live as long as the context."""
+def exchange(source: ModelSource, peers: int) -> Iterator[Exchange]:
+    """With so many such nodes, which live as long as the context."""
     layout, placement = _layout(source, peers)
     with ExitStack() as stack:
-        addresses = [stack.enter_context(_node(source, peers, index)) for index in range(peers)]
+        nodes = [stack.enter_context(_node(source, peers, index)) for index in range(peers)]
+        addresses = [address for address, _ in nodes]
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
         link = ExpertLink(end, attention=0, layout=layout, placement=placement)
         stack.callback(link.close)
-        yield link
+        yield Exchange(link, tuple(input for _, input in nodes))
 
 
 @contextmanager
-def _node(source: ModelSource, peers: int, index: int) -> Iterator[str]:
+def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, IO[str]]]:
     arguments = json.dumps({"source": asdict(source), "peers": peers, "index": index})
     command = [sys.executable, "-m", "afserve.cli.bench.exchange", arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -57,18 +79,20 @@ def _node(source: ModelSource, peers: int, index: int) -> Iterator[str]:
         address = process.stdout.readline().strip()
         if not address:
             raise PeerLost(f"expert-{index}", "it ended before it listened; what it said is above")
-        yield address
+        yield address, process.stdin
         process.stdin.close()
 
 
 def exchange_rows(
-    engine: Engine, alone: Steps, link: ExpertLink, peers: int, requests: int, context: int, count: int
+    engine: Engine, alone: Steps, made: Exchange, experts: float, requests: int, context: int, count: int
 ) -> Iterator[Row]:
-    """`alone`: the same steps without anybody at the other end. A direction is half of what a layer takes longer; a
-    kernel is one send or receive: half of what the attention node itself computes longer."""
-    both, halves = engine.steps(link, requests, context, count), 2 * engine.spec.moe_layers
+    """`alone`: the same steps without anybody at the other end. A direction is half of what a layer takes longer, less
+    the `experts` seconds; a kernel is one send or receive: half of what the attention node itself computes longer."""
+    made.take(experts)
+    both, halves = engine.steps(made.link, requests, context, count), 2 * engine.spec.moe_layers
+    peers = len(made.inputs)
     size = {"requests": requests, "peers": peers, "bytes": requests * engine.spec.hidden * _DISPATCH_BYTES}
-    direction = max((both.seconds - alone.seconds) / halves, 1e-7)
+    direction = max((both.seconds - alone.seconds) / halves - experts / 2, 1e-6)
     kernel = min(max((both.busy - alone.busy) / halves, 1e-7), direction)
     yield {"part": "kernel", **size, "seconds": kernel}
     if peers == 1:
@@ -85,9 +109,15 @@ def _layout(source: ModelSource, peers: int) -> tuple[Layout, Placement]:
 def main(source: ModelSource, peers: int, index: int) -> None:
     layout, placement = _layout(source, peers)
     end, address = connect.listen("shm", expert=index, attention_nodes=1, layout=layout)
-    node = ExpertNode(ExpertPort(end), Nothing(), epoch=placement.epoch)
+    bank = Idle()
+    node = ExpertNode(ExpertPort(end), bank, epoch=placement.epoch)
     print(address, flush=True)
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    while True:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            line = sys.stdin.readline()
+            if not line:
+                break
+            bank.seconds = float(line)
         if not node.poll():
             node.wait(_PARK)
     node.close()
