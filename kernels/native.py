@@ -95,9 +95,9 @@ class Native(NativeProducts):
         return out
 
     def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        cache = torch.empty(shape, dtype=dtype)
+        cache = super().empty_cache(shape, dtype, device)
         _native.prefer_huge_pages(cache.data_ptr(), cache.numel() * cache.element_size())
-        return cache.zero_()
+        return cache
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor

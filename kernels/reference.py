@@ -5,6 +5,9 @@ E experts, K top-k, R rows, I inner size, A query heads, G key/value heads, D he
 N cache blocks, B block size.
 """
 
+import math
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,7 +89,11 @@ class Reference:
         return turned.to(x_TAD.dtype)
 
     def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+        """Pages that are zero until touched: torch.zeros would write, and so occupy, all of them at once."""
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(untouched).view(dtype).view(shape)
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor

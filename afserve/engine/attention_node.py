@@ -38,7 +38,7 @@ class AttentionNode(Generic[T]):
         self._link = link
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
-        cache = kv.allocate(spec, config, model.dtype, model.ops.device)
+        cache = kv.allocate(spec, config, model.dtype, model.ops)
         self._meter = Meter(clock or MonotonicClock(), trace)
         self._micro_batches = [
             MicroBatch(i, model, cache, self._scheduler, link, self._load, self._meter, config)

@@ -67,7 +67,7 @@ class Seating:
 
     @property
     def transport(self) -> str:
-        return "dist" if self.elsewhere else "shm"
+        return "tcp" if self.elsewhere else "shm"
 
     @property
     def devices(self) -> dict[str, str]:

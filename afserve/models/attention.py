@@ -152,8 +152,8 @@ class LatentHalf:
         both = a.nope_dim + a.value_dim
         kv_b = tensors.attention("kv_b_proj.weight", a.heads * both, a.kv_lora_rank)
         up_k, up_v = kv_b.view(a.heads, both, a.kv_lora_rank).split((a.nope_dim, a.value_dim), 1)
-        self._up_k_ANC = up_k.contiguous()
-        self._up_v_ACV = up_v.transpose(1, 2).contiguous()
+        self._up_k = self._ops.pack_heads(up_k.transpose(1, 2).contiguous())
+        self._up_v = self._ops.pack_heads(up_v.contiguous())
 
     def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
         ops, router = self._ops, self._router
@@ -175,12 +175,11 @@ class LatentHalf:
         (cache_NBC,) = cache
         latent = ops.rms_norm(latent, self._kv_norm, LATENT_EPS)
         ops.write_latent(torch.cat((latent, k_rope), 1), cache_NBC, batch.kv_slot_T)
-        q_latent = torch.bmm(q_nope.transpose(0, 1), self._up_k_ANC).transpose(0, 1)
+        q_latent = ops.linear_heads(q_nope, self._up_k)
         o_TAC = ops.attend_mla(
             torch.cat((q_latent, q_rope), 2), cache_NBC, a.kv_lora_rank, batch, self._scale
         )
-        out_TAV = torch.bmm(o_TAC.transpose(0, 1), self._up_v_ACV).transpose(0, 1)
-        return ops.linear(out_TAV.reshape(tokens, -1), self._out)
+        return ops.linear(ops.linear_heads(o_TAC, self._up_v).view(tokens, -1), self._out)
 
     def _turn(self, x_TAD: Tensor, batch: PagedBatch) -> Tensor:
         return self._ops.rope(

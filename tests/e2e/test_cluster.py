@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from afserve.clock import MonotonicClock
-from afserve.comm import connect
 from afserve.config import ModelSource
 from afserve.control.controller import Controller
 from afserve.control.lanes import Lanes
@@ -222,7 +221,6 @@ with httpx.Client(base_url=sys.argv[1], timeout=120) as client:
 """
 
 
-@pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
 def test_experts_on_another_host(up, hosts: Hosts, tmp_path: Path):
     single = up("--attention", "1", "--experts", "2", "--micro-batches", "2")
     expected = text_of(single.url)
@@ -238,7 +236,7 @@ def test_experts_on_another_host(up, hosts: Hosts, tmp_path: Path):
     assert listening(hosts, 1) == {hosts.addresses[1]}
     gateway.terminate()
     assert [process.wait(DEADLINE) for process in (gateway, *nodes)] == [0, 0, 0]
-    assert "dist, m = 2" in hosts.printed("up")
+    assert "tcp, m = 2" in hosts.printed("up")
 
 
 def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> list["subprocess.Popen[bytes]"]:
