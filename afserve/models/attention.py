@@ -179,7 +179,7 @@ class LatentHalf:
         o_TAC = ops.attend_mla(
             torch.cat((q_latent, q_rope), 2), cache_NBC, a.kv_lora_rank, batch, self._scale
         )
-        return ops.linear(ops.linear_heads(o_TAC, self._up_v).view(tokens, -1), self._out)
+        return ops.linear(ops.linear_heads(o_TAC, self._up_v).reshape(tokens, -1), self._out)
 
     def _turn(self, x_TAD: Tensor, batch: PagedBatch) -> Tensor:
         return self._ops.rope(

@@ -13,10 +13,18 @@ from afserve.errors import ConfigError, PeerLost, RequestError
 pytestmark = pytest.mark.process
 PROMPTS = [[5, 6, 7, 8], [100, 3, 9] * 7, [11] * 40]
 GREEDY = SamplingParams(max_tokens=16, temperature=0)
+KEPT: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def others():
+    """Children that other tests' libraries keep (multiprocessing's tracker) are not ours to end."""
+    KEPT.clear()
+    KEPT.update(child.pid for child in psutil.Process().children(recursive=True))
 
 
 def nodes_left() -> list[str]:
-    return [child.name() for child in psutil.Process().children(recursive=True)]
+    return [child.name() for child in psutil.Process().children(recursive=True) if child.pid not in KEPT]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ class Terminal:
 
     def __init__(self, url: str) -> None:
         self._ours, theirs = pty.openpty()
-        code = f"from afserve.cli.chat import chat; chat(['--url', {url!r}])"
+        # A shell's background job ignores Ctrl-C, and its children inherit that.
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        code += f"from afserve.cli.chat import chat; chat(['--url', {url!r}])"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs
         )
