@@ -26,7 +26,12 @@ REACHED = (
 def test_kernels_compile(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE.parents[2])}
     command = [sys.executable, str(HERE / "compile_for.py"), str(ARCH)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=850, check=False)
+    for _ in range(2):  # the compiler itself crashed once in many runs; a crash of ours would come twice
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=400, check=False
+        )
+        if done.returncode >= 0:
+            break
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     for kernel in kernels:
