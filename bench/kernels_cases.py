@@ -103,7 +103,7 @@ def attention_cases(native: Native, quick: bool) -> Iterator[Case]:
     for heads, groups, size in HEADS[:1] if quick else HEADS:
         token = 2 * groups * size * 2
         blocks = max(out_of_cache() // (token * BLOCK), BATCHES[-1] * CONTEXTS[-1] // BLOCK)
-        k, v = (native.empty_cache((blocks, groups, BLOCK, size), BF16, cpu) for _ in range(2))
+        k, v = (native.empty_cache((blocks, groups, BLOCK, size), BF16, cpu).fill_(0.5) for _ in range(2))
         for sequences in BATCHES:
             for context in CONTEXTS:
                 q = torch.randn(sequences, heads, size).to(BF16)
@@ -134,7 +134,8 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
     bank = native.empty_experts(experts, hidden, inner, BF16)
     for sequences in (1, 64) if quick else (1, 8, 32, 64):
         cache = [
-            native.empty_cache((sequences * 8, groups, BLOCK, size), BF16, torch.device("cpu")) for _ in "kv"
+            native.empty_cache((sequences * 8, groups, BLOCK, size), BF16, torch.device("cpu")).fill_(0.5)
+            for _ in "kv"
         ]
         batch = batches(sequences, 128, sequences * 8)[0]
         x = torch.randn(sequences, hidden).to(BF16)
