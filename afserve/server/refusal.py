@@ -72,7 +72,9 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
 async def on_afserve_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AfserveError)
     if error.status >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error.message)
+        # A prober asks /ready until it is: that is not news.
+        level = logging.DEBUG if request.url.path == "/ready" else logging.WARNING
+        log.log(level, "%s %s: %s", request.method, request.url.path, error.message)
     return refusal(error)
 
 
