@@ -6,81 +6,17 @@ are in `models/`. Field meanings follow transformers' configuration classes of t
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from afserve.config_json import Config, ConfigFields
 from afserve.errors import CheckpointError, ConfigError
+from afserve.spec_parts import AttentionSpec, MoeSpec, RopeSpec
 
-Config = Mapping[str, object]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary embedding. `kind` is "default", "linear" or "yarn"; the rest of the fields are yarn's."""
-
-    kind: str
-    theta: float
-    dim: int
-    interleaved: bool
-    factor: float = 1.0
-    original_max: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """GQA (`kind` "gqa") or multi-head latent attention (`kind` "mla"); sizes are per head.
-
-    For MLA `head_dim` is nope + rope and `kv_heads` 1. `window` counts the token itself, None = full.
-    """
-
-    kind: Literal["gqa", "mla"]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    bias: bool = False
-    qk_norm: bool = False
-    window: int | None = None
-    q_lora_rank: int | None = None
-    kv_lora_rank: int = 0
-    nope_dim: int = 0
-    rope_dim: int = 0
-
-    @property
-    def kv_width(self) -> int:
-        """Cached numbers per token and layer."""
-        if self.kind == "mla":
-            return self.kv_lora_rank + self.rope_dim
-        return self.kv_heads * (self.head_dim + self.value_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """Routed experts of one MoE layer. `scoring` and `selection` are names of kernels/routing.py's enums."""
-
-    experts: int
-    top_k: int
-    inner: int
-    shared_inner: int
-    scoring: str
-    selection: str = "plain"
-    groups: int = 1
-    top_groups: int = 1
-    renormalise: bool = False
-    epsilon: float = 0.0
-    scale: float = 1.0
-    closed_to_zero: bool = False
-    correction_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +61,7 @@ class ModelSpec:
             raise CheckpointError(
                 f"{where}: model_type {family or 'missing'!r} is not supported; supported: {', '.join(_READERS)}"
             )
-        return _READERS[family](_Fields(config, where))
+        return _READERS[family](ConfigFields(config, where))
 
     @property
     def experts(self) -> int:
@@ -196,69 +132,9 @@ class ModelSpec:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Fields:
-    """Typed access to a config with errors that name file, field and value."""
-
-    def __init__(self, config: Config, where: str) -> None:
-        self.config = config
-        self.where = where
-
-    def integer(self, *names: str, default: int | None = None, low: int = 0) -> int:
-        name, value = self._find(names, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 40:
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not a whole number of at least {low}")
-        return value
-
-    def optional(self, *names: str) -> int | None:
-        for name in names:
-            if self.config.get(name) is not None:
-                return self.integer(name)
-        return None
-
-    def number(self, *names: str, default: float | None = None) -> float:
-        name, value = self._find(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not a number")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not true or false")
-        return value
-
-    def section(self, name: str) -> Config:
-        value = self.config.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not an object")
-        return value
-
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        value = self.config.get(name)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) for i in ids):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not a token id or a list of them")
-        return tuple(ids)
-
-    def refuse(self, name: str, why: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {name}: {self.config.get(name)!r} {why}")
-
-    def _find(self, names: tuple[str, ...], default: object) -> tuple[str, object]:
-        for name in names:
-            if self.config.get(name) is not None:
-                return name, self.config[name]
-        if default is None:
-            raise CheckpointError(f"{self.where}: {names[0]}: missing")
-        return names[0], default
-
-
-def _rope(fields: _Fields, dim: int, interleaved: bool, theta: float) -> RopeSpec:
+def _rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> RopeSpec:
     raw = {**fields.section("rope_scaling"), **fields.section("rope_parameters")}
-    inner = _Fields({k: v for k, v in raw.items() if v is not None}, f"{fields.where}: rope_parameters")
+    inner = ConfigFields({k: v for k, v in raw.items() if v is not None}, f"{fields.where}: rope_parameters")
     kind = str(inner.config.get("rope_type", inner.config.get("type", "default")))
     theta = inner.number("rope_theta", default=fields.number("rope_theta", default=theta))
     if kind == "default":
@@ -285,7 +161,7 @@ def _rope(fields: _Fields, dim: int, interleaved: bool, theta: float) -> RopeSpe
     )
 
 
-def _fp8_block(fields: _Fields) -> tuple[int, int] | None:
+def _fp8_block(fields: ConfigFields) -> tuple[int, int] | None:
     quant = fields.section("quantization_config")
     if not quant:
         return None
@@ -303,7 +179,7 @@ def _fp8_block(fields: _Fields) -> tuple[int, int] | None:
 
 
 def _model(
-    fields: _Fields,
+    fields: ConfigFields,
     attention: AttentionSpec,
     rope: RopeSpec,
     moe: MoeSpec,
@@ -342,7 +218,7 @@ def _model(
     )
 
 
-def _mla(fields: _Fields) -> AttentionSpec:
+def _mla(fields: ConfigFields) -> AttentionSpec:
     nope, rope = fields.integer("qk_nope_head_dim", low=1), fields.integer("qk_rope_head_dim", low=2)
     return AttentionSpec(
         kind="mla",
@@ -358,16 +234,16 @@ def _mla(fields: _Fields) -> AttentionSpec:
     )
 
 
-def _dense_then_moe(fields: _Fields, default: int) -> tuple[int, ...]:
+def _dense_then_moe(fields: ConfigFields, default: int) -> tuple[int, ...]:
     first = fields.integer("first_k_dense_replace", default=default)
     return tuple(range(first, fields.integer("num_hidden_layers", low=1)))
 
 
-def _shared_inner(fields: _Fields) -> int:
+def _shared_inner(fields: ConfigFields) -> int:
     return fields.integer("moe_intermediate_size", low=1) * (fields.optional("n_shared_experts") or 0)
 
 
-def _deepseek_v3(fields: _Fields) -> ModelSpec:
+def _deepseek_v3(fields: ConfigFields) -> ModelSpec:
     attention = _mla(fields)
     moe = MoeSpec(
         experts=fields.integer("n_routed_experts", "num_local_experts", low=1),
@@ -389,7 +265,7 @@ def _deepseek_v3(fields: _Fields) -> ModelSpec:
     return _model(fields, attention, rope, moe, _dense_then_moe(fields, 3), dense)
 
 
-def _deepseek_v2(fields: _Fields) -> ModelSpec:
+def _deepseek_v2(fields: ConfigFields) -> ModelSpec:
     attention = _mla(fields)
     method = fields.config.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
@@ -413,7 +289,7 @@ def _deepseek_v2(fields: _Fields) -> ModelSpec:
     return _model(fields, attention, rope, moe, _dense_then_moe(fields, 0), dense)
 
 
-def _check_groups(fields: _Fields, moe: MoeSpec, least: int) -> None:
+def _check_groups(fields: ConfigFields, moe: MoeSpec, least: int) -> None:
     if moe.experts % moe.groups:
         raise fields.refuse("n_group", f"does not divide the {moe.experts} experts")
     if moe.groups > 1 and moe.experts // moe.groups < least:
@@ -424,7 +300,7 @@ def _check_groups(fields: _Fields, moe: MoeSpec, least: int) -> None:
         raise fields.refuse("topk_group", f"leaves fewer than {moe.top_k} experts to choose from")
 
 
-def _gqa(fields: _Fields, *, qk_norm: bool, bias: bool, window: int | None) -> AttentionSpec:
+def _gqa(fields: ConfigFields, *, qk_norm: bool, bias: bool, window: int | None) -> AttentionSpec:
     heads = fields.integer("num_attention_heads", low=1)
     kv_heads = fields.optional("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -435,7 +311,7 @@ def _gqa(fields: _Fields, *, qk_norm: bool, bias: bool, window: int | None) -> A
     )
 
 
-def _qwen3_moe(fields: _Fields) -> ModelSpec:
+def _qwen3_moe(fields: ConfigFields) -> ModelSpec:
     window = fields.optional("sliding_window") if fields.flag("use_sliding_window", False) else None
     attention = _gqa(fields, qk_norm=True, bias=fields.flag("attention_bias", False), window=window)
     step = fields.integer("decoder_sparse_step", default=1, low=1)
@@ -457,7 +333,7 @@ def _qwen3_moe(fields: _Fields) -> ModelSpec:
     return _model(fields, attention, rope, moe, ids, fields.integer("intermediate_size", default=0))
 
 
-def _mixtral(fields: _Fields) -> ModelSpec:
+def _mixtral(fields: ConfigFields) -> ModelSpec:
     attention = _gqa(fields, qk_norm=False, bias=False, window=fields.optional("sliding_window"))
     moe = MoeSpec(
         experts=fields.integer("num_local_experts", "num_experts", low=1),
@@ -471,7 +347,7 @@ def _mixtral(fields: _Fields) -> ModelSpec:
     return _model(fields, attention, rope, moe, tuple(range(fields.integer("num_hidden_layers", low=1))), 0)
 
 
-_READERS: dict[str, Callable[[_Fields], ModelSpec]] = {
+_READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
     "deepseek_v3": _deepseek_v3,
     "deepseek_v2": _deepseek_v2,
     "qwen3_moe": _qwen3_moe,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.spec import RopeSpec
+from afserve.spec_parts import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from torch import Tensor
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.models.naming import Naming
 from afserve.models.weights import TensorSource
-from afserve.spec import ModelSpec, MoeSpec
+from afserve.spec import ModelSpec
+from afserve.spec_parts import MoeSpec
 
 
 @dataclass(frozen=True, slots=True)
