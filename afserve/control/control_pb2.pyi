@@ -318,16 +318,14 @@ class Peers(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt", "priority", "sampling")
+    __slots__ = ("request", "prompt", "sampling")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
-    priority: int
     sampling: Sampling
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "bias_token", "bias_value")

@@ -263,7 +263,7 @@ def _put_peers(value: Peers, proto: Proto) -> None:
 
 def _put_submit(value: Submit, proto: Proto) -> None:
     request, params = value.request, value.request.params
-    proto.request, proto.priority = int(request.request_id), request.priority
+    proto.request = int(request.request_id)
     proto.prompt.extend(request.prompt_ids)
     for name in _SAMPLING:
         item = getattr(params, name)
@@ -280,7 +280,7 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    return Submit(GenerationRequest(str(proto.request), tuple(proto.prompt), params, proto.priority))
+    return Submit(GenerationRequest(str(proto.request), tuple(proto.prompt), params))
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:

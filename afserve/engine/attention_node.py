@@ -121,12 +121,6 @@ class AttentionNode(Generic[T]):
             self._link.wait(tickets, timeout)
             self._meter.slept(start)
 
-    def abort_all(self, reason: str) -> list[TokenEvent]:
-        """End every request with an error event; used when the node cannot go on."""
-        return [
-            TokenEvent(request_id, (), "error", error=reason) for request_id in self._scheduler.request_ids()
-        ]
-
     def stats(self) -> AttentionStats:
         s = self._scheduler
         return AttentionStats(

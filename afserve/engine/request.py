@@ -81,7 +81,6 @@ class GenerationRequest:
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,9 +301,6 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._by_id)
 
-    def request_ids(self) -> list[str]:
-        return list(self._by_id)
-
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:
             yield from running
