@@ -274,7 +274,7 @@ FOLDED: dict[str, Callable[[], str]] = {
     "Planner against afserve itself": planner_self,
 }
 GPU = (
-    "**GPU**: not measured. The Triton kernels run in the interpreter and compile for sm_80 to sm_100; "
+    "**GPU**: not measured. The Triton kernels are tested in the interpreter; `tests/kernels/triton/compile_for.py` compiles them for a chip; "
     "`python -m bench.kernels_cuda` measures them where there is one."
 )
 
