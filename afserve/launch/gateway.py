@@ -8,9 +8,12 @@ import asyncio
 import ipaddress
 import logging
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -131,10 +134,11 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     name = flags.served_model_name or found.name
     for path in filter(None, (flags.record_routing, flags.trace)):
         check_writable(path)
-    if flags.trace:
-        run = replace(topology.run, trace_folder=str(processes.folder))
-        topology = replace(topology, run=run)
-    with bind(flags.host, flags.port) as sock:
+    with bind(flags.host, flags.port) as sock, ExitStack() as until_end:
+        if flags.trace:
+            # The nodes' parts outlive the run's own folder, which goes with the last node.
+            parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
+            topology = replace(topology, run=replace(topology.run, trace_folder=parts))
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
 
 
@@ -264,7 +268,7 @@ class _Gateway:
                 await serving
                 self._save_recording()
         if self._trace is not None:
-            dropped = merge(list(self._processes.folder.glob("*.trace")), self._trace)
+            dropped = merge(list(Path(self._topology.run.trace_folder).glob("*.trace")), self._trace)
             lost = f", {dropped:,} events were too many" if dropped else ""
             self._console.print(f"trace: {self._trace}{lost}; open it at ui.perfetto.dev", style="dim")
 
@@ -320,6 +324,7 @@ class _Gateway:
         """The first asks, the second insists."""
         if self._stop.is_set():
             self._processes.kill()
+            shutil.rmtree(self._topology.run.trace_folder, ignore_errors=True)
             os._exit(_INTERRUPTED)
         self._console.print("stopping; once more to stop at once", style="dim")
         self._stop.set()

@@ -170,3 +170,15 @@ def test_dummy_weights_of_a_known_shape_are_served(up, tmp_path: Path):
         "--model", str(tmp_path), "--load-format", "dummy", "--layers", "3", "--served-model-name", "noise"
     )
     assert complete(server, model="noise", ignore_eos=True).json()["usage"]["completion_tokens"] == 12
+
+
+def test_a_trace_shows_every_node_and_every_row_on_its_way(up, tmp_path):
+    out = tmp_path / "trace.json"
+    server = up("--experts", "2", "--trace", str(out))
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "import os", "max_tokens": 6}, timeout=60)
+    server.stop(signal.SIGINT)
+    events = json.loads(out.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"attention-0", "expert-0", "expert-1"}
+    sent, computed, added = ({e["id"] for e in events if e["ph"] == kind} for kind in "stf")
+    assert sent and sent == computed == added
