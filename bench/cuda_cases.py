@@ -1,24 +1,26 @@
 """What the CUDA bench times: each Triton op at the sizes that matter, with torch's way to the same result beside it."""
 
-import statistics
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.scaled import GROUP
 from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_config import ExpertTiles, Tile, expert_tiles
+from afserve.kernels.triton_config import ExpertTiles
 from afserve.kernels.triton_experts import ExpertWeights, grouped_down, grouped_gate_up
 from afserve.kernels.triton_kv import rope_write_kv
 from afserve.kernels.triton_norm import silu_mul
 from afserve.kernels.triton_permute import plan_rows
-from afserve.kernels.triton_quant import GROUP, quantise_groups
-from bench.cuda_clock import Case, Clock
+from afserve.kernels.triton_quant import quantise_groups
+from afserve.kernels.triton_tiles import TileTable
+from bench.cuda_clock import Case
 
 BF16 = torch.bfloat16
 V3_ROUTER = RouterRule(8, Scoring.SIGMOID, Selection.GROUP_TOP2_SUM, 8, 4, True, 1e-20, 2.5)
@@ -42,16 +44,17 @@ def expert_case(
 ) -> Case:  # fmt: skip
     """The two grouped products and what is fused into them; each of `experts` slots gets `rows` rows."""
     weights = weights or expert_weights(device, fp8, experts, hidden, inner)
-    tiles = tiles or expert_tiles(weights.kind, rows)
+    tiles = tiles or TileTable().experts(weights.kind, rows)
     x = torch.randn(experts * rows, hidden, device=device, dtype=BF16)
     slot = torch.arange(experts, dtype=torch.int32, device=device).repeat_interleave(rows)[:, None]
     plan = plan_rows(slot.contiguous(), experts, tiles.rows)
     q, scale = quantise_groups(x) if fp8 else (x, None)
+    weight = torch.ones(experts * rows, 1, device=device)
     ends = torch.arange(rows, experts * rows + 1, rows, dtype=torch.int32, device=device)
 
     def run() -> Tensor:
         h, h_scale = grouped_gate_up(q, scale, weights, plan, 1, tiles.gate_up)
-        return grouped_down(h, h_scale, weights, plan, tiles.down, BF16)
+        return grouped_down(h, h_scale, weights, plan, weight, tiles.down, BF16)
 
     def peer() -> Tensor:
         h = silu_mul(F.grouped_mm(x, weights.gate_up_EJH.transpose(1, 2), offs=ends))
@@ -62,7 +65,11 @@ def expert_case(
     )
     kind = "fp8" if fp8 else "bf16"
     flops = 2 * experts * rows * 3 * hidden * inner
-    return Case("experts", f"{kind} E{experts} rows{rows}", run, moved, flops, kind, None if fp8 else peer)
+    bars = {} if fp8 and rows > 128 else {"of_bound": 0.8 if rows <= 128 else 0.7}
+    if fp8:
+        return Case("experts", f"{kind} E{experts} rows{rows}", run, moved, flops, kind, None, bars)
+    bars["peer_ratio"] = 1.0
+    return Case("experts", f"{kind} E{experts} rows{rows}", run, moved, flops, kind, peer, bars)
 
 
 def paged_batch(device: torch.device, sequences: int, queries: int, context: int, block: int) -> PagedBatch:
@@ -119,63 +126,88 @@ def mla_case(
         lambda: ops.attend_mla(q, cache, rank, batch, (rank + rope) ** -0.5),
         2 * sequences * context * (rank + rope) + 2 * sequences * heads * (2 * rank + rope),
         2 * sequences * heads * context * (2 * rank + rope),
+        bars={"of_copy": 0.7} if sequences >= 32 else {},
     )  # fmt: skip
 
 
-def small_cases(ops: TritonBackend, tokens: int, hidden: int = 7168, experts: int = 256) -> Iterator[Case]:
-    """What else a layer runs, by the bytes it moves."""
-    d, name = ops.device, f"T{tokens}"
+SMALL = ("route", "rms_norm", "add_rms_norm", "quantise_groups", "rope_write_kv")
+
+
+def small_case(ops: TritonBackend, op: str, tokens: int, hidden: int = 7168, experts: int = 256) -> Case:
+    """One of the ops that a layer runs besides, by the bytes it moves."""
+    d = ops.device
+    if op == "rope_write_kv":
+        return _rope_case(ops, tokens)
     x, y, weight = (torch.randn(*s, hidden, device=d, dtype=BF16) for s in ((tokens,), (tokens,), ()))
     gate, bias = torch.randn(experts, hidden, device=d, dtype=BF16), torch.randn(experts, device=d)
-    yield Case("route", name, lambda: ops.route(x, gate, bias, V3_ROUTER), 2 * (x.numel() + gate.numel()))
-    yield Case("rms_norm", name, lambda: ops.rms_norm(x, weight, 1e-6), 4 * x.numel())
-    yield Case("add_rms_norm", name, lambda: ops.add_rms_norm(x, y, weight, 1e-6), 8 * x.numel())
-    yield Case("quantise_groups", name, lambda: quantise_groups(x), 3 * x.numel())
+    run: Callable[[], object]
+    run, moved = {
+        "route": (lambda: ops.route(x, gate, bias, V3_ROUTER), 2 * (x.numel() + gate.numel())),
+        "rms_norm": (lambda: ops.rms_norm(x, weight, 1e-6), 4 * x.numel()),
+        "add_rms_norm": (lambda: ops.add_rms_norm(x, y, weight, 1e-6), 8 * x.numel()),
+        "quantise_groups": (lambda: quantise_groups(x), 3 * x.numel()),
+    }[op]
+    return Case(op, f"T{tokens}", run, moved)
+
+
+def _rope_case(ops: TritonBackend, tokens: int) -> Case:
+    d = ops.device
     q, k, v = (torch.randn(tokens, n, 128, device=d, dtype=BF16) for n in (64, 4, 4))
     k_cache, v_cache = (torch.zeros(-(-tokens // 64), 4, 64, 128, device=d, dtype=BF16) for _ in range(2))
     at, angle = torch.arange(tokens, device=d), torch.rand(tokens, 64, device=d)
-    yield Case(
-        "rope_write_kv", name, lambda: rope_write_kv(q, k, v, angle, angle, at, k_cache, v_cache, at, False),
+    return Case(
+        "rope_write_kv", f"T{tokens}",
+        lambda: rope_write_kv(q, k, v, angle, angle, at, k_cache, v_cache, at, False),
         4 * (q.numel() + k.numel() + v.numel()) + 8 * angle.numel(),
     )  # fmt: skip
 
 
-def cases(device: torch.device, has_fp8: bool) -> Iterator[Case]:
-    ops = TritonBackend.open(device)
-    for fp8, experts in product((False, True) if has_fp8 else (False,), (8, 16, 32, 64)):
-        weights = expert_weights(ops.device, fp8, experts, 7168, 2048)
-        for rows in (1, 2, 4, 8, 16, 32, 64, 128, *([4096] if experts == 8 else [])):
-            yield expert_case(ops.device, fp8, experts, rows, weights=weights)
-    for sequences, context in product((1, 8, 32, 64), (128, 1024, 4096, 8192)):
-        yield gqa_case(ops, sequences, 1, context)
-    for tokens in (1024, 8192):
-        yield gqa_case(ops, 1, tokens, tokens)
-    for heads, sequences in product((16, 128), (1, 32, 64, 128)):
-        yield mla_case(ops, sequences, 4096, heads)
-    for tokens in (1, 128, 4096):
-        yield from small_cases(ops, tokens)
+@dataclass(frozen=True)
+class Planned:
+    """A case that is not built yet: what it holds is allocated when its turn comes, and may fail then."""
+
+    name: str
+    build: Callable[[], Case]
 
 
-def candidate_tiles(kind: str, rows: int) -> Iterator[ExpertTiles]:
-    """Row tiles near the rows an expert gets; FP8 steps and columns are its scale blocks."""
-    heights = (16, 64) if rows <= 16 else (32, 64) if rows <= 32 else (64, 128)
-    depths = (128,) if kind == "fp8" else (64, 128)
-    widths = (128,) if kind == "fp8" else (32, 64, 128)
-    for height, depth, width, warps, stages in product(heights, depths, widths, (4, 8), (3, 4, 5)):
-        tile = Tile(height, width, depth, warps, stages, 1 if rows <= 32 else 8)
-        yield ExpertTiles(tile, tile)
+class Experts:
+    """DeepSeek-V3's expert in bf16 or FP8; the weights of the last (kind, number) are kept for the next case."""
+
+    def __init__(self, device: torch.device, hidden: int = 7168, inner: int = 2048) -> None:
+        self._device, self._hidden, self._inner = device, hidden, inner
+        self._known: tuple[bool, int] | None = None
+        self._weights: ExpertWeights | None = None
+
+    def case(self, fp8: bool, experts: int, rows: int, tiles: ExpertTiles | None = None) -> Case:
+        if self._known != (fp8, experts):
+            self._weights = None  # freed before the next are made
+            self._weights = expert_weights(self._device, fp8, experts, self._hidden, self._inner)
+            self._known = (fp8, experts)
+        return expert_case(self._device, fp8, experts, rows, self._hidden, self._inner, tiles, self._weights)
 
 
-def print_tiles(device: torch.device, clock: Clock, has_fp8: bool) -> None:
-    for fp8 in (False, True) if has_fp8 else (False,):
-        weights = expert_weights(device, fp8, 16, 7168, 2048)
-        for rows in (1, 16, 32, 128, 1024):
-            found = []
-            for tiles in candidate_tiles(weights.kind, rows):
-                case = expert_case(device, fp8, 16, rows, tiles=tiles, weights=weights)
-                try:
-                    found.append((statistics.median(clock.seconds(case.run)), tiles))
-                except triton.runtime.errors.OutOfResources:
-                    continue
-            for seconds, tiles in sorted(found, key=lambda pair: pair[0])[:3]:
-                print(f"{weights.kind} rows {rows}: {1e6 * seconds:.1f} us {tiles.gate_up}")
+def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
+    """What is measured, by group: each group has a process of its own."""
+    experts = Experts(ops.device)
+    kinds = (False, True) if ops.holds_fp8 else (False,)
+    found: dict[str, list[Planned]] = {
+        "experts": [
+            Planned(f"{'fp8' if fp8 else 'bf16'} E{n} rows{rows}", partial(experts.case, fp8, n, rows))
+            for fp8, n in product(kinds, (8, 16, 32, 64))
+            for rows in (1, 2, 4, 8, 16, 32, 64, 128, *([4096] if n == 8 else []))
+        ],
+        "mla": [
+            Planned(f"A{heads} batch{batch}", partial(mla_case, ops, batch, 4096, heads))
+            for heads, batch in product((16, 128), (1, 32, 64, 128))
+        ],
+        "gqa": [
+            Planned(f"batch{batch} context{context}", partial(gqa_case, ops, batch, 1, context))
+            for batch, context in product((1, 8, 32, 64), (128, 1024, 4096, 8192))
+        ],
+        "prefill": [Planned(f"T{n}", partial(gqa_case, ops, 1, n, n)) for n in (1024, 8192)],
+        "small": [
+            Planned(f"{op} T{tokens}", partial(small_case, ops, op, tokens))
+            for tokens, op in product((1, 128, 4096), SMALL)
+        ],
+    }
+    return found

@@ -4,15 +4,18 @@ It knows no kernels: a case brings its own call, and how many bytes and operatio
 """
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 
 @dataclass(frozen=True)
 class Case:
-    """One timed call: the bytes it must move, the operations it must do, and torch's way to the same result."""
+    """One timed call: the bytes it must move, the operations it must do, and torch's way to the same result.
+
+    `bars` are the least values that this project asks of the row's fields (of_bound, of_copy, peer_ratio).
+    """
 
     op: str
     case: str
@@ -21,6 +24,7 @@ class Case:
     flops: int = 0
     rate: str = "bf16"
     peer: Callable[[], object] | None = None
+    bars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,33 +40,61 @@ class Limits:
 
 
 class Clock:
-    """Times CUDA graph replays; `flush` is several times the L2 cache."""
+    """Times CUDA graph replays; `flush` is several times the L2 cache.
+
+    Events are nodes of the graph where this torch can record them there, so that the launch of a graph is no part of a
+    kernel's time; else they stand around the replay. `place` says which.
+    """
 
     def __init__(self, device: torch.device, repeats: int) -> None:
         self._flush = torch.empty(256 << 20, dtype=torch.uint8, device=device)
-        self._repeats = repeats
+        self.repeats = repeats
+        self.place = "in the graph"
+        try:
+            self.seconds(self._flush[:1024].zero_)
+        except (RuntimeError, TypeError):
+            self.place = "around the graph"
 
     def seconds(self, run: Callable[[], object]) -> list[float]:
+        """`repeats` times of one call, ascending."""
         for _ in range(2):
             run()
         torch.cuda.synchronize()
+        return sorted(self._inside(run) if self.place == "in the graph" else self._around(run))
+
+    def _inside(self, run: Callable[[], object]) -> list[float]:
+        start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._flush.zero_()
+            start.record()
+            run()
+            end.record()
+        times = []
+        for _ in range(self.repeats):
+            graph.replay()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return times
+
+    def _around(self, run: Callable[[], object]) -> list[float]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        marks = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(self._repeats)
-        ]
-        for start, end in marks:
+        times = []
+        for _ in range(self.repeats):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._flush.zero_()
             start.record()
             graph.replay()
             end.record()
-        torch.cuda.synchronize()
-        return sorted(start.elapsed_time(end) / 1e3 for start, end in marks)
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return times
 
 
 def measure_limits(device: torch.device, clock: Clock) -> Limits:
+    """Random operands: a chip multiplies zeros faster than it can anything else."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     target, n = torch.empty_like(source), 8192
     a, b = (torch.randn(n, n, device=device).to(torch.bfloat16) for _ in range(2))

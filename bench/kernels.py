@@ -75,7 +75,7 @@ def main() -> None:
     if options.device == "cuda":
         from bench import kernels_cuda
 
-        kernels_cuda.main()
+        kernels_cuda.main([])
         return
     known = origin()
     for threads in (int(n) for n in options.threads.split(",")):

@@ -1,79 +1,115 @@
 """`python -m bench.kernels_cuda`: Triton kernels against the chip's own limits and torch's best kernels.
 
-Copy bandwidth and matrix rates are measured in the same run. Rows go to `results/kernels_cuda.jsonl`; without a CUDA
-device it prints "not measured" and writes nothing. `--tiles` prints the fastest expert tiles instead, in the form
-`kernels/triton_config.py` wants them.
+python -m bench.kernels_cuda                  rows of every group of ops, appended to bench/results/kernels_cuda.jsonl
+python -m bench.kernels_cuda --only experts   of one group
+python -m bench.kernels_cuda --all            the Triton tests on the device, then every group; under ten minutes
+python -m bench.kernels_cuda --search         the fastest tiles found, into kernels/triton_tiles.json
+
+Copy bandwidth and matrix rates are measured in the same run. Without a CUDA device it prints "not measured" and
+writes nothing.
 """
 
 import argparse
 import json
-import statistics
-import subprocess
-from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import torch
 
-from bench.cuda_clock import Case, Clock, Limits, measure_limits
+from bench.origin import ROOT, commit
 
-ROOT = Path(__file__).parent.parent
-
-
-def row_of(case: Case, limits: Limits, clock: Clock) -> dict[str, object]:
-    times = clock.seconds(case.run)
-    bound, median = limits.seconds(case), statistics.median(times)
-    row: dict[str, object] = {
-        "op": case.op, "case": case.case, "us_median": 1e6 * median, "us_p10": 1e6 * times[len(times) // 10],
-        "us_p90": 1e6 * times[-1 - len(times) // 10], "repeats": len(times), "bytes": case.bytes, "flops": case.flops,
-        "us_bound": 1e6 * bound, "of_bound": bound / median, "of_copy": case.bytes / limits.copy / median,
-    }  # fmt: skip
-    if case.peer is not None:
-        peer = statistics.median(clock.seconds(case.peer))
-        row |= {"peer": "torch", "peer_us_median": 1e6 * peer, "peer_ratio": peer / median}
-    return row
+GROUPS = ("mla", "experts", "gqa", "prefill", "small")
+OUT = ROOT / "bench" / "results" / "kernels_cuda.jsonl"
+LOST = 3  # exit status of a process whose device answers no more
 
 
-def stamp(device: torch.device, limits: Limits) -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return {
-        "machine": torch.cuda.get_device_name(device), "commit": commit.stdout.strip(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__,
-        "copy_GB_s": limits.copy / 1e9, "bf16_TFLOP_s": limits.bf16 / 1e12,
-        "fp8_TFLOP_s": limits.fp8 / 1e12,
-    }  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiles", action="store_true", help="search expert tiles, write no rows")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "kernels_cuda.jsonl")
-    arguments = parser.parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
     if not torch.cuda.is_available():
         print("not measured: no CUDA device")
-        return
-    from bench.cuda_cases import cases, print_tiles  # needs triton
+        return 0
+    if options.all:
+        from bench.cuda_all import everything, launch_group, run_tests
+
+        return everything(options.out, options.minutes, run_tests, launch_group)
+    if options.search:
+        from bench.cuda_search import search_device
+
+        return search_device(options.tiles, options.minutes, options.only)
+    return rows(options.only or GROUPS, options.out, options.skip, options.repeats, options.failures)
+
+
+def rows(groups: tuple[str, ...] | list[str], out: Path, skip: int, repeats: int, failures: bool) -> int:
+    """Measure whole groups in this process; `skip` cases of the first are known already. What failed is printed, and
+    written with `failures`."""
+    from afserve.kernels.triton_backend import TritonBackend  # needs triton
+    from bench.cuda_cases import groups as all_groups
+    from bench.cuda_clock import Clock, measure_limits
+    from bench.cuda_rows import DeviceLost, Row, measure
 
     device = torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.set_device(device)
-    clock, has_fp8 = Clock(device, arguments.repeats), torch.cuda.get_device_capability(device) >= (8, 9)
-    if arguments.tiles:
-        print_tiles(device, clock, has_fp8)
-        return
+    ops, clock = TritonBackend.open(device), Clock(device, repeats)
     limits = measure_limits(device, clock)
-    known = stamp(device, limits)
-    print(json.dumps(known))
-    for case in cases(device, has_fp8):
-        row = row_of(case, limits, clock)
-        print(
-            f"{case.op:16} {case.case:28} {row['us_median']:10.1f} us  {row['of_bound']:.0%} of bound",
-            flush=True,
-        )
-        with arguments.out.open("a") as out:
-            out.write(json.dumps(row | known) + "\n")
+    known = stamp(device) | {
+        "copy_GB_s": limits.copy / 1e9, "bf16_TFLOP_s": limits.bf16 / 1e12, "fp8_TFLOP_s": limits.fp8 / 1e12,
+        "clock": clock.place,
+    }  # fmt: skip
+    print(json.dumps(known), flush=True)
+
+    def write(row: Row) -> None:
+        print(line(row), flush=True)
+        if "error" in row and not failures:
+            return
+        with out.open("a") as file:
+            file.write(json.dumps(row | {"group": group} | known) + "\n")
+
+    planned = all_groups(ops)
+    for group in groups:
+        try:
+            measure(islice(planned[group], skip, None), limits, clock, write, device)
+        except DeviceLost as error:
+            print(f"the device was lost: {error}")
+            return LOST
+        skip = 0
+    return 0
+
+
+def stamp(device: torch.device) -> dict[str, object]:
+    from datetime import UTC, datetime
+
+    import triton
+
+    return {
+        "machine": torch.cuda.get_device_name(device), "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__,
+        "triton": triton.__version__,
+    }  # fmt: skip
+
+
+def line(row: dict[str, object]) -> str:
+    if "error" in row:
+        return f"{row['case']:45} {row['error']}"
+    peer = f"{row['peer_ratio']:6.2f} x torch" if "peer_ratio" in row else ""
+    name = f"{row['op']} {row['case']}"
+    share = f"{row['of_bound']:4.0%} of bound  {row['of_copy']:4.0%} of copy"
+    return f"{name:45} {row['us_median']:10.1f} us  {share}{peer}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.kernels_cuda", description="Triton kernels on a GPU"
+    )
+    parser.add_argument("--all", action="store_true", help="tests on the device, then every group")
+    parser.add_argument("--search", action="store_true", help="search tiles, write no rows")
+    parser.add_argument("--only", action="append", choices=GROUPS, help="one group; may be repeated")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--minutes", type=float, default=9.0, help="what --all and --search may take")
+    parser.add_argument("--skip", type=int, default=0, help="cases of the group that are known already")
+    parser.add_argument("--failures", action="store_true", help="rows for cases that failed too")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--tiles", type=Path, default=ROOT / "kernels" / "triton_tiles.json")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,7 +1,8 @@
 """Round trips between attention and expert nodes: our transports, gloo, Unix sockets and a plain memcpy in one run.
 
 python -m bench.m2n --quick --json                 one object a line, within 40 s
-python -m bench.m2n --busy --save                  all sizes and pairs, every core taken; rows are kept in bench/results
+python -m bench.m2n --save                         all sizes and shapes, some minutes; rows are kept in bench/results
+python -m bench.m2n --busy --save                  the same with every core taken by something else
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -22,17 +24,33 @@ from bench.origin import ROOT, origin
 
 FORK = multiprocessing.get_context("fork")
 KIB = 1024
-SIZES = tuple(2 * KIB * 4**n for n in range(7))  # 2 KiB to 8 MiB
-QUICK_SIZES = (2 * KIB, 128 * KIB, 256 * KIB, 1024 * KIB)
-PAIRS = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (4, 4))
+SIZES = tuple(KIB * n for n in (2, 8, 32, 128, 256, 1024, 2048, 8192))  # of one pair
+QUICK_SIZES = tuple(KIB * n for n in (2, 128, 256, 1024))
+SHAPES = {  # A x F: sizes
+    (1, 4): (2, 128, 1024),
+    (4, 1): (2, 128, 1024),
+    (2, 2): (2, 128, 1024, 8192),
+    (2, 3): (2, 128, 1024),
+    (3, 2): (128,),
+    (4, 4): (2, 128, 1024),
+}
+QUICK_SHAPES = {(2, 3): (128,)}
+SECONDS, QUICK_SECONDS = 0.8, 0.25  # of one measurement, about
+MOST, LEAST = 4000, 40  # rounds
+# About what a round trip takes: microseconds for each pair, bytes per microsecond. Only to choose the number of rounds.
+PACE = {"shm": (30, 5000), "unix": (60, 2000), "memcpy": (2, 10000), "memcpy_cold": (2, 5000)}
+SLOW_PACE = (400, 500)
+BUSY_MICROSECONDS = 4000  # more, where every core is taken
 LONGEST = 60.0  # seconds that one measurement may take
 IDLE_SECONDS = 1.0
 
 
-def rounds(size: int, quick: bool) -> int:
-    """Fewer where a round trip is long."""
-    most = 800 if quick else 4000
-    return max(40, min(most, (256 if quick else 2048) * KIB * KIB // size))
+def rounds(case: Case, quick: bool, busy: bool) -> int:
+    """As many as fit the time, so that slow wires do not hold up the others."""
+    fixed, speed = PACE.get(case.wire, SLOW_PACE)
+    pairs = case.attention * case.experts
+    took = pairs * (fixed + 2 * case.bytes / speed) + (BUSY_MICROSECONDS if busy else 0)
+    return max(LEAST, min(MOST, int((QUICK_SECONDS if quick else SECONDS) * 1e6 / took)))
 
 
 def run_side(side: Side, rank: int, case: Case, meet: Barrier, pipe: Connection) -> None:
@@ -94,14 +112,19 @@ def row(case: Case, seconds: list[float], busy: bool) -> dict[str, object]:
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
-def cases(quick: bool, wires: list[str]) -> Iterator[Case]:
-    sizes, pairs = (QUICK_SIZES, ((1, 1), (2, 3))) if quick else (SIZES, PAIRS)
-    for attention, experts in pairs:
-        for size in sizes if attention * experts == 1 or not quick else (128 * KIB,):
+def cases(quick: bool, busy: bool, wires: list[str]) -> Iterator[Case]:
+    for size in QUICK_SIZES if quick else SIZES:
+        yield from (planned(Case(wire, size, 1, 1, 0, 0, ""), quick, busy) for wire in wires)
+    for (attention, experts), sizes in (QUICK_SHAPES if quick else SHAPES).items():
+        for size in sizes:
             for wire in wires:
-                if attention * experts == 1 or wire not in ONE_PAIR:
-                    count = rounds(size * attention * experts, quick)
-                    yield Case(wire, size, attention, experts, count, count // 10, "")
+                if wire not in ONE_PAIR:
+                    yield planned(Case(wire, size * KIB, attention, experts, 0, 0, ""), quick, busy)
+
+
+def planned(case: Case, quick: bool, busy: bool) -> Case:
+    count = rounds(case, quick, busy)
+    return replace(case, rounds=count, warm=count // 10)
 
 
 def idle_row(busy: bool) -> dict[str, object]:
@@ -135,9 +158,9 @@ def rows(quick: bool, busy: bool, wires: list[str]) -> Iterator[dict[str, object
     for burner in burners:
         burner.start()
     try:
-        for case in cases(quick, wires):
+        for case in cases(quick, busy, wires):
             with tempfile.TemporaryDirectory() as folder:
-                placed = Case(**{**case.__dict__, "folder": folder})
+                placed = replace(case, folder=folder)
                 yield row(placed, measure(placed), busy)
         yield idle_row(busy)
     finally:

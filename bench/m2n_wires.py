@@ -16,10 +16,13 @@ import torch
 import torch.distributed as dist
 
 from afserve.comm import connect
-from afserve.comm.transport import Header, Kind, Layout, WireType
+from afserve.comm.shm import ShmTransport
+from afserve.comm.transport import Box, Header, Kind, Layout, Transport, WireType
 
+NO_WIRES = ("local", "symm")  # one thread; GPUs (bench.m2n_cuda)
 ROW_BYTES = 2048
 PATIENCE = 30.0
+SENDERS = (ShmTransport,)
 COLD_BYTES = 256 << 20  # more than a core's own caches
 
 
@@ -48,18 +51,41 @@ def _layout(case: Case) -> Layout:
     return Layout(ROW_BYTES // 4, 1, rows, 1, 1, 1, WireType.FLOAT32, WireType.FLOAT32)
 
 
+def send(end: Transport, box: Box, header: Header, x_RH, slot_RK=None, weight_RK=None) -> None:
+    """As links and ports do: in one call where the transport has it."""
+    if isinstance(end, SENDERS):
+        end.send(box, header, x_RH, slot_RK, weight_RK)
+        return
+    parcel = end.stage(box, header)
+    parcel.x_RH.copy_(x_RH)
+    if slot_RK is not None:
+        parcel.slot_RK.copy_(slot_RK)
+        parcel.weight_RK.copy_(weight_RK)
+    end.post(box)
+
+
 def mailbox_expert(kind: str) -> Side:
+    return mailbox_expert_on(kind, "127.0.0.1")
+
+
+def mailbox_expert_on(kind: str, host: str) -> Side:
     def serve(rank: int, case: Case, meet: Barrier) -> list[float]:
-        end, address = connect.listen(kind, expert=rank, attention_nodes=case.attention, layout=_layout(case))
+        end, address = connect.listen(
+            kind, expert=rank, attention_nodes=case.attention, layout=_layout(case), host=host
+        )
         Path(case.folder, f"address-{rank}").write_text(address)
         meet.wait()
         boxes, left = end.boxes(), case.total * case.attention
         while left:
             for box in end.wait(boxes, PATIENCE):
                 parcel = end.take(box)
-                end.stage(box, parcel.header._replace(kind=Kind.COMBINE)).x_RH.copy_(parcel.x_RH)
-                end.post(box)
+                _, epoch, sequence, layer, rows, wire = parcel.header
+                send(end, box, Header(Kind.COMBINE, epoch, sequence, layer, rows, wire), parcel.x_RH)
                 left -= 1
+        while (
+            meet.n_waiting < case.attention
+        ):  # the end of a long answer may still wait for room in the socket
+            end.wait(boxes, 0.01)
         meet.wait()
         end.close()
         return []
@@ -75,15 +101,12 @@ def mailbox_attention(_: str) -> Side:
         end = connect.connect(addresses, attention=rank, layout=layout, timeout=PATIENCE)
         boxes, rows, seconds = end.boxes(), layout.max_rows, []
         last = {box: torch.ones(rows, layout.hidden) for box in boxes}
+        slot_RK, weight_RK = torch.zeros(rows, 1, dtype=torch.int32), torch.ones(rows, 1)
         for _ in range(case.total):
             began = time.perf_counter()
             for box in boxes:
                 header = Header(Kind.DISPATCH, 0, end.next_sequence(box), 0, rows, WireType.FLOAT32)
-                parcel = end.stage(box, header)
-                parcel.x_RH.copy_(last[box])
-                parcel.slot_RK.fill_(0)
-                parcel.weight_RK.fill_(1.0)
-                end.post(box)
+                send(end, box, header, last[box], slot_RK, weight_RK)
             missing = set(boxes)
             while missing:
                 for box in end.wait(list(missing), PATIENCE):
@@ -242,7 +265,11 @@ def idle(rank: int, case: Case, meet: Barrier) -> list[float]:
 
 
 WIRES: dict[str, tuple[Side, Side]] = {
-    **{kind: (mailbox_attention(kind), mailbox_expert(kind)) for kind in connect.kinds() if kind != "local"},
+    **{
+        kind: (mailbox_attention(kind), mailbox_expert(kind))
+        for kind in connect.kinds()
+        if kind not in NO_WIRES
+    },
     "gloo": (gloo_attention, gloo_expert),
     "gloo_all_to_all": (alltoall(True), alltoall(False)),
     "unix": (unix_attention, unix_expert),

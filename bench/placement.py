@@ -1,6 +1,6 @@
 """Placement against its lower bound, against EPLB, under drift, and in time: the claims of `placement/`, measured.
 
-    python -m bench.placement [known] [drift] [moves] [follow] [speed] [gain] [--json] [--save]
+    python -m bench.placement [known] [drift] [limits] [product] [moves] [follow] [speed] [gain] [--json] [--save]
 
 Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a
 lognormal of the sizes named.
@@ -27,6 +27,7 @@ from afserve.placement.standing import count_moves
 from afserve.placement.stats import RoutingStats
 from bench.eplb import eplb
 from bench.origin import ROOT, origin
+from bench.placement_drift import drift, limits, merged, product, ratios
 from bench.placement_gain import gain
 
 DATA = ROOT.parent / "shared" / "data" / "routing"
@@ -37,17 +38,6 @@ Row = dict[str, object]
 
 def domains(model: str) -> dict[str, Floats]:
     return read_counts((DATA / f"{model}_expert_counts.json").read_text())
-
-
-def ratios(slot_LNS: Ints, share_LNS: Floats, load_LE: Floats) -> Floats:
-    """max/mean node load per layer."""
-    load_LN = node_load(slot_LNS, share_LNS, load_LE)
-    return load_LN.max(1) / load_LN.mean(1)
-
-
-def levelled(slot_LNS: Ints, load_LE: Floats) -> Floats:
-    """max/mean per layer when only the shares follow the load: no weights move."""
-    return ratios(slot_LNS, split(slot_LNS, load_LE, np.ones(slot_LNS.shape[1])), load_LE)
 
 
 def known() -> Iterator[Row]:
@@ -69,41 +59,19 @@ def known() -> Iterator[Row]:
             }  # fmt: skip
 
 
-def drift() -> Iterator[Row]:
+def drifts() -> Iterator[Row]:
     """Claim 2: placed on one, two or three domains, judged on a domain that was not among them."""
-    table = domains("olmoe_1b7b")
-    for nodes, slots in SHAPES:
-        pool = Nodes.even(nodes, slots)
-        for count in (1, 2, 3):
-            found: dict[str, list[float]] = {"eplb": [], "eplb_levelled": [], "static": [], "levelled": []}
-            for unseen, load_LE in table.items():
-                for names in itertools.combinations([d for d in table if d != unseen], count):
-                    load_CLE = scenarios([table[name] for name in names])
-                    slot, share = eplb(load_CLE.mean(0), nodes, slots)
-                    mine = balance(Problem(load_CLE, pool, prior=1.0))
-                    found["eplb"] += list(ratios(slot, share, load_LE))
-                    found["eplb_levelled"] += list(levelled(merged(slot), load_LE))
-                    found["static"] += list(ratios(mine.slot_LNS, mine.share_LNS, load_LE))
-                    found["levelled"] += list(levelled(mine.slot_LNS, load_LE))
-            row: Row = {
-                "bench": "drift",
-                "nodes": nodes,
-                "slots": slots,
-                "seen": count,
-                "cases": len(found["eplb"]),
-            }
-            for name, values in found.items():
-                row |= {f"{name}_mean": statistics.fmean(values), f"{name}_worst": max(values)}
-            yield row
+    return drift(domains("olmoe_1b7b"), SHAPES)
 
 
-def merged(slot_LNS: Ints) -> Ints:
-    """EPLB's slots with second replicas on the same node taken out: one of them carries the load of both."""
-    slot = slot_LNS.copy()
-    for row in slot.reshape(-1, slot.shape[2]):
-        seen = np.unique(row, return_index=True)[1]
-        row[np.setdiff1d(np.arange(len(row)), seen)] = -1
-    return slot
+def limit() -> Iterator[Row]:
+    """What no rule can know in advance where there is no spare slot."""
+    return limits(domains("olmoe_1b7b"))
+
+
+def follows() -> Iterator[Row]:
+    """That shares follow in the product, and how soon."""
+    return product(domains("olmoe_1b7b"), SHAPES[1:])
 
 
 def as_placement(slot_LNS: Ints, load_LE: Floats) -> Placement:
@@ -265,7 +233,10 @@ def gains() -> Iterator[Row]:
     return gain(domains("olmoe_1b7b"))
 
 
-PARTS = {"known": known, "drift": drift, "moves": moves, "follow": follow, "speed": speed, "gain": gains}
+PARTS = {
+    "known": known, "drift": drifts, "limits": limit, "product": follows, "moves": moves, "follow": follow,
+    "speed": speed, "gain": gains,
+}  # fmt: skip
 
 
 def save(rows: list[Row], measured: list[str]) -> None:

@@ -248,9 +248,13 @@ def _balance() -> Check:
     return Check("megascale", "attention nodes at balance", formula, best, 0.25, "search against the formula")
 
 
+PRICES = {"h800": 5.28, "a800": 2.26, "h20": 1.85, "l20": 1.0, "l40s": 1.08}
+"""MegaScale-Infer's own. Step-3's, which the hardware files carry, make an A800 cheaper than an H20."""
+
+
 def _choice(model: str, context: float) -> Check:
     """1 when the cheapest plan over H800, A800, H20, L20 and L40S puts attention on H20 and experts on L40S."""
-    pools = tuple(Pool(load_hardware(name), 32) for name in ("h800", "a800", "h20", "l20", "l40s"))
+    pools = tuple(Pool(load_hardware(name).priced(price), 32) for name, price in PRICES.items())
     setting = Setting(
         load_model(model),
         load_curves("h200"),
@@ -261,7 +265,7 @@ def _choice(model: str, context: float) -> Check:
     best = answer(Question(setting, pools, Targets(0.15), kinds=("afd",))).plans[0]
     chosen = f"{best.attention.hardware} + {best.experts.hardware}"
     wanted = _best_with(setting, pools, "h20", "l40s")
-    chosen += f" at {best.usd_per_mtok:.4f} $/Mtok; h20 + l40s {wanted:.4f}"
+    chosen += f" at {best.usd_per_mtok:.4f} per Mtok in prices of an L20; h20 + l40s {wanted:.4f}"
     return Check(
         "megascale",
         f"hardware for {model} at {context}",

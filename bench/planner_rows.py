@@ -2,13 +2,20 @@
 
 Traps of that file, each handled here: the same measurement appears up to three times under different ids; parallel
 degrees are doubled in part of it (TP8 with EP8 is written 64 / 8 / 8); concurrency is in the source field; most
-disaggregated rows do not say how many workers served them (they are left out and counted).
+disaggregated rows do not say how many workers served them (they are left out and counted); others are filed as
+aggregated, with the devices of all workers as one tensor-parallel group (`impossible`).
+
+Two settings that the file does not give are inferred from inputs, never from times. vLLM's cache on Blackwell is FP8:
+in 16 bits some of the concurrencies would not fit that were served without a wait. TensorRT-LLM's decode workers have
+a largest batch, a power of two: the largest within the highest concurrency that their configuration was run with.
 """
 
 import csv
 import hashlib
+import math
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 from afserve.placement.hardware import Hardware, hardware_from_table
@@ -60,7 +67,7 @@ def chips() -> dict[str, Hardware]:
 def read_rows(path: Path) -> tuple[list[ServedRow], dict[str, int]]:
     """(rows of MoE models, how many were left out and why). Repeated measurements are kept once."""
     known_shapes, known_chips = shapes(), chips()
-    rows: list[ServedRow] = []
+    rows: list[tuple[ServedRow, str]] = []
     left = {"dense models": 0, "repeats": 0, "disaggregated without worker counts": 0}
     seen: set[tuple[str, str]] = set()
     with path.open(newline="") as lines:
@@ -77,8 +84,37 @@ def read_rows(path: Path) -> tuple[list[ServedRow], dict[str, int]]:
             if row is None:
                 left["disaggregated without worker counts"] += 1
             else:
-                rows.append(row)
-    return rows, left
+                rows.append((row, _configuration(raw)))
+    return _limited(rows), left
+
+
+def _configuration(raw: Raw) -> str:
+    """What was started once and asked with several concurrencies; "" where the file does not tell."""
+    found = re.search(r"config_id=(\d+)", raw["silicon_data_source"])
+    return found.group(1) if found else ""
+
+
+def _limited(rows: list[tuple[ServedRow, str]]) -> list[ServedRow]:
+    most: dict[str, float] = {}
+    for row, configuration in rows:
+        if row.engine == "trtllm disaggregated" and configuration:
+            most[configuration] = max(most.get(configuration, 1.0), row.concurrency)
+    return [
+        replace(row, limit=2.0 ** math.floor(math.log2(most[configuration])))
+        if configuration in most
+        else row
+        for row, configuration in rows
+    ]
+
+
+def impossible(row: ServedRow) -> bool:
+    """Filed as one aggregated instance, but tensor-parallel over more devices than any engine offers."""
+    return (
+        not row.disaggregated
+        and not row.data_parallel
+        and row.devices > 8
+        and row.shape.attention[0].kind == "mla"
+    )
 
 
 def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, Hardware]) -> ServedRow | None:
@@ -110,7 +146,9 @@ def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, H
         engine=raw["backend"] + (" disaggregated" if apart else ""),
         weights=_weights(raw, model),
         experts=WIDTH[raw["moe_quant_mode"] or precision],
-        kv="fp8" if raw["backend"] == "trtllm" else "bf16",
+        kv="fp8"
+        if raw["backend"] == "trtllm" or (raw["backend"] == "vllm" and chip.flops_fp4 > 0)
+        else "bf16",
         devices=devices,
         data_parallel=replicated,
         expert_parallel=spread,

@@ -7,8 +7,9 @@ Nothing is fitted to the measured runs. The planner's curves give the stage time
 form gives the step. Disaggregated, the closed form gives every process hardware of its own, but here all processes
 (and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the same stage times
 over so many cores, longer where another core is busy by as much as the calibration measured. The rate is that of the
-steady state, while the whole batch decodes; TPOT is what a client saw, median over requests. Of several calibrations
-the one with a run's threads is taken, else the nearest.
+steady state, while the whole batch decodes; TPOT is what a client saw, median over requests. Calibrations with equal
+threads are fitted together: made before and after the runs they bridge a machine whose speed drifts. The threads of a
+run are taken, else the nearest.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afserve.cli.bench.case import Case
 from afserve.cli.catalog import load_hardware, load_model, read_lines
@@ -27,6 +29,7 @@ from afserve.placement.calibration import fit_calibration, read_calibration
 from afserve.placement.perf import Setting, afd_stages, colocated_stages, expert_half
 from afserve.placement.perf_attention import Precision
 from afserve.placement.perf_experts import Routing
+from afserve.placement.perf_ffn import distinct_targets
 from afserve.placement.workload import fixed_context
 from bench.origin import origin
 from bench.shared_cores import Stages, step_seconds
@@ -37,6 +40,7 @@ PROMPT = 16  # short: prompts of late sequences are in the TPOT of early ones
 WIDTH = Precision("bf16", "bf16", "bf16")
 
 Row = dict[str, object]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,15 @@ class Predictor:
         self._shape, self._chip, self._cores = load_model(model), load_hardware(CHIP), cores
         self._curves = {}
         self._beside = {"attention": 1.0, "experts": 1.0}
+        found: dict[int, list[str]] = {}
         for path in calibrations:
-            lines = [line for line in read_lines(path, "calibration") if line.strip()]
-            rows = read_calibration(str(path), lines)
-            threads = int(json.loads(lines[0]).get("threads", 1))
+            for line in filter(str.strip, read_lines(path, "calibration")):
+                found.setdefault(int(json.loads(line).get("threads", 1)), []).append(line)
+        for threads, lines in found.items():
+            source = f"calibration with {threads} threads"
             self._beside |= _beside(lines)
-            self._curves[threads] = fit_calibration(str(path), rows, self._shape, self._chip, WIDTH)
+            rows = read_calibration(source, lines)
+            self._curves[threads] = fit_calibration(source, rows, self._shape, self._chip, WIDTH)
 
     @property
     def threads(self) -> int:
@@ -97,15 +104,20 @@ class Predictor:
         chip, curves = self._chip, setting.curves.curves
         devices, batch = np.array([float(nodes)]), np.array([each])
         alone = afd_stages(setting, chip, chip, 1, micro_batches, np.ones(1), devices, batch)
-        further = 2 * curves["exchange"].per_group * (nodes - 1)
-        experts = [
-            float(expert_half(setting, chip, count * batch, devices)[0]) + 2 * count * setting.exchange
-            for count in range(1, ranks * micro_batches + 1)
-        ]
+        here = batch * distinct_targets(setting.shape.experts.top_k, devices) / devices
+        messages = range(1, ranks * micro_batches + 1)
+
+        def calls(by_chance: bool) -> Array:
+            halves = [expert_half(setting, chip, n * batch, devices, by_chance=by_chance) for n in messages]
+            answers = [setting.exchange_at_experts(here, np.array([float(n)])) for n in messages]
+            return np.concatenate(halves) + np.concatenate(answers)
+
+        most, mean = calls(True), calls(False)
         return Stages(
-            attention=float(alone.attention[0]) + further,
+            attention=float(alone.attention[0]),
             outside=float(alone.outside[0]),
-            experts=experts,
+            experts=most.tolist(),
+            others=((nodes * mean - most) / (nodes - 1)).tolist() if nodes > 1 else (),
             dispatch=float(alone.dispatch[0]),
             combine=float(alone.combine[0]),
             gateway=curves["gateway"].launch + each * curves["gateway"].per_group,
@@ -115,26 +127,39 @@ class Predictor:
 
 
 def _beside(lines: Iterable[str]) -> dict[str, float]:
-    """How many times as long a stage takes while another core is busy."""
-    rows = [json.loads(line) for line in lines]
+    """How many times as long a stage takes while another core is busy: the median of what was measured."""
+    rows = [row for row in map(json.loads, lines) if row.get("part") == "beside"]
     return {
-        row["stage"]: max(1.0, row["seconds"] / row["alone"]) for row in rows if row.get("part") == "beside"
+        stage: max(1.0, median(row["seconds"] / row["alone"] for row in rows if row["stage"] == stage))
+        for stage in {row["stage"] for row in rows}
     }
 
 
 def runs(case: Case, micro_batches: int, colocated_threads: int) -> Iterator[Measured]:
+    """Layouts in turn, as often as the case repeats, so that a slow minute of the machine is no layout's own."""
+    rounds = [list(one_round(case, micro_batches, colocated_threads)) for _ in range(case.repeats)]
+    return (middle(runs) for runs in zip(*rounds, strict=True))
+
+
+def one_round(case: Case, micro_batches: int, colocated_threads: int) -> Iterator[Measured]:
     """Real processes, as `afserve bench decode` starts them."""
     from afserve.cli.bench.ours import Shape, measure
 
+    context = case.prompt_len + case.output_len / 2
     for attention, experts in LAYOUTS:
         m, threads = (micro_batches, 1) if experts else (1, colocated_threads)
         shape = Shape(not experts, attention, experts or None, str(m))
-        for row in measure(replace(case, threads=threads), shape):
+        for row in measure(replace(case, threads=threads, repeats=1), shape):
             assert row.tpot is not None
             rate = row.tokens_per_second or row.batch / row.tpot
-            context = case.prompt_len + case.output_len / 2
-            spread = (row.low or rate, row.high or rate)
-            yield Measured(attention, experts, m, threads, row.batch, context, row.tpot * 1e3, rate, *spread)
+            yield Measured(attention, experts, m, threads, row.batch, context, row.tpot * 1e3, rate)
+
+
+def middle(runs: Sequence[Measured]) -> Measured:
+    """Medians of the same batch of the same layout; the range of its rates."""
+    rates = [run.tok_s for run in runs]
+    tpot = median(run.tpot_ms for run in runs)
+    return replace(runs[0], tpot_ms=tpot, tok_s=median(rates), low=min(rates), high=max(rates))
 
 
 def judged(predictor: Predictor, run: Measured) -> Row:

@@ -2,7 +2,9 @@
 
 A process that has work waits in line for a core and keeps it until it has nothing to do; nobody is interrupted (stages
 are far shorter than a scheduler's time slice, and a node that waits for rows gives its core away). The expert nodes'
-soft barrier is the engine's own. With a core for everybody this is the closed form of `afserve/pipeline.py`. No I/O.
+soft barrier is the engine's own. Micro-batches begin when their prompts are read, not all at once, so the mean over
+several such beginnings is taken: in step with each other all would merge. With a core for everybody this is the closed
+form of `afserve/pipeline.py`. No I/O.
 """
 
 import heapq
@@ -10,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from afserve.engine.soft_barrier import SoftBarrier
@@ -17,9 +20,10 @@ from afserve.engine.soft_barrier import SoftBarrier
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds. `experts[n - 1]`: one call of one expert node for n messages together. `gateway`: per step of one
-    micro-batch. `dispatch` and `combine` pass without anybody's core. `attention_beside` and `experts_beside`: how many
-    times as long a stage takes that begins while another core is busy."""
+    """Seconds. `experts[n - 1]`: one call of the expert node that got most rows of this layer, for n messages together;
+    `others`: of each other one, where that differs. `gateway`: per step of one micro-batch. `dispatch` and `combine`
+    pass without anybody's core. `attention_beside` and `experts_beside`: how many times as long a stage takes that
+    begins while another core is busy."""
 
     attention: float
     outside: float
@@ -29,6 +33,7 @@ class Stages:
     gateway: float = 0.0
     attention_beside: float = 1.0
     experts_beside: float = 1.0
+    others: Sequence[float] = ()
 
 
 Stream = tuple[int, int]  # attention node, micro-batch
@@ -132,9 +137,8 @@ class Experts:
         del self._since[layer]
         streams = self._held.pop(layer)
         stages = self._run.stages
-        seconds = stages.experts[len(streams) - 1] * (
-            stages.experts_beside if self._run.cores.crowded else 1.0
-        )
+        calls = stages.experts if self._run.fullest(layer) == self._index else stages.others or stages.experts
+        seconds = calls[len(streams) - 1] * (stages.experts_beside if self._run.cores.crowded else 1.0)
         return seconds, lambda: self._answer(layer, streams, seconds)
 
     def _answer(self, layer: int, streams: list[Stream], seconds: float) -> None:
@@ -159,8 +163,10 @@ class Gateway:
 
 
 class Run:
+    """`begins`: when each micro-batch of each attention node does, in seconds."""
+
     def __init__(
-        self, stages: Stages, cores: int, ranks: int, expert_nodes: int, micro_batches: int, layers: int
+        self, stages: Stages, cores: int, ranks: int, expert_nodes: int, begins: Sequence[float], layers: int
     ) -> None:
         self.stages, self.layers, self.cores = stages, layers, Cores(cores)
         self._attention = [Attention(self, index) for index in range(ranks)]
@@ -168,9 +174,14 @@ class Run:
         self._gateway = Gateway(stages.gateway)
         self._missing: dict[Stream, int] = {}
         self.ends: dict[Stream, list[float]] = {}
-        for rank, micro_batch in itertools.product(range(ranks), range(micro_batches)):
-            self.ends[rank, micro_batch] = []
-            self._enqueue((rank, micro_batch), 0)
+        streams = itertools.product(range(ranks), range(len(begins) // ranks))
+        for stream, begin in zip(streams, begins, strict=True):
+            self.ends[stream] = []
+            self.cores.at(begin, lambda stream=stream: self._enqueue(stream, 0))
+
+    def fullest(self, layer: int) -> int:
+        """The expert node that most rows of `layer` go to: by chance, so each in turn."""
+        return layer % len(self._experts)
 
     def _enqueue(self, stream: Stream, layer: int) -> None:
         node = self._attention[stream[0]]
@@ -210,9 +221,19 @@ def step_seconds(
     micro_batches: int,
     layers: int,
     steps: int = 24,
+    starts: int = 8,
 ) -> float:
-    """Seconds from a token to the same request's next, the mean over micro-batches, after a third of the steps."""
-    run = Run(stages, cores, ranks, expert_nodes, micro_batches, layers)
+    """Seconds from a token to the same request's next: the mean over micro-batches, after a third of the steps, and
+    over so many beginnings, each at any point of a step."""
+    random, span = Random(0), layers * (stages.attention + stages.experts[0]) + stages.outside
+    played = []
+    for _ in range(starts):
+        begins = [span * random.random() for _ in range(ranks * micro_batches)]
+        played.append(_played(Run(stages, cores, ranks, expert_nodes, begins, layers), steps))
+    return sum(played) / starts
+
+
+def _played(run: Run, steps: int) -> float:
     while min(map(len, run.ends.values())) < steps:
         run.cores.turn()
     skipped = steps // 3

@@ -29,15 +29,19 @@ class LocalTicket:
 
 
 class LocalBankLink:
-    """A bank that holds expert e of every layer in slot e. The work is done in `dispatch`."""
+    """A bank that holds expert e of every layer in slot e. The work is done in `dispatch`; what `combine` returns is
+    valid until the same micro-batch's next dispatch."""
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
+        self._sums: dict[int, Tensor] = {}
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
     ) -> LocalTicket:
-        y_TH = torch.empty(x_TH.shape, dtype=torch.float32, device=x_TH.device)
+        y_TH = self._sums.get(micro_batch)
+        if y_TH is None or y_TH.shape != x_TH.shape:
+            y_TH = self._sums[micro_batch] = torch.empty(x_TH.shape, dtype=torch.float32, device=x_TH.device)
         self._bank.forward(layer, x_TH, expert_TK, weight_TK, y_TH)
         return LocalTicket(layer, micro_batch, y_TH)
 

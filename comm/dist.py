@@ -1,268 +1,232 @@
-"""Between hosts: the same mailboxes in private memory at both ends, and gloo to carry a message from one to the other.
+"""Between hosts over torch.distributed: payloads go through gloo, or through nccl where mailboxes are in GPU memory.
 
-A pump thread per box waits for messages, puts them into the incoming mailbox and sets its flag; from there on all
-is as in shared memory. Address: `dist:HOST:PORT` of the expert node's store. It knows nothing of what travels.
+As in `tcp`, one connection per pair carries headers and says who is gone; no thread stands in the way of a message.
+Address: `dist:HOST:PORT` of the expert node's store. It knows nothing of what travels.
 """
 
-import json
+import select
+import socket
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import cast
 
-import torch
+from afserve.comm.greeting import answer, ask
+from afserve.comm.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
+from afserve.comm.pair_stream import IN_HOST, Carriage, PairStream, follows
+from afserve.comm.record import RecordMailbox, RecordSegment, record_segment
+from afserve.comm.segment import SegmentMap
+from afserve.comm.tcp import TcpTransport
+from afserve.comm.transport import Box, Kind, Layout
+from afserve.comm.wire import HEADER_BYTES, check_layout, extent
+from afserve.errors import ProtocolError, RendezvousError
 
-from afserve.comm.flags import Board, open_board
-from afserve.comm.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, Pair, join_store, open_store
-from afserve.comm.lanes import Lanes
-from afserve.comm.lost import Lost
-from afserve.comm.rendezvous import compare, terms
-from afserve.comm.segment import Segment, SegmentMap
-from afserve.comm.transport import Box, Header, Layout, Parcel
-from afserve.comm.wire import FIRST_BYTE, check_layout, sequence_of
-from afserve.errors import RendezvousError
-
-_LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers are there
-_MEET_SECONDS = 5.0  # how long an expert node waits for a node that has announced itself
-_CLOSE_SECONDS = 2.0
-_ACCEPT_SECONDS = 0.05  # how often an expert node looks for newcomers
+_MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
+_DOOR = "door"  # in the store: the port that attention nodes connect to
 
 
-class DistTransport:
-    """One end. `attention` is None on the expert node."""
+class DistTransport(TcpTransport):
+    """One end. `attention` is None on the expert node; payloads lie where the segments put them."""
 
-    def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
-        self._layout = segments[0].map.layout
-        self._attention = attention
-        self._lanes = Lanes(segments, attention, spins=False)
-        self._lost = Lost(attention_side=attention is not None)
-        self._pairs: dict[int, Pair] = {}
-        self._taken_from: dict[Box, Pair | None] = {}
-        self._threads: list[threading.Thread] = []
-        self._closing = threading.Event()
-        self._segments = {segment.map.expert: segment for segment in segments}
-        self._doorbells: dict[Box, Board] = {}
-        self._rebuild()
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    def boxes(self) -> list[Box]:
-        return self._lanes.boxes()
-
-    def next_sequence(self, box: Box) -> int:
-        return self._lanes.next_sequence(box)
-
-    def stage(self, box: Box, header: Header) -> Parcel:
-        return self._lanes.stage(box, header)
-
-    def post(self, box: Box) -> None:
-        if self._lost:
-            self._lost.raise_for([box])
-        if self._lanes.post(box):
-            self._send(box)
-
-    def ready(self, boxes: Sequence[Box]) -> list[Box]:
-        return self._lanes.ready(boxes)
-
-    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
-        deadline = time.monotonic() + timeout
-        while True:
-            left = deadline - time.monotonic()
-            found = self._lanes.wait(boxes, max(0.0, min(left, _LOOK_SECONDS)))
-            if found:
-                return found
-            if self._lost:
-                found = self._lanes.ready(boxes)  # what came before the loss counts
-                if found:
-                    return found
-                self._lost.raise_for(boxes)
-            if left <= _LOOK_SECONDS:
-                return []
-
-    def take(self, box: Box) -> Parcel:
-        self._taken_from[box] = self._pairs.get(self._peer(box))
-        return self._lanes.take(box)
-
-    def refuse(self, box: Box, reason: str) -> None:
-        self._lanes.refuse(box, reason)
-        self._send(box)
-
-    def close(self) -> None:
-        """Say goodbye on every box, so that no thread of either end is left waiting."""
-        self._closing.set()
-        for peer, pair in list(self._pairs.items()):
-            for box in self._boxes_of(peer):
-                self._bye(pair, box)
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._pairs.clear()
-        self._taken_from.clear()
+    def __init__(self, segments: Sequence[RecordSegment], attention: int | None, carriage: Carriage) -> None:
+        super().__init__(segments, attention)
+        self.carriage = carriage
 
     def attach(self, expert: int, address: str, timeout: float) -> None:
         assert self._attention is not None, "an expert node attaches nobody"
-        segment, pair = _join(address, expert, self._attention, self._layout, timeout)
+        segment, stream = _join(address, expert, self._attention, self._layout, timeout, self.carriage)
         self.detach(expert)
         self._segments[expert] = segment
         self._rebuild()
-        self.admit(expert, pair)
+        self.welcome(expert, stream)
+        self._turn(0.0)
 
-    def detach(self, expert: int) -> None:
-        pair = self._pairs.pop(expert, None)
-        if pair is not None:
-            for box in self._boxes_of(expert):
-                self._bye(pair, box)
-        self._segments.pop(expert, None)
-        self._rebuild()
-        self._lost.clear(expert)
+    def _turn(self, seconds: float) -> None:
+        """Whoever may park waits first for what is on its way."""
+        late = [(peer, stream) for peer, stream in self._pair_streams() if stream.due]
+        if not late:
+            super()._turn(seconds)
+            return
+        if seconds > 0:
+            late[0][1].finish()
+        super()._turn(0.0)
+        for peer, stream in late:
+            if self._streams.get(peer) is stream:
+                self._move(peer, stream)
 
-    def _rebuild(self) -> None:
-        """Every box has a doorbell of its own, which its pump keeps for as long as it runs."""
-        self._segments = dict(sorted(self._segments.items()))
-        self._lanes.rebuild(list(self._segments.values()))
-        for segment in self._segments.values():
-            for box in segment.map.boxes(self._attention):
-                words = segment.lane_words(box, attention_side=self._attention is None)
-                self._doorbells.setdefault(box, open_board([words], []))
-        self._doorbells = {box: self._doorbells[box] for box in self._lanes.boxes()}
+    def _let_in(self) -> None:
+        super()._let_in()
+        for _, stream in self._pair_streams():
+            stream.open()
 
-    def start(self, thread: threading.Thread) -> None:
-        self._threads.append(thread)
-        thread.start()
+    def _place(self, peer: int, head: memoryview) -> memoryview:
+        """Where a record goes. Raises ProtocolError when it, or what it announces, fits nowhere."""
+        box, after = self._box(peer, head), follows(head)
+        record = self._memory.get(box)
+        if record is None or HEADER_BYTES + after > len(record) or not (after or self._fits(box, head)):
+            raise ProtocolError(f"it sent a header of micro-batch {box.micro_batch}, {extent(head)[1]} bytes")
+        stream = cast(PairStream, self._streams[peer])
+        if stream.is_due(box.micro_batch):
+            stream.finish(box.micro_batch)
+        return record[: HEADER_BYTES + after]
 
-    def admit(self, peer: int, pair: Pair) -> None:
-        """`pair` is the way to `peer` from now on, until it is gone."""
-        self._pairs[peer] = pair
-        self._lost.clear(peer)
-        self.start(
-            threading.Thread(target=self._serve, args=(peer, pair), name=f"afserve-{peer}", daemon=True)
-        )
-
-    def connected(self, peer: int) -> bool:
-        return peer in self._pairs
-
-    def _serve(self, peer: int, pair: Pair) -> None:
-        """Pump every box of one peer; this thread takes one of them."""
-        first, *others = self._boxes_of(peer)
-        pumps = [threading.Thread(target=self._pump, args=(peer, pair, box), daemon=True) for box in others]
-        for thread in pumps:
-            thread.start()
-        self._pump(peer, pair, first)
-        for thread in pumps:
-            thread.join()
-        if self._pairs.get(peer) is pair:
-            del self._pairs[peer]
-
-    def pause(self, seconds: float) -> bool:
-        """Wait; True at once when this end closes."""
-        return self._closing.wait(seconds)
-
-    def _peer(self, box: Box) -> int:
-        return box.attention if self._attention is None else box.expert
-
-    def _boxes_of(self, peer: int) -> list[Box]:
-        return [box for box in self._doorbells if self._peer(box) == peer]
+    def _fits(self, box: Box, head: memoryview) -> bool:
+        return extent(head)[1] <= cast(RecordMailbox, self._lanes.incoming(box)).payload_B.numel()
 
     def _send(self, box: Box) -> None:
         """An answer to somebody whose place another one has taken since is not sent."""
-        pair = self._pairs.get(self._peer(box))
-        if pair is None or (self._attention is None and self._taken_from.get(box) is not pair):
+        peer = self._peer(box)
+        stream = self._streams.get(peer)
+        if stream is None or (self._attention is None and self._taken_from.get(box) is not stream):
             return
-        try:
-            pair.send(self._lanes.outgoing(box).message(), box.micro_batch)
-        except RuntimeError:
-            self._lost.mark(self._peer(box), "its connection has ended")
+        cast(PairStream, stream).send_message(cast(RecordMailbox, self._lanes.outgoing(box)))
+        if stream.sending:
+            self._poll.modify(stream, select.POLLIN | select.POLLOUT)
+        elif stream.lost is not None:
+            self._drop(peer, stream.lost)
 
-    def _pump(self, peer: int, pair: Pair, box: Box) -> None:
-        inbox_B, doorbell = self._lanes.incoming(box).memory_B, self._doorbells[box]
-        head = inbox_B.numpy().data
+    def _pair_streams(self) -> list[tuple[int, PairStream]]:
+        return list(cast(dict[int, PairStream], self._streams).items())
+
+
+class _Door(threading.Thread):
+    """Lets attention nodes in until the listening socket is closed: a greeting, then a group of two."""
+
+    def __init__(
+        self, listener: socket.socket, end: DistTransport, segment: RecordSegment, meeting: Meeting
+    ) -> None:
+        super().__init__(name=f"afserve-expert-{segment.map.expert}", daemon=True)
+        self._listener, self._end, self._segment, self._meeting = listener, end, segment, meeting
+        self._turns = [0] * segment.map.attention_nodes
+        self._latest: dict[int, PairStream] = {}
+
+    def run(self) -> None:
         while True:
-            before = sequence_of(head)
             try:
-                pair.receive(inbox_B, box.micro_batch)
-            except RuntimeError:
-                self._end(peer, pair, "its connection has ended")
-                return
-            if sequence_of(head) == before:
-                self._end(peer, pair, "it has left")
-                if not self._closing.is_set():
-                    self._bye(pair, box)
-                return
-            doorbell.post(0, sequence_of(head))
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            connection.settimeout(_MEET_SECONDS)
+            attention = answer(connection, self._segment.map, self._turns, self._is_taken)
+            if attention is None or not self._meet(connection, attention):
+                connection.close()
 
-    def _end(self, peer: int, pair: Pair, why: str) -> None:
-        """A pair that was detached is nobody's loss."""
-        if self._pairs.get(peer) is pair:
-            self._lost.mark(peer, why)
+    def _is_taken(self, attention: int) -> bool:
+        """Also by a node that the end has not yet looked at."""
+        stream = self._latest.get(attention)
+        return stream is not None and stream.lost is None
 
-    def _bye(self, pair: Pair, box: Box) -> None:
-        """Goodbye is the first byte of a message and no more: it changes nothing in the inbox, not even the number."""
+    def _meet(self, connection: socket.socket, attention: int) -> bool:
         try:
-            pair.send(torch.tensor([FIRST_BYTE], dtype=torch.uint8), box.micro_batch)
+            name = _name(attention, self._turns[attention])
+            way, layout = self._end.carriage, self._segment.map.layout
+            pair = way.open(self._meeting, name, EXPERT_RANK, _MEET_SECONDS, way.device, layout)
         except RuntimeError:
-            self._lost.mark(self._peer(box), "its connection has ended")
+            return False  # it gave up, or died, between greeting and meeting
+        boxes = (
+            _boxes(self._segment, attention, Kind.DISPATCH),
+            _boxes(self._segment, attention, Kind.COMBINE),
+        )
+        stream = PairStream(connection, pair, *boxes, inline_most=way.inline_most, speaks_first=False)
+        self._latest[attention] = stream
+        self._end.welcome(attention, stream)
+        return True
 
 
-def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tuple[DistTransport, str]:
-    """An expert node's end and its address. Nothing listens but on `host`."""
+class _Listening(DistTransport):
+    """The expert node's end, which also owns the listening socket and, through its door, the store."""
+
+    def __init__(
+        self, listener: socket.socket, segment: RecordSegment, meeting: Meeting, carriage: Carriage
+    ) -> None:
+        super().__init__([segment], None, carriage)
+        self._listener = listener
+        self._door = _Door(listener, self, segment, meeting)
+
+    def start(self) -> None:
+        self._door.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._door.join()
+        super().close()
+
+
+def listen(
+    expert: int, attention_nodes: int, layout: Layout, host: str, carriage: Carriage = IN_HOST
+) -> tuple[DistTransport, str]:
+    """An expert node's end and its address. Nothing listens but on `host`; `carriage` says where payloads arrive."""
     check_layout(layout)
-    meeting = open_store(host)
-    agreed = terms(layout, expert=expert, attention_nodes=attention_nodes)
-    meeting.store.set("terms", json.dumps(agreed))
-    end = DistTransport([Segment.private(SegmentMap(layout, expert, attention_nodes))], None)
-    acceptor = threading.Thread(
-        target=_accept, args=(end, meeting), name=f"afserve-expert-{expert}", daemon=True
-    )
-    end.start(acceptor)
-    return end, f"dist:{meeting.host}:{meeting.port}"
+    carriage.check()
+    meeting, listener = open_store(host), socket.create_server((host, 0))
+    meeting.store.set(_DOOR, str(listener.getsockname()[1]))
+    segment = record_segment(SegmentMap(layout, expert, attention_nodes), carriage.device)
+    end = _Listening(listener, segment, meeting, carriage)
+    end.start()
+    return end, f"{carriage.kind}:{meeting.host}:{meeting.port}"
 
 
-def _accept(end: DistTransport, meeting: Meeting) -> None:
-    """Let attention nodes in, one after the other in the same place."""
-    turns = dict.fromkeys((box.attention for box in end.boxes()), 0)
-    while not end.pause(_ACCEPT_SECONDS):
-        for attention, turn in turns.items():
-            if end.connected(attention) or meeting.store.add(f"turn/{attention}", 0) <= turn:
-                continue
-            turns[attention] += 1
-            try:
-                pair = Pair(meeting, f"pair/{attention}/{turn + 1}", EXPERT_RANK, _MEET_SECONDS)
-            except RuntimeError:
-                continue  # it gave up, or died, between announcing itself and meeting
-            end.admit(attention, pair)
-
-
-def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> DistTransport:
-    """An attention node's end, with one group per expert node."""
+def connect(
+    addresses: Sequence[str], attention: int, layout: Layout, timeout: float, carriage: Carriage = IN_HOST
+) -> DistTransport:
+    """An attention node's end, with one connection and one group per expert node."""
     check_layout(layout)
-    segments, pairs = [], []
-    for expert, address in enumerate(addresses):
-        segment, pair = _join(address, expert, attention, layout, timeout)
-        segments.append(segment)
-        pairs.append(pair)
-    end = DistTransport(segments, attention)
-    for expert, pair in enumerate(pairs):
-        end.admit(expert, pair)
+    carriage.check()
+    segments, streams = [], []
+    with ExitStack() as opened:
+        for expert, address in enumerate(addresses):
+            segment, stream = _join(address, expert, attention, layout, timeout, carriage)
+            opened.callback(stream.end, "another expert node could not be joined")
+            segments.append(segment)
+            streams.append(stream)
+        opened.pop_all()  # they all answered: the transport closes them
+    end = DistTransport(segments, attention, carriage)
+    for expert, stream in enumerate(streams):
+        end.welcome(expert, stream)
+    end.ready([])
     return end
 
 
-def _join(address: str, expert: int, attention: int, layout: Layout, timeout: float) -> tuple[Segment, Pair]:
+def _join(
+    address: str, expert: int, attention: int, layout: Layout, timeout: float, carriage: Carriage
+) -> tuple[RecordSegment, PairStream]:
     peer = f"expert-{expert}"
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
-    if kind != "dist" or not host or not port.isdecimal():
-        raise RendezvousError(f"{peer}: {address!r} is not an address of the form dist:HOST:PORT")
-    meeting = join_store(host, int(port), peer, timeout)
-    theirs = {name: int(value) for name, value in json.loads(meeting.store.get("terms")).items()}
-    mine = terms(layout, expert=expert, attention_nodes=max(theirs.get("attention_nodes", 0), attention + 1))
-    compare(mine, theirs, me=f"attention-{attention}", peer=peer)
-    turn = meeting.store.add(f"turn/{attention}", 1)
+    if kind != carriage.kind or not host or not port.isdecimal():
+        raise RendezvousError(f"{peer}: {address!r} is not an address of the form {carriage.kind}:HOST:PORT")
+    with ExitStack() as opened:
+        meeting = join_store(host, int(port), peer, timeout)
+        connection = opened.enter_context(_dial(meeting, peer, timeout))
+        nodes, turn = ask(connection, attention, expert, layout)
+        try:
+            name, device = _name(attention, turn), carriage.device
+            pair = carriage.open(meeting, name, ATTENTION_RANK, timeout, device, layout)
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"{peer} did not meet attention-{attention} within {timeout:g} s ({str(error).partition(chr(10))[0]})"
+            ) from error
+        segment = record_segment(SegmentMap(layout, expert, nodes), carriage.device, attention, turn)
+        opened.pop_all()
+        boxes = _boxes(segment, attention, Kind.COMBINE), _boxes(segment, attention, Kind.DISPATCH)
+        return segment, PairStream(
+            connection, pair, *boxes, inline_most=carriage.inline_most, speaks_first=True
+        )
+
+
+def _dial(meeting: Meeting, peer: str, timeout: float) -> socket.socket:
     try:
-        pair = Pair(meeting, f"pair/{attention}/{turn}", ATTENTION_RANK, timeout)
-    except RuntimeError as error:
+        return socket.create_connection((meeting.host, int(meeting.store.get(_DOOR))), timeout)
+    except (OSError, RuntimeError, ValueError) as error:
         raise RendezvousError(
-            f"{peer} did not take attention-{attention} in within {timeout:g} s; "
-            "is another node of that index connected?"
+            f"{peer}: its store at {meeting.host}:{meeting.port} is no expert node's"
         ) from error
-    return Segment.private(SegmentMap(layout, expert, theirs["attention_nodes"]), attention, turn), pair
+
+
+def _boxes(segment: RecordSegment, attention: int, kind: Kind) -> dict[int, RecordMailbox]:
+    return {box.micro_batch: segment.mailbox(box, kind) for box in segment.map.boxes(attention)}
+
+
+def _name(attention: int, turn: int) -> str:
+    return f"pair/{attention}/{turn}"

@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -56,6 +56,47 @@ class Board(Protocol):
 
     def wait(self, lanes: Sequence[int], timeout: float) -> list[int]:
         """Park until one of `lanes` changed or `timeout` seconds are over."""
+        ...
+
+
+@runtime_checkable
+class MessageBoard(Board, Protocol):
+    """A board that also moves whole messages, in one call without the interpreter's lock: the native one.
+
+    A waiter that spins fetches the rows of a message while they are still being written.
+    """
+
+    def carry(
+        self, lane: int, out: object, incoming: object, own_slot: int, own_weight: int, sent: int
+    ) -> None:
+        """The lane's mailboxes (their handles), addresses of memory for slots and weights that come in, or 0, and the
+        number sent last: the late answer to a dispatch that was given up is no change any more.
+        """
+        ...
+
+    def send_rows(
+        self,
+        lane: int,
+        number: int,
+        epoch: int,
+        layer: int,
+        rows: int,
+        x: int,
+        stride: int,
+        slot: int,
+        weight: int,
+    ) -> int:
+        """Write and post; `x`, `slot` and `weight` are addresses. Returns the lane's quiet value."""
+        ...
+
+    def send_split(
+        self, lane: int, number: int, epoch: int, layer: int, split: object, weight: int, node: int
+    ) -> int:
+        """The rows of a native split that go to `node`; `weight` is the address of the split's weights."""
+        ...
+
+    def take(self, lane: int) -> tuple[bool, int, int, int, int]:
+        """(checked and good, sequence number, epoch, layer, rows); the lane is settled either way."""
         ...
 
 

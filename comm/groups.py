@@ -1,7 +1,7 @@
-"""Process groups of exactly two over gloo, met through a store that listens on one address only.
+"""Process groups of exactly two over gloo or nccl, met through a store that listens on one address only.
 
-A pair has a group of its own, so that members come and go without the others noticing. Gloo and its store trust whoever
-can reach them: they belong on a network of their own. It knows tensors of bytes, not what they mean.
+A pair has groups of its own, so that members come and go without the others noticing. The groups and their store trust
+whoever can reach them: they belong on a network of their own. It knows tensors of bytes, not what they mean.
 """
 
 import socket
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from afserve.errors import RendezvousError
+from afserve.errors import ConfigError, RendezvousError
 
 EXPERT_RANK, ATTENTION_RANK = 0, 1
 _KEPT = 32  # a send whose handle is dropped before it is done is not sent; more than are ever under way
-_FOREVER = timedelta(days=1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +59,81 @@ def join_store(host: str, port: int, peer: str, timeout: float) -> Meeting:
     return Meeting(store, host, port, mine)
 
 
-class Pair:
-    """Both directions of one attention node with one expert node. Messages of one tag keep their order."""
+def check_device(device: torch.device) -> None:
+    """Raises ConfigError where payloads on `device` have no way to travel."""
+    if device.type == "cuda" and not hasattr(_distributed_c10d, "ProcessGroupNCCL"):
+        raise ConfigError(
+            f"transport dist: payloads on {device} need a PyTorch with nccl, and {torch.__version__} has none; "
+            "install one for CUDA, or use --transport tcp",
+            param="transport",
+        )
 
-    def __init__(self, meeting: Meeting, name: str, rank: int, timeout: float) -> None:
+
+class Pair:
+    """Payloads of one attention node and one expert node, over gloo between host memories or nccl between GPUs.
+
+    nccl keeps one order per communicator, whatever the tags, so each direction has one of its own.
+    """
+
+    def __init__(
+        self, meeting: Meeting, name: str, rank: int, timeout: float, device: torch.device, _: object = None
+    ) -> None:
         """Blocks until the other end does the same; raises RuntimeError when it does not within `timeout` seconds."""
-        gloo: Any = ProcessGroupGloo  # the stubs lack most of it
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=meeting.mine)]
-        options._timeout = timedelta(seconds=timeout)
-        options._threads = 1
-        self._group = gloo(PrefixStore(name, meeting.store), rank, 2, options)
         self._other = 1 - rank
         self._sent: deque[object] = deque(maxlen=_KEPT)
+        self._expected: dict[int, Any] = {}
+        self.in_order_of_device = device.type == "cuda"
+        if self.in_order_of_device:
+            dispatch = _nccl(PrefixStore(f"{name}/dispatch", meeting.store), rank, timeout, device)
+            combine = _nccl(PrefixStore(f"{name}/combine", meeting.store), rank, timeout, device)
+            self._out, self._into = (combine, dispatch) if rank == EXPERT_RANK else (dispatch, combine)
+        else:
+            self._out = self._into = _gloo(PrefixStore(name, meeting.store), rank, timeout, meeting.mine)
 
-    def send(self, message_B: Tensor, tag: int) -> None:
-        """Returns at once; `message_B` must stay as it is until its answer came. Raises RuntimeError when cut off."""
-        self._sent.append(self._group.send([message_B], self._other, tag))
+    def bind(self, inboxes: object, outboxes: object) -> None:
+        """Mailboxes stay where they are."""
 
-    def receive(self, inbox_B: Tensor, tag: int) -> None:
-        """Wait for the next message, which may be shorter than `inbox_B`. Raises RuntimeError when cut off."""
-        self._group.recv([inbox_B], self._other, tag).wait(_FOREVER)
+    def expect(self, inbox_B: Tensor, tag: int) -> None:
+        """Let gloo know where the next payload of `tag` goes, so that its sender need not ask; it may be shorter."""
+        if not self.in_order_of_device and tag not in self._expected:
+            self._expected[tag] = self._into.recv([inbox_B], self._other, tag)
+
+    def send(self, payload_B: Tensor, tag: int) -> None:
+        """Returns at once; the payload must stay as it is until its answer came. Raises RuntimeError when cut off."""
+        self._sent.append(self._out.send([payload_B], self._other, tag))
+
+    def receive(self, payload_B: Tensor, tag: int, limit: float) -> None:
+        """Take in the payload that the other end has sent; on a GPU, what is launched from now on comes after it.
+
+        Raises RuntimeError when cut off, or when `limit` seconds pass: nothing comes from this pair any more then.
+        """
+        if self.in_order_of_device:
+            self._into.recv([payload_B], self._other, tag).wait()
+        else:
+            self._expected.pop(tag).wait(timedelta(seconds=limit))
+
+    def close(self) -> None:
+        """A kernel of nccl that waits for a peer that is gone would wait for ever."""
+        for group in {self._out, self._into} - {None} if self.in_order_of_device else ():
+            group.abort()
+        self._expected.clear()
+        self._sent.clear()
+        self._out = self._into = None
+
+
+def _gloo(store: Store, rank: int, timeout: float, mine: str) -> Any:
+    gloo: Any = ProcessGroupGloo  # the stubs lack most of it
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=mine)]
+    options._timeout = timedelta(seconds=timeout)
+    options._threads = 1
+    return gloo(store, rank, 2, options)
+
+
+def _nccl(store: Store, rank: int, timeout: float, device: torch.device) -> Any:
+    nccl: Any = _distributed_c10d.ProcessGroupNCCL  # not in a PyTorch without CUDA
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=timeout)
+    group = nccl(store, rank, 2, options)
+    group.eager_connect_single_device(device)
+    return group

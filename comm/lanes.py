@@ -1,15 +1,18 @@
 """All mailboxes that one end sees, over one segment or several: the half of a transport that never waits.
 
-`local` and `shm` are this plus their way of waiting. It knows flags and sequence numbers, not processes.
+`local` and `shm` are this plus their way of waiting. It knows flags and sequence numbers, not processes. Where the
+native library is there, it writes, posts and checks whole messages; what it finds wrong is read again to be named.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afserve.comm.flags import Board, open_board
+from torch import Tensor
+
+from afserve.comm.flags import Board, MessageBoard, open_board
 from afserve.comm.mailbox import Mailbox
 from afserve.comm.segment import Segment
-from afserve.comm.transport import Box, Header, Kind, Parcel
+from afserve.comm.transport import Box, Filler, Header, Kind, Parcel
 from afserve.comm.wire import SEQUENCES, following, name
 from afserve.errors import ProtocolError
 
@@ -53,10 +56,25 @@ class Lanes:
         bells = [segment.bell(self._attention) for segment in segments]
         self._board: Board = open_board(words, bells, spins=self._spins)
         self._lanes = {lane.box: lane for lane in lanes}
+        self._known: tuple[Box, ...] | None = None
+        self._known_indices: list[int] = []
         self._by_index = lanes
         for index, lane in enumerate(lanes):
             lane.index = index
             self._board.settle(index, lane.taken)
+        self._carrier = self._load(lanes)
+        # A carrier passes late answers over by itself.
+        self._asks = self._attention_side and self._carrier is None
+
+    def _load(self, lanes: Sequence[_Lane]) -> MessageBoard | None:
+        """The board, when it can move the messages of all lanes."""
+        board = self._board
+        if not isinstance(board, MessageBoard) or any(None in _handles(lane) for lane in lanes):
+            return None
+        for lane in lanes:
+            slot, weight = (0, 0) if self._attention_side else lane.incoming.own_addresses
+            board.carry(lane.index, *_handles(lane), slot, weight, lane.sent)
+        return board
 
     def _lane(self, segment: Segment, box: Box) -> _Lane:
         known = self._lanes.get(box)
@@ -79,10 +97,13 @@ class Lanes:
 
     def stage(self, box: Box, header: Header) -> Parcel:
         lane = self._lanes[box]
+        self._next(lane, header)
+        return lane.out.stage(header)
+
+    def _next(self, lane: _Lane, header: Header) -> None:
         expected = following(lane.sent) if self._attention_side else lane.taken
         assert header.sequence == expected, f"sequence {header.sequence} staged, {expected} is next"
         lane.staged = header.sequence
-        return lane.out.stage(header)
 
     def post(self, box: Box) -> bool:
         """False when the message was posted already."""
@@ -96,6 +117,36 @@ class Lanes:
         self._board.post(lane.index, lane.sent)
         return True
 
+    def send(
+        self, box: Box, header: Header, x_RH: Tensor, slot_RK: Tensor | None, weight_RK: Tensor | None
+    ) -> None:
+        """stage, fill and post in one; all rows as they lie."""
+        assert len(x_RH) == header.rows, f"{len(x_RH)} rows sent as {header.rows}"
+        lane, carrier = self._lanes[box], self._carrier
+        if carrier is None or not lane.out.takes(x_RH, slot_RK, weight_RK):
+            lane.out.fill(self.stage(box, header), x_RH, slot_RK, weight_RK)
+            self.post(box)
+            return
+        self._next(lane, header)
+        slot, weight = _address(slot_RK), _address(weight_RK)
+        _, epoch, number, layer, rows, _ = header
+        x, stride = x_RH.data_ptr(), lane.out.frame.row_bytes
+        lane.taken = carrier.send_rows(lane.index, number, epoch, layer, rows, x, stride, slot, weight)
+        lane.sent = number
+
+    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+        """stage, fill and post in one; those rows of a dispatch that go to the box's expert node."""
+        split = None if self._carrier is None else filler.native(header.wire)
+        if self._carrier is None or split is None:
+            filler.fill(box.expert, self.stage(box, header))
+            self.post(box)
+            return
+        lane = self._lanes[box]
+        self._next(lane, header)
+        _, epoch, number, layer, _, _ = header
+        lane.taken = self._carrier.send_split(lane.index, number, epoch, layer, *split, box.expert)
+        lane.sent = number
+
     def outgoing(self, box: Box) -> Mailbox:
         return self._lanes[box].out
 
@@ -103,16 +154,21 @@ class Lanes:
         return self._lanes[box].incoming
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
-        return self._fresh(self._board.changed([self._lanes[box].index for box in boxes]))
+        return self._fresh(self._board.changed(self._indices(boxes)))
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
-        return self._fresh(self._board.wait([self._lanes[box].index for box in boxes], timeout))
+        return self._fresh(self._board.wait(self._indices(boxes), timeout))
 
     def take(self, box: Box) -> Parcel:
         """Whatever came, it counts as taken, so that a message which is refused is refused once."""
         lane = self._lanes[box]
-        lane.taken = self._board.value(lane.index)
-        self._board.settle(lane.index, lane.taken)
+        if self._carrier is not None:
+            good, lane.taken, epoch, layer, rows = self._carrier.take(lane.index)
+            if good and (lane.taken == lane.sent or not self._attention_side):
+                return lane.incoming.taken(epoch, lane.taken, layer, rows)
+        else:
+            lane.taken = self._board.value(lane.index)
+            self._board.settle(lane.index, lane.taken)
         if self._attention_side and lane.taken != lane.sent:
             raise ProtocolError(f"{name(box)}: flag is {lane.taken}, expected {lane.sent}")
         return lane.incoming.read(lane.taken)
@@ -123,11 +179,20 @@ class Lanes:
         lane.sent = lane.staged = lane.taken
         self._board.post(lane.index, lane.sent)
 
+    def _indices(self, boxes: Sequence[Box]) -> list[int]:
+        """Kept for a tuple, which somebody asks about again and again."""
+        if boxes is self._known:
+            return self._known_indices
+        indices = [self._lanes[box].index for box in boxes]
+        if isinstance(boxes, tuple):
+            self._known, self._known_indices = boxes, indices
+        return indices
+
     def _fresh(self, found: Sequence[int]) -> list[Box]:
         boxes = []
         for index in found:
             lane = self._by_index[index]
-            if self._attention_side and self._passed_over(lane):
+            if self._asks and self._passed_over(lane):
                 continue
             boxes.append(lane.box)
         return boxes
@@ -140,3 +205,12 @@ class Lanes:
         lane.taken = value
         self._board.settle(lane.index, value)
         return True
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _handles(lane: _Lane) -> tuple[object, object]:
+    """None for a mailbox that the native library cannot write."""
+    return lane.out.handle, lane.incoming.handle

@@ -7,10 +7,12 @@ import itertools
 import weakref
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from afserve.comm.lanes import Lanes
 from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import LEFT, Segment, SegmentMap
-from afserve.comm.transport import Box, Header, Layout, Parcel
+from afserve.comm.transport import Box, Filler, Header, Layout, Parcel
 from afserve.comm.wire import check_layout
 from afserve.errors import PeerLost, RendezvousError
 
@@ -42,6 +44,21 @@ class LocalTransport:
     def post(self, box: Box) -> None:
         self._check(box)
         self._lanes.post(box)
+
+    def send(
+        self,
+        box: Box,
+        header: Header,
+        x_RH: Tensor,
+        slot_RK: Tensor | None = None,
+        weight_RK: Tensor | None = None,
+    ) -> None:
+        self._check(box)
+        self._lanes.send(box, header, x_RH, slot_RK, weight_RK)
+
+    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+        self._check(box)
+        self._lanes.send_part(box, header, filler)
 
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
         return self._lanes.ready(boxes)

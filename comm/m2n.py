@@ -19,7 +19,7 @@ from afserve.comm.native import native_library
 from afserve.comm.port import Arrival, ExpertPort
 from afserve.comm.routes import RouteTable
 from afserve.comm.rows import RowSplit, Splitter
-from afserve.comm.transport import Box, Header, Kind, Layout, Transport
+from afserve.comm.transport import Box, Header, Kind, Layout, Sender, Transport
 from afserve.comm.wire import name
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.placement.plan import Placement
@@ -41,7 +41,7 @@ class Link(Protocol[_AnyTicket]):
     def ready(self, ticket: _AnyTicket) -> bool: ...
 
     def combine(self, ticket: _AnyTicket) -> Tensor:
-        """y_TH, float32, of a ticket that is ready."""
+        """y_TH, float32, of a ticket that is ready; its own until the micro-batch's next dispatch."""
         ...
 
     def wait(self, tickets: Sequence[_AnyTicket], timeout: float) -> None:
@@ -89,6 +89,7 @@ class ExpertLink:
         clock: Clock | None = None,
     ) -> None:
         self._transport = transport
+        self._sender = transport if isinstance(transport, Sender) else None
         self._attention = attention
         self._layout = layout
         self._deadline = deadline
@@ -146,7 +147,7 @@ class ExpertLink:
         assert self.ready(ticket), "combine called on a ticket that is not ready"
         if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
             x_RH = self._answer(ticket.parts[0])
-            return x_RH.to(ticket.device, torch.float32, copy=True)
+            return x_RH.to(ticket.device, torch.float32)
         y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=ticket.device)
         for part in ticket.parts:
             assert ticket.split is not None
@@ -161,8 +162,11 @@ class ExpertLink:
         sequence = self._transport.next_sequence(box)
         wire = self._layout.dispatch_wire
         header = Header(Kind.DISPATCH, self._table.epoch, sequence, ticket.layer, rows, wire)
-        split.fill(node, self._transport.stage(box, header))
-        self._transport.post(box)
+        if self._sender is not None:
+            self._sender.send_part(box, header, split)
+        else:
+            split.fill(node, self._transport.stage(box, header))
+            self._transport.post(box)
         ticket.parts.append(Part(box, header))
         ticket.missing.append(box)
 

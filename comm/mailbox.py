@@ -1,11 +1,15 @@
 """One direction of one box, as bytes in memory: views to fill in place, and a checked way to read them back.
 
-It knows how a message lies in its memory; it knows no flags, so not when a message is there.
+It knows how a message lies in its memory; it knows no flags, so not when a message is there. `handle` is the native
+library's form of the same, which writes and checks whole messages.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from afserve.comm.fp8 import quantise
 from afserve.comm.native import native_library
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Parcel
 from afserve.comm.wire import HEADER_BYTES, Codec, Frame, encode_refusal, name, refusal
@@ -15,17 +19,23 @@ _CACHED_SHAPES = 1024
 
 
 class Mailbox:
-    """`memory_B` is a flat uint8 tensor of at least `frame.capacity` bytes, 64-byte aligned."""
+    """`memory_B` is a flat uint8 tensor of at least `frame.capacity` bytes, 64-byte aligned. `progress` is the address
+    of eight bytes in which a sender tells how much of a message is there already; 0 where there are none.
+    """
 
-    def __init__(self, box: Box, frame: Frame, memory_B: Tensor) -> None:
+    def __init__(self, box: Box, frame: Frame, memory_B: Tensor, progress: int = 0) -> None:
         self.box = box
         self.frame = frame
         self.memory_B = memory_B
         self._bytes = memory_B.numpy().data
         self._length = 0
         self._codec = Codec(box, frame)
+        self._dtype, self._hidden = frame.wire.dtype, frame.layout.hidden
         self._native = native_library() if memory_B.is_cpu else None
         self._parts: dict[int, tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]] = {}
+        self.handle = self._open(progress) if progress and self._native is not None else None
+        self._own: tuple[Tensor, Tensor] | None = None
+        self._own_parts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def stage(self, header: Header) -> Parcel:
         """Write the header; return views of the rows to be filled."""
@@ -36,6 +46,36 @@ class Mailbox:
         self._codec.write(self._bytes, header, payload)
         self._length = HEADER_BYTES + payload
         return Parcel(header, x_RH, slot_RK, weight_RK, scale_RS)
+
+    def takes(self, x_RH: Tensor, slot_RK: Tensor | None, weight_RK: Tensor | None) -> bool:
+        """Whether the native library can write these rows as they lie."""
+        rows, hidden = x_RH.shape
+        if x_RH.dtype is not self._dtype or hidden != self._hidden:
+            return False
+        if not x_RH.is_cpu or not x_RH.is_contiguous():
+            return False
+        if slot_RK is None or weight_RK is None:
+            return self.frame.kind is Kind.COMBINE
+        choices = rows * self.frame.layout.top_k
+        return (
+            not self.frame.scales
+            and slot_RK.dtype is torch.int32
+            and weight_RK.dtype is torch.float32
+            and slot_RK.numel() == weight_RK.numel() == choices
+            and slot_RK.is_contiguous()
+            and weight_RK.is_contiguous()
+        )
+
+    @staticmethod
+    def fill(parcel: Parcel, x_RH: Tensor, slot_RK: Tensor | None, weight_RK: Tensor | None) -> None:
+        """The same in PyTorch, into what `stage` returned."""
+        if parcel.scale_RS is None:
+            parcel.x_RH.copy_(x_RH)
+        else:
+            quantise(x_RH, parcel.x_RH, parcel.scale_RS)
+        for mine, given in ((parcel.slot_RK, slot_RK), (parcel.weight_RK, weight_RK)):
+            if mine is not None and given is not None:
+                mine.copy_(given)
 
     def read(self, sequence: int) -> Parcel:
         """The message that lies here. Raises ProtocolError unless all of it fits the layout."""
@@ -48,6 +88,34 @@ class Mailbox:
             return Parcel(header, x_RH)
         own = self._own_choices(slot_RK, weight_RK)
         return Parcel(header, x_RH, *own, scale_RS)
+
+    def taken(self, epoch: int, sequence: int, layer: int, rows: int) -> Parcel:
+        """The message that the native library has checked and whose slots and weights lie in `own`."""
+        frame = self.frame
+        header = Header(frame.kind, epoch, sequence, layer, rows, frame.wire)
+        x_RH, slot_RK, _, scale_RS, _ = self._views(rows)
+        if slot_RK is None:
+            return Parcel(header, x_RH)
+        own = self._own_parts.get(rows)
+        if own is None:
+            if len(self._own_parts) >= _CACHED_SHAPES:
+                self._own_parts.clear()
+            slot_RK, weight_RK = self.own
+            own = self._own_parts[rows] = slot_RK[:rows], weight_RK[:rows]
+        return Parcel(header, x_RH, *own, scale_RS)
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """Slots and weights in memory of the receiver's own. It never holds a slot that was not checked."""
+        if self._own is None:
+            shape = self.frame.layout.max_rows, self.frame.layout.top_k
+            self._own = torch.full(shape, NO_SLOT, dtype=torch.int32), torch.zeros(shape)
+        return self._own
+
+    @property
+    def own_addresses(self) -> tuple[int, int]:
+        slot_RK, weight_RK = self.own
+        return slot_RK.data_ptr(), weight_RK.data_ptr()
 
     def refuse(self, sequence: int, reason: str) -> None:
         self._length = encode_refusal(self._bytes, self.box, self.frame, sequence, reason)
@@ -71,6 +139,23 @@ class Mailbox:
             found = f"slot {int(own_RK.min())}..{int(own_RK.max())}"
             raise ProtocolError(f"{name(self.box)}: {found} is outside [{NO_SLOT}, {slots})")
         return own_RK, factor_RK
+
+    def _open(self, progress: int) -> Any:
+        assert self._native is not None
+        frame, layout = self.frame, self.frame.layout
+        choices = layout.top_k if frame.kind is Kind.DISPATCH else 0
+        return self._native.Mailbox(
+            self.memory_B.data_ptr(),
+            self.memory_B.numel(),
+            progress,
+            *self._codec.constant,
+            frame.row_bytes,
+            choices,
+            4 * frame.scales,
+            layout.max_rows,
+            layout.layers,
+            layout.slots,
+        )
 
     def _views(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
         parts = self._parts.get(rows)

@@ -29,7 +29,7 @@ class ExpertPort:
 
     def __init__(self, transport: Transport, boxes: Sequence[Box] | None = None) -> None:
         self._transport = transport
-        self._boxes = list(transport.boxes() if boxes is None else boxes)
+        self._boxes = tuple(transport.boxes() if boxes is None else boxes)
         self._wire = transport.layout.combine_wire
         self.refused = 0
 

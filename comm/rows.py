@@ -13,19 +13,15 @@ from torch import Tensor
 
 from afserve.comm.fp8 import quantise
 from afserve.comm.routes import LayerRoutes
-from afserve.comm.transport import NO_SLOT, Parcel
+from afserve.comm.transport import NO_SLOT, Filler, Parcel, WireType
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
 _EXPERT_DTYPES = (torch.int32, torch.int64)
 
 
-class RowSplit(Protocol):
+class RowSplit(Filler, Protocol):
     def parts(self) -> list[tuple[int, int]]:
         """(node, number of rows) of every node that gets any, in order."""
-        ...
-
-    def fill(self, node: int, parcel: Parcel) -> None:
-        """The node's rows, its slots and the weights into a mailbox's views."""
         ...
 
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
@@ -53,13 +49,16 @@ class TorchSplit:
         if row_R is None:
             parcel.slot_RK.copy_(self._slot_TK)
             parcel.weight_RK.copy_(self._weight_TK)
-            _write(self._x_TH, parcel)
+            write_rows(self._x_TH, parcel)
             return
         slot_RK = self._slot_TK[row_R] - node * self._slots
         slot_RK.masked_fill_((slot_RK < 0) | (slot_RK >= self._slots), NO_SLOT)
         parcel.slot_RK.copy_(slot_RK)
         parcel.weight_RK.copy_(self._weight_TK[row_R])
-        _write(self._x_TH[row_R], parcel)
+        write_rows(self._x_TH[row_R], parcel)
+
+    def native(self, wire: WireType) -> None:
+        return None
 
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
         row_R = self._row_R[node]
@@ -92,6 +91,11 @@ class NativeSplit:
             choices,
         )
 
+    def native(self, wire: WireType) -> tuple[object, int] | None:
+        if wire.dtype is not self._x_TH.dtype:
+            return None
+        return self._split, self._weight_TK.data_ptr()
+
     def parts(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = self._split.parts()
         return found
@@ -107,7 +111,7 @@ class NativeSplit:
             parcel.weight_RK.data_ptr(),
         )
         if not alike:
-            _write(self._x_TH[self._rows(node)], parcel)
+            write_rows(self._x_TH[self._rows(node)], parcel)
 
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
         code = _CODES.get(part_RH.dtype)
@@ -143,7 +147,8 @@ def _plain(x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> bool:
     )
 
 
-def _write(x_RH: Tensor, parcel: Parcel) -> None:
+def write_rows(x_RH: Tensor, parcel: Parcel) -> None:
+    """Rows into a mailbox's views, as they travel."""
     if parcel.scale_RS is None:
         parcel.x_RH.copy_(x_RH)
     else:

@@ -5,7 +5,7 @@ came to be nor who waits on it.
 
     page 0     magic, segment bytes, the terms of the rendezvous
     page 1...  one line per node: pid, state, bell, sleepers, turn (expert first, then the attention nodes)
-    then       one line per direction of each box: its flag
+    then       one line per direction of each box: its flag, and how much of the next message is there
     then       the mailboxes, each on pages of its own
 """
 
@@ -27,6 +27,7 @@ PAGE = 4096
 LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
 _PID, _STATE, _BELL, _SLEEPERS, _TURN = 0, 4, 8, 12, 16
+_PROGRESS = 8  # of a flag's line
 
 EMPTY, HERE, LEFT = 0, 1, 2
 _TURN_SEQUENCES = 1 << 20
@@ -151,7 +152,8 @@ class Segment:
     def mailbox(self, box: Box, kind: Kind) -> Mailbox:
         frame = Frame(kind, self.map.layout)
         start = self.map.mailbox(box, kind)
-        return Mailbox(box, frame, self.memory_B[start : start + aligned(frame.capacity)])
+        progress = self.memory_B.data_ptr() + self.map.flag(box, kind) + _PROGRESS
+        return Mailbox(box, frame, self.memory_B[start : start + aligned(frame.capacity)], progress)
 
     def _set(self, attention: int | None, field: int, value: int) -> None:
         self._words[(self.map.record(attention) + field) // 4] = value

@@ -11,13 +11,14 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from afserve.comm.lanes import Lanes
 from afserve.comm.lost import Lost
 from afserve.comm.peers import PeerProcess
 from afserve.comm.rendezvous import compare, terms
 from afserve.comm.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
-from afserve.comm.transport import Box, Header, Layout, Parcel
+from afserve.comm.transport import Box, Filler, Header, Layout, Parcel
 from afserve.comm.wire import check_layout
 from afserve.errors import RendezvousError
 
@@ -60,11 +61,31 @@ class ShmTransport:
             self._lost.raise_for([box])
         self._lanes.post(box)
 
+    def send(
+        self,
+        box: Box,
+        header: Header,
+        x_RH: Tensor,
+        slot_RK: Tensor | None = None,
+        weight_RK: Tensor | None = None,
+    ) -> None:
+        if self._lost:
+            self._lost.raise_for([box])
+        self._lanes.send(box, header, x_RH, slot_RK, weight_RK)
+
+    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+        if self._lost:
+            self._lost.raise_for([box])
+        self._lanes.send_part(box, header, filler)
+
     def ready(self, boxes: Sequence[Box]) -> list[Box]:
         return self._lanes.ready(boxes)
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         """On an expert node a lost attention node is raised once; its boxes may then be waited on for a successor."""
+        found = self._lanes.ready(boxes)
+        if found:
+            return found
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()

@@ -34,6 +34,7 @@ class MessageStream:
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._connection = connection
+        self._number = connection.fileno()
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._into = self._head
         self._done = 0
@@ -41,7 +42,8 @@ class MessageStream:
         self.lost: str | None = None
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        """Also of a stream that has ended: whoever polls it has to forget this number."""
+        return self._number
 
     @property
     def sending(self) -> bool:

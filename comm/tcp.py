@@ -191,8 +191,7 @@ class TcpTransport:
 
     def _drop(self, peer: int, why: str) -> None:
         stream = self._streams.pop(peer)
-        if stream.fileno() >= 0:
-            self._poll.unregister(stream)
+        self._poll.unregister(stream)
         stream.end(why)
         self._lost.mark(peer, stream.lost or why)
 

@@ -12,7 +12,7 @@ Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 colum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -158,3 +158,33 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Filler(Protocol):
+    """Fills the messages of one dispatch, one for each expert node."""
+
+    def fill(self, node: int, parcel: Parcel) -> None: ...
+
+    def native(self, wire: WireType) -> tuple[object, int] | None:
+        """The native library's form and the address of the weights, where rows travel in `wire` as they are."""
+        ...
+
+
+@runtime_checkable
+class Sender(Protocol):
+    """What a transport may offer beside the contract: stage, fill and post in one call."""
+
+    def send(
+        self,
+        box: Box,
+        header: Header,
+        x_RH: Tensor,
+        slot_RK: Tensor | None = None,
+        weight_RK: Tensor | None = None,
+    ) -> None:
+        """All rows as they lie; a combine has no slots and weights."""
+        ...
+
+    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+        """The rows that go to the box's expert node."""
+        ...

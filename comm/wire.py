@@ -64,6 +64,10 @@ class Frame:
         """Bytes of the largest message."""
         return self.span(self.layout.max_rows).end
 
+    @property
+    def row_bytes(self) -> int:
+        return self._row_bytes
+
     def span(self, rows: int) -> Span:
         slot = HEADER_BYTES + rows * self._choice_bytes
         scale = slot + rows * self._choice_bytes
@@ -123,6 +127,11 @@ class Codec:
         self._layers, self._max_rows = frame.layout.layers, frame.layout.max_rows
         packed = _HEADER.pack(MAGIC, VERSION, frame.kind, frame.wire, 0, 0, 0, *box, 0, 0, 0)
         self._first, self._where = packed[:8], packed[20:28]
+
+    @property
+    def constant(self) -> tuple[bytes, bytes]:
+        """The eight bytes at the start of every header of this box, and the eight that say which box."""
+        return self._first, self._where
 
     def write(self, memory: memoryview, header: Header, payload: int) -> None:
         _, epoch, sequence, layer, rows, _ = header

@@ -46,6 +46,18 @@ class Native(NativeProducts):
         )
         return out
 
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor) -> None:
+        code = CODES.get(x_TH.dtype)
+        if (
+            code is None
+            or y_TH.dtype is not torch.float32
+            or not (x_TH.is_contiguous() and y_TH.is_contiguous())
+        ):
+            super().add_sums(x_TH, y_TH)
+            return
+        size = x_TH.shape[-1]
+        _native.add_sums(self._engine, code, x_TH.data_ptr(), y_TH.data_ptr(), x_TH.numel() // size, size)
+
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
         fit = x_TH.is_contiguous() and y_TH.is_contiguous() and weight_H.is_contiguous()

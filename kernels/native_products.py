@@ -11,7 +11,7 @@ from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
-INT8_CODE = 2
+INT8_CODE, COMPACT_CODE = 2, 3
 
 
 class NativeProducts(Reference):
@@ -21,6 +21,13 @@ class NativeProducts(Reference):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         self._engine = _native.Engine(threads, isa)
+
+    def _weight_code(self, dtype: torch.dtype, int8: bool = False) -> int | None:
+        """How weights of `dtype` are kept: bf16 in 12 bits, without loss, where that is faster."""
+        code = CODES.get(dtype)
+        if code is None or int8:
+            return None if code is None else INT8_CODE
+        return COMPACT_CODE if dtype is torch.bfloat16 and self._engine.compacts else code
 
     @property
     def isa(self) -> str:
@@ -34,13 +41,13 @@ class NativeProducts(Reference):
         _native.stream(self._engine, x.data_ptr(), x.numel() * x.element_size())
 
     def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
-        code = CODES.get(weight_OI.dtype)
-        if code is None:
+        kept = self._weight_code(weight_OI.dtype, int8)
+        if kept is None:
             return super().pack_linear(weight_OI, bias_O, int8)
         weight = matrix(weight_OI)
         outputs, inputs = weight.shape
-        handle = _native.Linear(outputs, inputs, INT8_CODE if int8 else code)
-        handle.pack(weight.data_ptr(), code, weight.stride(0))
+        handle = _native.Linear(outputs, inputs, kept)
+        handle.pack(weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
         if bias_O is not None:
             bias = bias_O.to(torch.float32).contiguous()
             handle.set_bias(bias.data_ptr(), CODES[torch.float32])
@@ -49,10 +56,10 @@ class NativeProducts(Reference):
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
     ) -> PackedExperts:
-        code = CODES.get(dtype)
-        if code is None:
+        kept = self._weight_code(dtype, int8)
+        if kept is None:
             return super().empty_experts(slots, hidden, inner, dtype, int8)
-        handle = _native.Experts(slots, hidden, inner, INT8_CODE if int8 else code)
+        handle = _native.Experts(slots, hidden, inner, kept)
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
 
     def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
@@ -91,15 +98,23 @@ class NativeProducts(Reference):
         )
         return value, index
 
+    def argmax(self, logits_RV: Tensor) -> Tensor:
+        if logits_RV.dtype is not torch.float32 or not logits_RV.is_contiguous():
+            return super().argmax(logits_RV)
+        rows, size = logits_RV.shape
+        index = torch.empty(rows, dtype=torch.int32)
+        _native.argmax(self._engine, logits_RV.data_ptr(), rows, size, index.data_ptr())
+        return index
+
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
-        code = CODES.get(weight_AOI.dtype)
-        if code is None:
+        kept = self._weight_code(weight_AOI.dtype)
+        if kept is None:
             return super().pack_heads(weight_AOI)
         heads, outputs, inputs = weight_AOI.shape
-        handle = _native.HeadLinear(heads, outputs, inputs, code)
+        handle = _native.HeadLinear(heads, outputs, inputs, kept)
         for head in range(heads):
             weight = matrix(weight_AOI[head])
-            handle.pack(head, weight.data_ptr(), code, weight.stride(0))
+            handle.pack(head, weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
         return PackedHeads(heads, outputs, inputs, None, handle, weight_AOI.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:

@@ -15,6 +15,7 @@ from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
+from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
 
 
 class Ops:
@@ -29,6 +30,11 @@ class Ops:
     @property
     def backend_name(self) -> str:
         return self._backend.name
+
+    @property
+    def holds_fp8(self) -> bool:
+        """Whether `empty_experts(..., fp8=True)` is to be had: e4m3 weights multiplied as they are."""
+        return self._backend.holds_fp8
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
@@ -55,26 +61,52 @@ class Ops:
         return packed
 
     def empty_experts(
-        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        int8: bool = False,
+        fp8: bool = False,
     ) -> PackedExperts:
         """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
 
         int8: weights are kept as int8 with a scale per output; rows stay in `dtype`.
+        fp8: weights are kept as e4m3 with a scale per 128x128 block, rows and activations are rounded to e4m3 per
+        128 columns on the way; needs `holds_fp8`, or raises ConfigError.
         """
+        if int8 and fp8:
+            raise ValueError("int8, fp8: weights are kept as one of the two")
+        if fp8:
+            return self._backend.empty_experts_fp8(slots, hidden, inner, dtype)
         return self._backend.empty_experts(slots, hidden, inner, dtype, int8)
 
     def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
         """Replace one slot's weights. No `expert_ffn` may name the slot meanwhile."""
         _shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
         _shape("down_HI", down_HI, (experts.hidden, experts.inner))
-        if not 0 <= slot < experts.experts:
-            raise ValueError(f"slot: {slot}, there are {experts.experts} slots")
+        _slot(slot, experts)
         self._backend.set_expert(experts, slot, gate_up_JH, down_HI)
+
+    def set_expert_fp8(
+        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
+    ) -> None:
+        """`set_expert` from e4m3 blocks: copied as they are into fp8 slots, de-quantised into others."""
+        _blocks("gate", gate, (experts.inner, experts.hidden))
+        _blocks("up", up, (experts.inner, experts.hidden))
+        _blocks("down", down, (experts.hidden, experts.inner))
+        _slot(slot, experts)
+        self._backend.set_expert_fp8(experts, slot, gate, up, down)
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """weight * x / sqrt(mean(x^2) + eps), the mean in float32, over the last dimension."""
         _shape("weight_H", weight_H, (x_TH.shape[-1],))
         return self._backend.rms_norm(x_TH, weight_H, eps)
+
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor) -> None:
+        """x_TH += y_TH in place, rounded once; y_TH is float32 or of the same dtype."""
+        _shape("y_TH", y_TH, tuple(x_TH.shape))
+        self._backend.add_sums(x_TH, y_TH)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """x_TH += y_TH in place, then the norm of the new x_TH."""
@@ -97,6 +129,11 @@ class Ops:
         if not 1 <= k <= packed.outputs:
             raise ValueError(f"k: {k}, the head has {packed.outputs} outputs")
         return self._backend.head_top_k(x_TH, packed, k)
+
+    def argmax(self, logits_RV: Tensor) -> Tensor:
+        """The highest logit of every row, the lowest id among equals: (R,) int32. V must not be 0."""
+        _rank("logits_RV", logits_RV, 2)
+        return self._backend.argmax(logits_RV)
 
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
         """One weight per head; called once at load."""
@@ -293,6 +330,20 @@ def _rank(name: str, x: Tensor, rank: int) -> None:
 def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
+
+
+def _blocks(name: str, weight: BlockScaled, shape: tuple[int, int]) -> None:
+    _shape(f"{name}.q_OI", weight.q_OI, shape)
+    _shape(f"{name}.scale", weight.scale, blocks_of(*shape))
+    if weight.q_OI.dtype is not FP8 or weight.scale.dtype is not torch.float32:
+        raise ValueError(
+            f"{name}: {weight.q_OI.dtype} with {weight.scale.dtype} scales, expected {FP8} with float32"
+        )
+
+
+def _slot(slot: int, experts: PackedExperts) -> None:
+    if not 0 <= slot < experts.experts:
+        raise ValueError(f"slot: {slot}, there are {experts.experts} slots")
 
 
 def _fits(name: str, packed: PackedLinear, outputs: int, inputs: int) -> None:

@@ -12,16 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afserve.errors import ConfigError
 from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear, int8_rounded
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.scaled import BlockScaled
+
+CACHE_LINE, HUGE_PAGE = 64, 1 << 21
 
 
 class Reference:
     """Stateless; a class only so that every backend is one object of the same protocol."""
 
     name = "torch"
+    holds_fp8 = False  # whether expert slots can keep e4m3 blocks
 
     def explain(self) -> str:
         return f"PyTorch {torch.__version__}"
@@ -43,6 +48,9 @@ class Reference:
         value, index = self.logits(x_TH, packed).sort(dim=-1, descending=True, stable=True)
         return value[:, :k], index[:, :k].int()
 
+    def argmax(self, logits_RV: Tensor) -> Tensor:
+        return logits_RV.argmax(-1).int()
+
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
     ) -> PackedExperts:
@@ -55,10 +63,25 @@ class Reference:
         experts.gate_up_EJH[slot] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
         experts.down_EHI[slot] = int8_rounded(down_HI) if experts.int8 else down_HI
 
+    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+        raise ConfigError(
+            f"experts: the {self.name} backend keeps no FP8 weights; load them de-quantised, or use a CUDA device "
+            "of compute capability 8.9 or newer"
+        )
+
+    def set_expert_fp8(
+        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
+    ) -> None:
+        gate_up = torch.cat((gate.dequantised(), up.dequantised()))
+        self.set_expert(experts, slot, gate_up.to(experts.dtype), down.dequantised().to(experts.dtype))
+
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x = x_TH.float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         return weight_H * x.to(x_TH.dtype)
+
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor) -> None:
+        x_TH += y_TH
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x_TH += y_TH
@@ -92,8 +115,13 @@ class Reference:
         """Pages that are zero until touched: torch.zeros would write, and so occupy, all of them at once."""
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
-        untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(untouched).view(dtype).view(shape)
+        size = math.prod(shape) * dtype.itemsize
+        align = (
+            HUGE_PAGE if size >= HUGE_PAGE else CACHE_LINE
+        )  # malloc's own alignment splits every row over lines
+        untouched = np.zeros(size + align, dtype=np.uint8)
+        first = -untouched.ctypes.data % align
+        return torch.from_numpy(untouched[first : first + size]).view(dtype).view(shape)
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor

@@ -56,7 +56,7 @@ def _attend_span(
     return values, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "parts"])
 def _decode(
     q_ptr, k_ptr, v_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, sink_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, window, groups, repeat, size, v_size, q_token, q_head, table_row,
@@ -114,7 +114,7 @@ def _finish(values, largest, total, sink_ptr, out_ptr, head, row_at, used, insid
     tl.store(out_ptr + row_at[:, None] + dv[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_row"])
 def _chunks(
     q_ptr, k_ptr, v_ptr, out_ptr, sink_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, window, sequences, groups, repeat, size, v_size, q_token, q_head, table_row,
@@ -218,8 +218,8 @@ def chunks_gqa(
     _chunks[(q_TAD.shape[0] // queries + batch.sequences, groups)](
         q_TAD, k_NGBD, v_NGBD, out, sink_A, batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, window or NO_WINDOW, batch.sequences, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch),
-        WINDOWED=window is not None, SEQUENCES=triton.next_power_of_2(batch.sequences), QUERIES=queries, REPEAT=padded,
-        **_constants(tile, k_NGBD, v_NGBD),
+        WINDOWED=window is not None, SEQUENCES=max(16, triton.next_power_of_2(batch.sequences)),
+        QUERIES=queries, REPEAT=padded, **_constants(tile, k_NGBD, v_NGBD),
     )  # fmt: skip
 
 

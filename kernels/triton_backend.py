@@ -1,7 +1,7 @@
 """The ops on a CUDA device: Triton kernels where they beat PyTorch, PyTorch (cuBLAS) for the dense products.
 
 Nothing here waits for the device and every grid is an upper bound, so a step can be captured in a CUDA graph. It
-checks no arguments (`ops.py` did) and picks tiles from `triton_config`. Shapes as in `reference.py`.
+checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as in `reference.py`.
 """
 
 from typing import cast
@@ -17,11 +17,12 @@ from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
+from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
 from afserve.kernels.triton_attention import attend_gqa
-from afserve.kernels.triton_config import expert_tiles, gqa_tiles, mla_tile
 from afserve.kernels.triton_experts import ExpertWeights
-from afserve.kernels.triton_quant import FP8, GROUP, quantise_blocks
+from afserve.kernels.triton_quant import quantise_blocks
 from afserve.kernels.triton_split import parts_for
+from afserve.kernels.triton_tiles import TileTable
 
 
 class TritonBackend(Reference):
@@ -34,13 +35,13 @@ class TritonBackend(Reference):
         self,
         device: torch.device,
         multiprocessors: int,
-        shared: int = 227 << 10,
+        tiles: TileTable | None = None,
         has_fp8: bool = True,
         parts: int | None = None,
     ) -> None:
         self.device = device
-        self._multiprocessors, self._shared = multiprocessors, shared
-        self._has_fp8, self._parts = has_fp8, parts
+        self._multiprocessors, self.tiles = multiprocessors, tiles or TileTable()
+        self.holds_fp8, self._parts = has_fp8, parts
 
     @classmethod
     def open(cls, device: torch.device, parts: int | None = None) -> "TritonBackend":
@@ -55,10 +56,14 @@ class TritonBackend(Reference):
             )
         torch.cuda.set_device(device)
         shared = int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
-        return cls(device, chip.multi_processor_count, shared, (chip.major, chip.minor) >= (8, 9), parts)
+        tiles = TileTable.of_chip(chip.name, shared)
+        return cls(device, chip.multi_processor_count, tiles, (chip.major, chip.minor) >= (8, 9), parts)
+
+    def with_tiles(self, tiles: TileTable) -> "TritonBackend":
+        return TritonBackend(self.device, self._multiprocessors, tiles, self.holds_fp8, self._parts)
 
     def explain(self) -> str:
-        return f"Triton {triton.__version__} on {self.device}, default tile sizes (not measured on this chip)"
+        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
@@ -69,12 +74,11 @@ class TritonBackend(Reference):
         return PackedExperts(slots, hidden, inner, gate_up, down, handle, dtype=dtype, int8=int8)
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
-        """Slots of e4m3 weights with 128x128 block scales; rows come and go in `dtype`. Raises ConfigError."""
-        if not self._has_fp8:
+        if not self.holds_fp8:
             raise ConfigError(
                 f"device {self.device} has no FP8 matrix instructions (8.9 or newer); use 16-bit weights"
             )
-        across_h, across_i = -(-hidden // GROUP), -(-inner // GROUP)
+        across_i, across_h = blocks_of(inner, hidden)
 
         def zeros(*shape: int, of: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=of, device=self.device)
@@ -91,26 +95,22 @@ class TritonBackend(Reference):
         if not _weights(experts).scaled:
             super().set_expert(experts, slot, gate_up_JH, down_HI)
             return
-        gate, up, down = (quantise_blocks(w.to(self.device)) for w in (*gate_up_JH.chunk(2), down_HI))
-        self.set_expert_fp8(experts, slot, gate, up, down)
+        blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
+        self.set_expert_fp8(experts, slot, *blocks)
 
     def set_expert_fp8(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate: tuple[Tensor, Tensor],
-        up: tuple[Tensor, Tensor],
-        down: tuple[Tensor, Tensor],
+        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
     ) -> None:
-        """Each (weight e4m3, scale of its 128x128 blocks), as DeepSeek's checkpoints hold them (`weight_scale_inv`)."""
         weights = _weights(experts)
-        assert weights.gate_up_scale is not None and weights.down_scale is not None
+        if weights.gate_up_scale is None or weights.down_scale is None:
+            super().set_expert_fp8(experts, slot, gate, up, down)
+            return
         inner, blocks = experts.inner, weights.gate_up_scale.shape[1] // 2
-        for (weight, scale), row, block in ((gate, 0, 0), (up, inner, blocks)):
-            weights.gate_up_EJH[slot, row : row + inner].copy_(weight)
-            weights.gate_up_scale[slot, block : block + blocks].copy_(scale)
-        weights.down_EHI[slot].copy_(down[0])
-        weights.down_scale[slot].copy_(down[1])
+        for weight, row, block in ((gate, 0, 0), (up, inner, blocks)):
+            weights.gate_up_EJH[slot, row : row + inner].copy_(weight.q_OI)
+            weights.gate_up_scale[slot, block : block + blocks].copy_(weight.scale)
+        weights.down_EHI[slot].copy_(down.q_OI)
+        weights.down_scale[slot].copy_(down.scale)
 
     def expert_ffn(
         self,
@@ -123,7 +123,7 @@ class TritonBackend(Reference):
     ) -> None:
         weights = _weights(experts)
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
-        tiles = expert_tiles(weights.kind, -(-slot_RK.numel() // experts.experts), self._shared)
+        tiles = self.tiles.experts(weights.kind, -(-slot_RK.numel() // experts.experts))
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         triton_experts.expert_ffn(
@@ -142,7 +142,7 @@ class TritonBackend(Reference):
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
     ) -> tuple[Tensor, Tensor]:
-        return triton_router.route(x_TH, gate_EH, bias_E, rule)
+        return triton_router.route(x_TH, gate_EH, bias_E, rule, self.tiles.router())
 
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
@@ -185,7 +185,7 @@ class TritonBackend(Reference):
         window: int | None,
         sink_A: Tensor | None = None,
     ) -> Tensor:
-        decode, chunk = gqa_tiles(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size(), self._shared)
+        decode, chunk = self.tiles.gqa(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size())
         keys = batch.max_context if window is None else min(window, batch.max_context)
         parts = self._cut(batch.sequences * k_NGBD.shape[1], keys, decode.split)
         q = q_TAD.to(k_NGBD.dtype)
@@ -196,7 +196,7 @@ class TritonBackend(Reference):
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
     ) -> Tensor:
         tokens, heads = q_TAC.shape[:2]
-        tile = mla_tile(heads, cache_NBC.element_size(), self._shared)
+        tile = self.tiles.mla(heads, cache_NBC.element_size())
         parts = self._cut(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
         q = q_TAC.to(cache_NBC.dtype)
         return triton_mla.attend_mla(q, cache_NBC, rank, batch, scale, tile, parts).to(q_TAC.dtype)

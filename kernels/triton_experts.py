@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from afserve.kernels.scaled import GROUP
 from afserve.kernels.triton_config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton_permute import RowPlan, combine_rows, plan_rows
-from afserve.kernels.triton_quant import GROUP, fp8_scale, quantise_groups, to_fp8
+from afserve.kernels.triton_quant import fp8_scale, quantise_groups, to_fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ def _tile_of(program, row_tiles, column_tiles, BAND: tl.constexpr):
     return first + within % height, within // height
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_tiles", "x_scale_step"])
 def _gate_up(
     x_ptr, w_ptr, h_PI_ptr, pair_P_ptr, tile_slot_ptr, x_scale_ptr, w_scale_ptr, h_scale_ptr,
-    row_tiles, hidden, inner, x_stride, groups_h, groups_i,
+    row_tiles, hidden, inner, x_stride, x_scale_step, h_scale_step, groups_h, groups_i,
     CHOICES: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +95,7 @@ def _gate_up(
             w_gate = tl.load(gate_at, mask=k[:, None] < left, other=0.0)
             w_up = tl.load(up_at, mask=k[:, None] < left, other=0.0)
         if SCALED:
-            x_scale = tl.load(x_scale_ptr + row * groups_h + step, mask=used, other=0.0)[:, None]
+            x_scale = tl.load(x_scale_ptr + step * x_scale_step + row, mask=used, other=0.0)[:, None]
             gate += tl.dot(x, w_gate) * (x_scale * tl.load(gate_scale_at + step))
             up += tl.dot(x, w_up) * (x_scale * tl.load(up_scale_at + step))
         else:
@@ -109,16 +110,16 @@ def _gate_up(
     if SCALED:
         h = tl.where(inside, h, 0.0)
         h_scale = fp8_scale(tl.max(tl.abs(h), axis=1))
-        tl.store(h_scale_ptr + place.to(tl.int64) * groups_i + column_tile, h_scale, mask=used)
+        tl.store(h_scale_ptr + column_tile * h_scale_step + place, h_scale, mask=used)
         tl.store(h_at, to_fp8(h * (1.0 / h_scale)[:, None]), mask=inside)
     else:
         tl.store(h_at, h.to(h_PI_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_tiles"])
 def _down(
-    h_PI_ptr, w_ptr, y_PH_ptr, pair_P_ptr, tile_slot_ptr, h_scale_ptr, w_scale_ptr,
-    row_tiles, hidden, inner, groups_h, groups_i,
+    h_PI_ptr, w_ptr, part_PH_ptr, pair_P_ptr, tile_slot_ptr, weight_ptr, h_scale_ptr, w_scale_ptr,
+    row_tiles, hidden, inner, h_scale_step, groups_h, groups_i,
     SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +128,8 @@ def _down(
     if slot < 0:
         return
     place = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    used = tl.load(pair_P_ptr + place) >= 0
+    pair = tl.load(pair_P_ptr + place)
+    used = pair >= 0
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.where(column < hidden, column, 0)
     k = tl.arange(0, DEPTH)
@@ -145,22 +147,25 @@ def _down(
             h = tl.load(h_at, mask=used[:, None] & (k[None, :] < left), other=0.0)
             w = tl.load(w_at, mask=k[:, None] < left, other=0.0)
         if SCALED:
-            h_scale = tl.load(h_scale_ptr + place * groups_i + step, mask=used, other=0.0)[:, None]
+            h_scale = tl.load(h_scale_ptr + step * h_scale_step + place, mask=used, other=0.0)[:, None]
             y += tl.dot(h, w) * (h_scale * tl.load(w_scale_at + step))
         else:
             y = tl.dot(h, w, y, input_precision=PRECISION)
         h_at += DEPTH
         w_at += DEPTH
+    weight = tl.load(weight_ptr + pair, mask=used, other=0.0).to(tl.float32)
+    part = (y * weight[:, None]).to(part_PH_ptr.dtype.element_ty)
     inside = used[:, None] & (column < hidden)[None, :]
-    tl.store(
-        y_PH_ptr + place[:, None] * hidden + column[None, :], y.to(y_PH_ptr.dtype.element_ty), mask=inside
-    )
+    tl.store(part_PH_ptr + place[:, None] * hidden + column[None, :], part, mask=inside)
 
 
 def grouped_gate_up(
     x_RH: Tensor, x_scale: Tensor | None, weights: ExpertWeights, plan: RowPlan, choices: int, tile: Tile
 ) -> tuple[Tensor, Tensor | None]:
-    """h_PI = silu(gate) * up of the rows the plan gathers; in FP8 also its scale per place and group."""
+    """h_PI = silu(gate) * up of the rows the plan gathers; in FP8 also its scales, group by group over the places.
+
+    x_scale as `quantise_groups` lays it: the rows of one group side by side.
+    """
     inner, hidden = weights.gate_up_EJH.shape[1] // 2, x_RH.shape[1]
     groups_h, groups_i = -(-hidden // weights.group), -(-inner // weights.group)
     h_PI = torch.empty((plan.pair_P.shape[0], inner), dtype=x_RH.dtype, device=x_RH.device)
@@ -169,11 +174,11 @@ def grouped_gate_up(
         assert tile.depth == tile.columns == weights.group, (
             f"an FP8 tile {tile} must be one {weights.group} block"
         )
-        h_scale = torch.empty((plan.pair_P.shape[0], groups_i), dtype=torch.float32, device=x_RH.device)
+        h_scale = torch.empty((groups_i, plan.pair_P.shape[0]), dtype=torch.float32, device=x_RH.device)
     grid = (plan.tiles * triton.cdiv(inner, tile.columns),)
     _gate_up[grid](
         x_RH, weights.gate_up_EJH, h_PI, plan.pair_P, plan.tile_slot_M, x_scale, weights.gate_up_scale, h_scale,
-        plan.tiles, hidden, inner, x_RH.stride(0), groups_h, groups_i,
+        plan.tiles, hidden, inner, x_RH.stride(0), _step(x_scale), plan.pair_P.shape[0], groups_h, groups_i,
         CHOICES=choices, EVEN=hidden % tile.depth == 0, **_constants(weights, tile),
     )  # fmt: skip
     return h_PI, h_scale
@@ -184,24 +189,26 @@ def grouped_down(
     h_scale: Tensor | None,
     weights: ExpertWeights,
     plan: RowPlan,
+    weight_RK: Tensor,
     tile: Tile,
     dtype: torch.dtype,
 ) -> Tensor:
-    """y_PH = h_PI @ down^T of each place's slot, in `dtype`; padding is left unwritten."""
+    """part_PH = weight * (h_PI @ down^T) of each place's pair and slot, rounded once, to `dtype`: float32 sums of
+    such parts do not depend on which of them are added on which node. Padding is left unwritten."""
     _, hidden, inner = weights.down_EHI.shape
     groups_h, groups_i = -(-hidden // weights.group), -(-inner // weights.group)
     if weights.scaled:
         assert tile.depth == weights.group and weights.group % tile.columns == 0, (
             f"tile {tile} crosses scale blocks"
         )
-    y_PH = torch.empty((h_PI.shape[0], hidden), dtype=dtype, device=h_PI.device)
+    part_PH = torch.empty((h_PI.shape[0], hidden), dtype=dtype, device=h_PI.device)
     grid = (plan.tiles * triton.cdiv(hidden, tile.columns),)
     _down[grid](
-        h_PI, weights.down_EHI, y_PH, plan.pair_P, plan.tile_slot_M, h_scale, weights.down_scale,
-        plan.tiles, hidden, inner, groups_h, groups_i,
+        h_PI, weights.down_EHI, part_PH, plan.pair_P, plan.tile_slot_M, weight_RK, h_scale, weights.down_scale,
+        plan.tiles, hidden, inner, h_PI.shape[0], groups_h, groups_i,
         EVEN=inner % tile.depth == 0, **_constants(weights, tile),
     )  # fmt: skip
-    return y_PH
+    return part_PH
 
 
 def expert_ffn(
@@ -213,7 +220,11 @@ def expert_ffn(
     out_RH: Tensor,
     add: bool = False,
 ) -> None:
-    """out_RH (+)= sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped. Never waits for the device."""
+    """out_RH (+)= sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped. Never waits for the device.
+
+    Parts are rounded to x_RH's dtype and added in float32, as the CPU library does. slot_RK and weight_RK contiguous.
+    """
+    assert slot_RK.is_contiguous() and weight_RK.is_contiguous(), "slot_RK and weight_RK must be contiguous"
     if not slot_RK.numel():
         if not add:
             out_RH.zero_()
@@ -221,8 +232,16 @@ def expert_ffn(
     plan = plan_rows(slot_RK, weights.down_EHI.shape[0], tiles.rows)
     rows, scale = quantise_groups(x_RH, weights.group) if weights.scaled else (x_RH, None)
     h_PI, h_scale = grouped_gate_up(rows, scale, weights, plan, slot_RK.shape[1], tiles.gate_up)
-    y_PH = grouped_down(h_PI, h_scale, weights, plan, tiles.down, x_RH.dtype)
-    combine_rows(y_PH, plan.place_RK, weight_RK, out_RH, add)
+    part_PH = grouped_down(h_PI, h_scale, weights, plan, weight_RK, tiles.down, x_RH.dtype)
+    combine_rows(part_PH, plan.place_RK, out_RH, add)
+
+
+def _step(x_scale: Tensor | None) -> int:
+    """How far one group's scales lie from the next one's."""
+    if x_scale is None:
+        return 0
+    assert x_scale.stride(0) == 1 or x_scale.shape[0] == 1, "the scales of one group must lie side by side"
+    return x_scale.stride(1)
 
 
 def _constants(weights: ExpertWeights, tile: Tile) -> dict[str, object]:

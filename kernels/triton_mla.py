@@ -19,7 +19,7 @@ from afserve.kernels.triton_split import LOG2E, LOWEST, Parts, join_parts, part_
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_row", "parts"])
 def _attend_latent(
     q_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, sequences, heads, rank, rope, q_token, q_head, table_row, cache_block, cache_offset, parts,
@@ -100,13 +100,14 @@ def attend_mla(
     if not tokens:
         return out
     scratch = Parts.empty(tokens, heads, parts, rank, q_TAC.device) if parts > 1 else None
+    one_each = batch.max_query == 1 and tokens == batch.sequences
     buffers = (scratch.values_RAPD, scratch.largest_RAP, scratch.sum_RAP) if scratch else (None, None, None)
     _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](
         q_TAC, cache_NBC, out, *buffers, batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, batch.sequences, heads, rank, columns - rank, *q_TAC.stride()[:2], batch.block_table_SB.stride(0),
         *cache_NBC.stride()[:2], parts,
-        SEQUENCES=triton.next_power_of_2(batch.sequences), DIRECT=scratch is None, BLOCK=cache_NBC.shape[1],
-        ONE_EACH=batch.max_query == 1 and tokens == batch.sequences, ROWS=tile.queries, KEYS=tile.keys,
+        SEQUENCES=1 if one_each else max(16, triton.next_power_of_2(batch.sequences)), DIRECT=scratch is None,
+        BLOCK=cache_NBC.shape[1], ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys,
         SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",
         RANK=max(16, triton.next_power_of_2(rank)), ROPE=max(16, triton.next_power_of_2(columns - rank)),
         num_warps=tile.warps, num_stages=tile.stages, **FUSED,

@@ -14,7 +14,7 @@ from torch import Tensor
 from afserve.kernels.triton_config import FUSED
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x_ptr, y_ptr, weight_ptr, out_ptr, rows, hidden, inner_rows, outer_stride, inner_stride, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Triton grouping of rows by expert slot, and the weighted sum that undoes it.
+"""Triton grouping of rows by expert slot, and the float32 sum that undoes it.
 
 The plan is made on the device from the slot ids alone: no host sync, buffer sizes are upper bounds, so a CUDA graph
 replays it with other routing. The rows themselves are not moved: the first expert product gathers them through
@@ -39,7 +39,7 @@ class RowPlan:
         return self.tile_slot_M.shape[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "chunks"])
 def _count_chunk(slot_ptr, count_EC_ptr, pairs, slots, chunks, SLOTS: tl.constexpr, CHUNK: tl.constexpr):
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -49,7 +49,7 @@ def _count_chunk(slot_ptr, count_EC_ptr, pairs, slots, chunks, SLOTS: tl.constex
     tl.store(count_EC_ptr + e * chunks + chunk, count_E, mask=e < slots)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def _scan_slot(count_EC_ptr, total_E_ptr, chunks, CHUNKS: tl.constexpr):
     """Turn one slot's counts into the number of its pairs in earlier chunks, in place."""
     slot = tl.program_id(0)
@@ -60,7 +60,7 @@ def _scan_slot(count_EC_ptr, total_E_ptr, chunks, CHUNKS: tl.constexpr):
     tl.store(total_E_ptr + slot, tl.sum(count_C, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "chunks", "tiles"])
 def _place_chunk(
     slot_ptr, before_EC_ptr, total_E_ptr, pair_P_ptr, tile_slot_M_ptr, place_ptr, pairs, slots, chunks, tiles,
     TILE_ROWS: tl.constexpr, ONE_CHUNK: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
@@ -95,7 +95,7 @@ def _place_chunk(
 
 @triton.jit
 def _combine_rows(
-    y_PH_ptr, place_ptr, weight_ptr, out_ptr, hidden, weight_stride, out_stride,
+    part_PH_ptr, place_ptr, out_ptr, hidden, out_stride,
     ADD: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -106,12 +106,9 @@ def _combine_rows(
         total += tl.load(out_ptr + row * out_stride + column, mask=inside, other=0.0).to(tl.float32)
     for k in tl.static_range(CHOICES):
         place = tl.load(place_ptr + row * CHOICES + k).to(tl.int64)
-        weight = tl.load(weight_ptr + row * weight_stride + k).to(tl.float32)
-        known = tl.where(
-            place >= 0, hidden, 0
-        )  # a skipped place has no columns, and its weight may be anything
-        y = tl.load(y_PH_ptr + place * hidden + column, mask=column < known, other=0.0)
-        total += tl.where(place >= 0, weight, 0.0) * y.to(tl.float32)
+        known = tl.where(place >= 0, hidden, 0)  # a skipped place has no columns
+        part = tl.load(part_PH_ptr + place * hidden + column, mask=column < known, other=0.0)
+        total += part.to(tl.float32)
     tl.store(out_ptr + row * out_stride + column, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -136,7 +133,9 @@ def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
         _count_chunk[(chunks,)](
             slot_RK, count_EC, pairs, slots, chunks, SLOTS=width, CHUNK=CHUNK, num_warps=8, **FUSED,
         )  # fmt: skip
-        _scan_slot[(slots,)](count_EC, total_E, chunks, CHUNKS=triton.next_power_of_2(chunks), **FUSED)
+        _scan_slot[(slots,)](
+            count_EC, total_E, chunks, CHUNKS=max(16, triton.next_power_of_2(chunks)), **FUSED
+        )
     if pairs:
         grid = (max(chunks, triton.cdiv(tiles, CHUNK)),)
         _place_chunk[grid](
@@ -147,18 +146,18 @@ def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
 
 
 def combine_rows(
-    y_PH: Tensor, place_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False, columns: int = 1024
+    part_PH: Tensor, place_RK: Tensor, out_RH: Tensor, add: bool = False, columns: int = 1024
 ) -> None:
-    """out_RH = sum over k of weight_RK * y_PH[place_RK], in float32, in the order of k; places below 0 add nothing.
+    """out_RH = sum over k of part_PH[place_RK], in float32, in the order of k; places below 0 add nothing.
 
     add: the sum starts from out_RH instead of zero.
     """
     rows, choices = place_RK.shape
     hidden = out_RH.shape[1]
-    assert out_RH.stride(1) == weight_RK.stride(1) == 1, "rows of out_RH and weight_RK must be contiguous"
+    assert out_RH.stride(1) == 1, "rows of out_RH must be contiguous"
     columns = min(columns, triton.next_power_of_2(hidden))
     if rows:
         _combine_rows[(rows, triton.cdiv(hidden, columns))](
-            y_PH, place_RK, weight_RK, out_RH, hidden, weight_RK.stride(0), out_RH.stride(0),
+            part_PH, place_RK, out_RH, hidden, out_RH.stride(0),
             ADD=add, CHOICES=choices, COLUMNS=columns, **FUSED,
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """Triton quantisation to FP8 e4m3: one scale per token and group of columns, or per square block of a weight.
 
 value = quantised * scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3): 1x128 groups for activations, 128x128 blocks
-for weights. It knows nothing about who multiplies the results. Shapes: T tokens, H columns, O x I weight,
-G groups = ceil(columns / group).
+for weights; `scaled.py` is the oracle. It knows nothing about who multiplies the results. Shapes: T tokens,
+H columns, O x I weight, G groups = ceil(columns / group).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from afserve.kernels import scaled
+from afserve.kernels.scaled import FP8, GROUP, LARGEST
 from afserve.kernels.triton_config import FUSED
 
-FP8 = torch.float8_e4m3fn
-GROUP = 128
-FP8_MAX = tl.constexpr(448.0)  # the largest finite e4m3 value
-TINY = tl.constexpr(1e-10)  # an all-zero group still gets a scale it can be divided by
+FP8_MAX = tl.constexpr(LARGEST)
+TINY = tl.constexpr(scaled.TINY)
 
 
 @triton.jit
@@ -32,9 +32,9 @@ def to_fp8(scaled):
     return tl.clamp(scaled, -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "scale_row", "scale_column"])
 def _quantise_tile(
-    x_ptr, q_ptr, scale_ptr, rows, columns, x_stride, scale_stride,
+    x_ptr, q_ptr, scale_ptr, rows, columns, x_stride, scale_row, scale_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_ROW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -44,19 +44,22 @@ def _quantise_tile(
     largest = tl.max(tl.abs(x), axis=1)
     if PER_ROW:
         scale = fp8_scale(largest)
-        tl.store(scale_ptr + row * scale_stride + tl.program_id(1), scale, mask=row < rows)
+        tl.store(scale_ptr + row * scale_row + tl.program_id(1) * scale_column, scale, mask=row < rows)
         q = to_fp8(tl.div_rn(x, scale[:, None]))  # the exact division: as torch rounds, to the bit
     else:
         one = fp8_scale(tl.max(largest, axis=0))
-        tl.store(scale_ptr + tl.program_id(0) * scale_stride + tl.program_id(1), one)
+        tl.store(scale_ptr + tl.program_id(0) * scale_row + tl.program_id(1) * scale_column, one)
         q = to_fp8(tl.div_rn(x, one))
     tl.store(q_ptr + row[:, None] * columns + column[None, :], q, mask=inside)
 
 
 def quantise_groups(x_TH: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
-    """(q_TH e4m3, scale_TG float32): one scale per token and `group` columns."""
+    """(q_TH e4m3, scale_TG float32): one scale per token and `group` columns.
+
+    scale_TG lies by group, so that a product's step reads the scales of its rows side by side.
+    """
     tokens, columns = x_TH.shape
-    scale_TG = x_TH.new_empty((tokens, -(-columns // group)), dtype=torch.float32)
+    scale_TG = x_TH.new_empty((-(-columns // group), tokens), dtype=torch.float32).t()
     return _launch(x_TH, scale_TG, 8, group, True), scale_TG
 
 
@@ -75,7 +78,7 @@ def _launch(x_TH: Tensor, scale: Tensor, rows: int, columns: int, per_row: bool)
     if x_TH.numel():
         grid = (triton.cdiv(x_TH.shape[0], rows), scale.shape[1])
         _quantise_tile[grid](
-            x_TH, q_TH, scale, *x_TH.shape, x_TH.stride(0), scale.stride(0),
+            x_TH, q_TH, scale, *x_TH.shape, x_TH.stride(0), *scale.stride(),
             ROWS=rows, COLUMNS=columns, PER_ROW=per_row, num_warps=8 if not per_row else 4, **FUSED,
         )  # fmt: skip
     return q_TH

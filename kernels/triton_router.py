@@ -14,12 +14,11 @@ from torch import Tensor
 
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton_config import FUSED, RouterTile
-from afserve.kernels.triton_config import ROUTER as TILE
 
 LOWEST = tl.constexpr(-1.0e38)  # below every score, above what has been taken; twice it is still finite
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _score_part(
     x_ptr, gate_ptr, part_STE_ptr, tokens, hidden, experts, x_stride, span,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
@@ -59,7 +58,7 @@ def _open_groups(ranked, group, each, TOP2: tl.constexpr, TOP_GROUPS: tl.constex
     return is_open
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _choose(
     part_STE_ptr, bias_ptr, expert_ptr, weight_ptr, tokens, experts, epsilon, scale, closed,
     GROUPS: tl.constexpr, EACH: tl.constexpr, EACH_PADDED: tl.constexpr, PARTS: tl.constexpr,
@@ -115,13 +114,13 @@ def _choose(
 
 
 def route(
-    x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule, tile: RouterTile = TILE
+    x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule, tile: RouterTile
 ) -> tuple[Tensor, Tensor]:
     """expert_TK int32 and weight_TK float32; the meaning is `reference.choose`'s."""
     return choose(scores(x_TH, gate_EH, tile), bias_E, rule)
 
 
-def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile = TILE) -> Tensor:
+def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile) -> Tensor:
     """x @ gate^T in float32, as S parts that add up to it."""
     tokens, hidden = x_TH.shape
     experts = gate_EH.shape[0]

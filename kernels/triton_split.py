@@ -50,7 +50,7 @@ def part_span(keys, part, parts, SHORTEST: tl.constexpr, KEYS: tl.constexpr):
     return tl.minimum(part * length, keys), tl.minimum(part * length + length, keys)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _join(
     values_ptr, largest_ptr, sum_ptr, out_ptr, sink_ptr, query_start_ptr, heads, parts, columns,
     PARTS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -100,5 +100,5 @@ def join_parts(parts: Parts, sink_A: Tensor | None, query_start_S1: Tensor | Non
     if rows:
         _join[(rows, heads)](
             parts.values_RAPD, parts.largest_RAP, parts.sum_RAP, out_TAD, sink_A, query_start_S1, heads, count, columns,
-            PARTS=min(8, triton.next_power_of_2(count)), COLUMNS=triton.next_power_of_2(columns), **FUSED,
+            PARTS=8, COLUMNS=triton.next_power_of_2(columns), **FUSED,
         )  # fmt: skip

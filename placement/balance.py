@@ -9,31 +9,32 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from afserve.placement.exchange import applies, exchanged
 from afserve.placement.hunt import Answer, rounds
 from afserve.placement.memory import within_memory
 from afserve.placement.outcome import Balanced, Certificate
 from afserve.placement.plan import Placement
-from afserve.placement.problem import Floats, Ints, MovePrice, Problem
+from afserve.placement.problem import Breath, Floats, Ints, MovePrice, Problem, unhurried
 from afserve.placement.standing import adopt, align, count_moves, relabel
 from afserve.placement.task import Task
 
-_EQUAL = 0.002  # plans this close count as equally balanced: the one with fewer moves is taken
+_EQUAL = 0.0005  # plans this close count as equally balanced: the one with fewer moves is taken
 _NORMS = (3, 2, 4)  # the search minimises the 8th, 4th or 16th powers of the node levels
-_SMALL = 4_000  # slots times scenarios up to which all norms are tried
+_SMALL = 4_000  # slots up to which all norms are tried for one known load
 _STAGES = (0.1, 0.3, 1.0)  # parts of the budget after which a priced search is looked at
 
 
-def balance(problem: Problem) -> Balanced:
+def balance(problem: Problem, breathe: Breath = unhurried) -> Balanced:
     """The best placement found, and proof of how good it is. Pure: the same problem gives the same answer.
 
     One known load with a spare slot per node is placed exactly (gap 0). Several scenarios are placed for their
     mean and variance with room to shift traffic. With a current placement the answer keeps to the budget of
     moves, and stays where moving does not pay. Moves that a dead node or a protected expert forces are made
-    whatever the budget.
+    whatever the budget. `breathe` is called between the steps of a search from a current placement.
     """
     if problem.memory is not None:
         return within_memory(problem, problem.memory, balance)
-    task = Task(problem)
+    task = Task(problem, breathe)
     if problem.current is None:
         answer = task.fresh()
         return _outcome(task, answer, _certificate(task, answer))
@@ -73,14 +74,21 @@ def _from_current(task: Task, current: Placement) -> Balanced:
 
 
 def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
-    """Some, more and all of the budget, so that a price has a choice; small problems with several norms."""
+    """Some, more and all of the budget, so that a price has a choice; a small known load with several norms."""
+    if budget == 0:
+        return []
     stages = _STAGES if task.problem.price is not None or task.problem.moves is None else _STAGES[-1:]
     ways = []
-    for squarings in _NORMS if start.size * len(task.wary_C) <= _SMALL else _NORMS[:1]:
+    known = len(task.wary_C) == 1
+    for squarings in _NORMS if known and start.size <= _SMALL else _NORMS[:1]:
         search, spent = task.search(start, squarings), 0
         for stage in stages:
             spent += search.run(int(stage * budget) - spent, rounds=rounds(start))
             ways.append(_choice(task, old, (search.slot.copy(), task.shares(search.slot))))
+    if applies(start, task.mean_LE, task.room_N, task.pace_N):
+        budgets = [int(stage * min(budget, start.size)) for stage in stages]
+        found = exchanged(start, task.mean_LE, budgets, task.breathe)
+        ways += [_choice(task, old, (slot, task.shares(slot))) for slot in found]
     return ways
 
 
@@ -94,6 +102,7 @@ def _relabelled(task: Task, old: Ints) -> _Choice:
 
 
 def _choice(task: Task, old: Ints, answer: Answer) -> _Choice:
+    task.breathe()
     moves_LN = count_moves(old, answer[0], task.experts)
     return _Choice(answer, float(task.value(answer).sum()), int(moves_LN.sum()), int(moves_LN.sum(0).max()))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.bound import lower_bound
 from afserve.placement.plan import FREE
-from afserve.placement.problem import Floats, Ints
+from afserve.placement.problem import Breath, Floats, Ints, unhurried
 from afserve.placement.split import count_replicas, split
 
 Flags = NDArray[np.bool_]
@@ -62,11 +62,12 @@ class Search:
         least_LE: Ints,
         room_N: Ints,
         squarings: int = 3,
+        breathe: Breath = unhurried,
     ) -> None:
         self.slot = slot_LNS.copy()
         scale_LC = np.maximum(load_CLE.sum(2).T / pace_N[room_N > 0].sum(), 1e-300)
         self._load = load_CLE.transpose(1, 0, 2) / scale_LC[:, :, None]
-        self._weight_C1, self._squarings = weights[:, None], squarings
+        self._weight_C1, self._squarings, self._breathe = weights[:, None], squarings, breathe
         self._pace, self._least, self._room = pace_N, least_LE, room_N
         bound_LC = np.stack([lower_bound(load_LE, room_N, pace_N) for load_LE in load_CLE], axis=1)
         self._floor_LC = bound_LC / scale_LC * (1 - _ENOUGH)
@@ -105,6 +106,7 @@ class Search:
         used = 0
         self._failed[:] = 0
         for _ in range(rounds):
+            self._breathe()
             row = np.flatnonzero(self._failed < 2 * _TRIES)
             if used >= budget or len(row) == 0:
                 break
@@ -132,11 +134,11 @@ class Search:
         self._failed[stuck] = _TRIES
         if len(stuck) and len(self._pace) <= _EXACT_NODES:
             self._refused[stuck] = False
-            for scenario in range(self._load.shape[1]):
-                load_LE = self._load[stuck, scenario]
-                share = split(self.slot[stuck], load_LE, self._pace, tolerance=1e-4)
-                who = np.maximum(self.slot[stuck], 0)
-                self.rows[stuck, scenario] = share * load_LE[np.arange(len(stuck))[:, None, None], who]
+            load_KE = self._load[stuck].reshape(-1, self._load.shape[2])  # layer and scenario together
+            slot = np.repeat(self.slot[stuck], self._load.shape[1], 0)
+            share = split(slot, load_KE, self._pace, tolerance=1e-4)
+            rows = share * load_KE[np.arange(len(slot))[:, None, None], np.maximum(slot, 0)]
+            self.rows[stuck] = rows.reshape(self.rows[stuck].shape)
             self.level[stuck] = self.rows[stuck].sum(3) / self._pace
 
     def _best(self, row: Ints, copies: bool) -> Exchange:

@@ -11,9 +11,10 @@ from afserve.placement.hardware import PRECISIONS
 from afserve.placement.kv import USABLE, cache_bytes
 from afserve.placement.outline import Plan
 from afserve.placement.planner import Question, answer
-from afserve.placement.search import Targets, families
+from afserve.placement.search import Pool, Targets, families
 
 _GIB = 2.0**30
+_MOST = 13  # 4,096 devices: a model that does not fit there has a cache that no device holds
 
 
 def explain(question: Question) -> str:
@@ -22,18 +23,29 @@ def explain(question: Question) -> str:
         return _memory_words(question)
     free = replace(question, targets=Targets(), tokens_per_second=0.0)
     fastest = answer(replace(free, objective="latency")).best()
-    if fastest is not None and fastest.tpot > question.targets.tpot:
+    if fastest is None:
+        return _prompt_words(question)
+    if fastest.tpot > question.targets.tpot:
         return (
             f"no deployment of {_pools(question)} reaches a TPOT of {question.targets.tpot * 1e3:g} ms: the fastest is "
             f"{fastest.tpot * 1e3:.1f} ms ({fastest.tpot / question.targets.tpot - 1:+.0%}), {describe(fastest)}. "
             f"Raise --tpot to {np.ceil(fastest.tpot * 1e3 * 1.05):.0f}ms or offer faster hardware"
         )
-    if fastest is not None and fastest.ttft > question.targets.ttft:
+    if fastest.ttft > question.targets.ttft:
         return (
             f"no deployment of {_pools(question)} reaches a TTFT of {question.targets.ttft * 1e3:g} ms: the least is "
             f"about {fastest.ttft * 1e3:.0f} ms, {describe(fastest)}. Raise --ttft or shorten --input"
         )
     return _rate_words(question)
+
+
+def _prompt_words(question: Question) -> str:
+    work = question.setting.workload
+    return (
+        f"on {_pools(question)} prompts of {work.mean_prompt:,.0f} tokens take more than 95 % of the time beside "
+        f"answers of {work.mean_answer:,.0f}, even one request at a time: nearly every step would wait for a prompt. "
+        "Plan decoding alone with --decode-only (prompts are prefilled elsewhere) or offer faster hardware"
+    )
 
 
 def _rate_words(question: Question) -> str:
@@ -72,14 +84,31 @@ def _memory_words(question: Question) -> str:
     attention = shape.attention_elems * PRECISIONS[precision.attention]
     cache = cache_bytes(shape, precision, question.setting.workload.context_mean)
     have = sum(pool.count * pool.chip.memory * USABLE for pool in question.pools)
-    chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
-    needed = int(np.ceil((experts + attention + cache) / (chip.memory * USABLE)))
     return (
         f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
         f"({precision.experts}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
         f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
-        f"It takes at least {needed} {chip.name}; offer more devices or a narrower precision"
+        f"{_enough(question)}"
     )
+
+
+def _enough(question: Question) -> str:
+    """The least count of the roomiest device that holds everything, found by asking the search."""
+    chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
+
+    def fits(count: int) -> bool:
+        return _anything_fits(replace(question, pools=(Pool(chip, count),)))
+
+    high = next((1 << power for power in range(1, _MOST) if fits(1 << power)), 0)
+    if not high:
+        return (
+            f"Not even one request fits on any number of {chip.name}: shorten the context or narrow the cache"
+        )
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return f"It takes at least {high} {chip.name}; offer more devices or a narrower precision"
 
 
 def _pools(question: Question) -> str:

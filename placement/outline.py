@@ -136,14 +136,15 @@ def _columns(setting: Setting, devices: int) -> int:
 
 
 def _binding(family: Family, setting: Setting, times: StageTimes, batch: float) -> tuple[str, str]:
-    """(busiest station, what it waits for). A layer longer than its busiest station's turns waits for latency."""
+    """(busiest station, what it waits for). Where a layer lasts longer than the busiest station's turns, transfers are
+    not hidden: both directions then count as one part of the round trip."""
     turn = (
         times.attention + times.experts if family.kind == "colocated" else max(times.attention, times.experts)
     )
     turn = max(turn, times.dispatch, times.combine)
-    if family.micro_batches * turn < 0.98 * times.round_trip:
-        return "round trip", "link" if times.dispatch + times.combine > 0.4 * times.round_trip else "latency"
-    if turn in (times.dispatch, times.combine):
+    exposed = family.micro_batches * turn < 0.98 * times.round_trip
+    moved = times.dispatch + times.combine if exposed else max(times.dispatch, times.combine)
+    if moved > max(times.attention, times.experts):
         return "transfer", "link"
     if times.attention >= times.experts:
         return "attention", _waits_for(
@@ -180,15 +181,22 @@ def _expert_seconds(family: Family, setting: Setting, chip: Hardware, batch: flo
     return float(expert_half(setting, chip, family.ranks * batch * setting.rows_per_request, devices)[0])
 
 
+def _step_seconds(setting: Setting) -> float:
+    """Seconds of a step that belong to no layer; none where the next step is prepared meanwhile."""
+    return 0.0 if setting.steps_ahead else setting.curves.pick("step", setting.precision.attention).launch
+
+
 def _error(family: Family, setting: Setting, times: StageTimes, core: float) -> float:
-    """The curves' spreads weighted by their share of the two halves, and the model's own from validation."""
+    """The curves' spreads weighted by their share of a layer, and the model's own from validation."""
     curves, precision = setting.curves, setting.precision
-    kind = setting.shape.attention[0].kind
+    kind, layer = setting.shape.attention[0].kind, curves.pick("attention_layer", precision.attention)
     total = times.attention + times.experts
     parts = (
         (core, curves.pick("core", precision.kv, kind).spread),
         (times.attention - core, curves.pick("gemm", precision.attention).spread),
         (times.experts, curves.pick("experts", precision.experts).spread),
+        (layer.launch, layer.spread),
+        (_step_seconds(setting) / setting.shape.layers, curves.pick("step", precision.attention).spread),
     )
     own = sum((seconds / total * spread) ** 2 for seconds, spread in parts if total > 0)
     model = max(curves.spread_on(family.attention.name), curves.spread_on(family.experts.name))

@@ -64,8 +64,25 @@ class Setting:
 
     @property
     def exchange(self) -> float:
-        """Device seconds of one send or receive kernel."""
+        """Device seconds of one send or receive kernel, whatever its size."""
         return self.curves.pick("exchange", "bf16").launch if self.exchange_kernels else 0.0
+
+    def exchange_at_attention(self, rows: Array, nodes: Array) -> Array:
+        """Device seconds of one layer's send and receive: `rows` rows, each to those of `nodes` that need it."""
+        kernel = self.curves.pick("exchange", "bf16")
+        seconds = np.asarray(2 * self.exchange + 0.0 * (rows + nodes))
+        if not self.exchange_kernels or not (kernel.per_row or kernel.per_group):
+            return seconds
+        copies = distinct_targets(self.shape.experts.top_k, nodes)
+        return seconds + 2 * (kernel.per_row * rows * copies + kernel.per_group * (nodes - 1))
+
+    def exchange_at_experts(self, rows: Array, messages: Array) -> Array:
+        """The same on an expert device that answers `messages` of `rows` rows each. Where only kernels of a collective
+        were measured, one send and one receive take what they take at the attention side, for any number of peers."""
+        answer = self.curves.curves.get("answer")
+        if answer is None or not self.exchange_kernels:
+            return np.asarray(2 * self.exchange + 0.0 * (rows + messages))
+        return np.asarray(messages * (answer.launch + answer.per_row * rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +137,10 @@ def afd_stages(
         expert_devices,
         batch * setting.rows_per_request,
     )
-    attention = times.moe_layers / layers + 2 * setting.exchange
-    experts = experts + 2 * setting.exchange
+    sent = batch * setting.rows_per_request
+    here = sent * distinct_targets(shape.experts.top_k, expert_devices) / expert_devices
+    attention = times.moe_layers / layers + setting.exchange_at_attention(sent, expert_devices)
+    experts = experts + setting.exchange_at_experts(here, ranks)
     period = layer_period(attention, experts, dispatch, combine, micro_batches)
     outside = times.outside
     if setting.shared_on_experts:
@@ -177,7 +196,7 @@ def colocated_stages(
     dispatch = np.where(ranks > 1, dispatch, 0.0)
     combine = np.where(ranks > 1, combine, reduce)
     exchange = 4 * setting.exchange * (ranks > 1) * (micro_batches > 1)
-    attention = times.moe_layers / layers + exchange
+    attention = times.moe_layers / layers + exchange + _together(setting, batch * setting.rows_per_request)
     period = layer_period(attention + experts, 0.0 * experts, dispatch, combine, micro_batches)
     step = step_seconds(attention + experts, 0.0 * experts, period, times.outside, layers, micro_batches)
     prompt = _prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
@@ -194,6 +213,12 @@ def colocated_stages(
         micro_batches * batch,
         shape.layers,
     )
+
+
+def _together(setting: Setting, rows: Array) -> Array:
+    """What both halves in one process take longer per layer, where that was measured."""
+    curve = setting.curves.curves.get("together")
+    return np.zeros_like(rows) if curve is None else np.asarray(curve.launch + curve.per_group * rows)
 
 
 def attention_half(
@@ -225,12 +250,15 @@ def attention_half(
     return replace(times, outside=times.outside - hidden)
 
 
-def expert_half(setting: Setting, chip: Hardware, tokens: Array, devices: Array) -> Array:
-    """The most loaded of `devices` expert devices, one layer, `tokens` rows before the top-k fan-out."""
+def expert_half(
+    setting: Setting, chip: Hardware, tokens: Array, devices: Array, *, by_chance: bool = True
+) -> Array:
+    """The most loaded of `devices` expert devices, one layer, `tokens` rows before the top-k fan-out. Not `by_chance`:
+    the mean over many layers, as it is where tokens choose evenly."""
     moe, routing = setting.shape.experts, setting.routing
     skew = _skew(routing, moe.experts, devices)
     mean_rows = tokens * moe.top_k / devices
-    chance = 1 + largest_normal(devices) / np.sqrt(np.maximum(mean_rows, 1.0))
+    chance = 1 + by_chance * largest_normal(devices) / np.sqrt(np.maximum(mean_rows, 1.0))
     rows = np.minimum(mean_rows * skew * chance, tokens * moe.top_k)
     held = np.maximum((moe.experts + routing.redundant) / devices, 1.0)
     spare = (moe.experts + routing.redundant) / moe.experts
@@ -344,12 +372,13 @@ def _finish(
     resident: Array,
     layers: int,
 ) -> Stages:
-    """Add prompts: while one request writes its answer, its rank also reads one prompt; the busier side pays."""
+    """Add prompts: while one request writes its answer, its rank also reads one prompt; the busier side pays. A prompt
+    waits as in an M/G/1 queue: long prompts among short ones make everybody wait longer than equal ones would."""
     per_prompt = larger(prompt[0], prompt[1])
     prompts = resident * setting.tokens_per_step / setting.workload.mean_answer
     iteration = step + prompts * per_prompt
     share = np.asarray(prompts * per_prompt / iteration)
-    wait = share / np.maximum(2 * (1 - share), 1e-3) * per_prompt
+    wait = share / np.maximum(2 * (1 - share), 1e-3) * per_prompt * (1 + setting.workload.prompt_variation)
     return Stages(
         attention=attention,
         experts=experts,

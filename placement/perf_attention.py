@@ -67,10 +67,11 @@ def attention_step(
     )
     projections = _projections(shape, chip, curves, precision, rows, tensor_parallel)
     reduce = allreduce_seconds(chip, curves, rows * shape.hidden * _ACTIVATION, tensor_parallel) * layers
-    launch = curves.pick("attention_layer", precision.attention).launch * layers
+    layer = curves.pick("attention_layer", precision.attention)
+    launch = layer.launch * layers
     shared_elems = shape.experts.shared_elems if with_ffn else 0
     shared = ffn_seconds(shape, chip, curves, precision.attention, rows, tensor_parallel, shared_elems)
-    per_layer = (core + projections + reduce + launch) / layers
+    per_layer = (core + projections + reduce + launch) / layers * layer.bent(rows)
     dense = (
         ffn_seconds(shape, chip, curves, precision.attention, rows, tensor_parallel, shape.dense_elems)
         if with_ffn

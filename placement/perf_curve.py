@@ -22,7 +22,9 @@ class Curve:
     """launch in seconds; memory and compute as shares of the peaks; spread: standard deviation of the log error.
 
     row_bytes: how often a row's activations cross memory (products only). For grouped experts only: pad_rows, rows an
-    active expert computes in vain (tiles), and per_group, seconds per active expert.
+    active expert computes in vain (tiles), and per_group, seconds per active expert. For a node's own work on messages
+    only: per_row, seconds per row that is packed or unpacked, and per_group, seconds per further peer. bend: for a
+    machine's own attention halves, measured over roofline at some numbers of rows.
     """
 
     launch: float
@@ -34,6 +36,15 @@ class Curve:
     row_bytes: float = 1.0
     rows: int = 0
     source: str = ""
+    per_row: float = 0.0
+    bend: tuple[tuple[float, float], ...] = ()
+
+    def bent(self, rows: Array) -> Array | float:
+        """What no roofline says of this machine: 1, or interpolated between the sizes that were measured."""
+        if not self.bend:
+            return 1.0
+        sizes, ratios = zip(*self.bend, strict=True)
+        return np.asarray(np.interp(np.log(np.maximum(rows, 1e-9)), np.log(sizes), ratios))
 
     def seconds(self, read: Array, flops: Array, bandwidth: float, peak: float) -> Array:
         """Without the launch: callers add it once per call, not once per layer share."""
@@ -71,8 +82,11 @@ class CurveSet:
         self.checked = checked
 
     def spread_on(self, hardware: str) -> float:
-        """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on."""
-        return self.model_spread * (1 if not self.checked or hardware in self.checked else 2)
+        """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on, and a
+        factor of e on CPU hosts, whose kernels have nothing in common with a GPU's."""
+        if not self.checked or hardware in self.checked:
+            return self.model_spread
+        return 1.0 if hardware.lower().startswith("cpu") else 2 * self.model_spread
 
     def pick(self, operation: str, precision: str, kind: str = "") -> Curve:
         names = [_KINDS.get(kind, kind)] if kind else []

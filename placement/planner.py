@@ -54,7 +54,7 @@ def answer(question: Question) -> Answer:
         best = _best_of(family, question)
         if best is not None:
             found.append(best)
-    found.sort(key=lambda entry: (entry[0], entry[1].devices))
+    found.sort(key=lambda entry: (entry[0], entry[1].usd_per_mtok))
     return Answer(tuple(plan for _, plan in found), tried)
 
 

@@ -3,7 +3,7 @@
 Values only. Nothing here decides anything; `balance.py` reads a `Problem` and answers it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from afserve.placement.plan import Placement
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Breath = Callable[
+    [], None
+]  # called between the steps of a long search: whoever shares its processor waits there
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ class Problem:
     slots per node over all layers together; the optimizer then chooses the width of each layer. protect:
     (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more). prior: the
     weight, against all scenarios together, of one more in which all experts are alike: it stands for what
-    nobody has seen. Below 0 (the default): 1 with several scenarios, 0 with one, which is then taken as known.
+    nobody has seen. Below 0 (the default): what the scenarios' agreement suggests (`surprise.py`), 0 with one
+    scenario, which is then taken as known.
     """
 
     load_CLE: Floats
@@ -138,10 +142,9 @@ class Problem:
         total: Floats = raw / raw.sum()
         return total
 
-    @property
-    def blend(self) -> float:
-        """The prior in use."""
-        return self.prior if self.prior >= 0 else float(len(self.load_CLE) > 1)
+
+def unhurried() -> None:
+    """The breath of a search that has the processor to itself."""
 
 
 def scenarios(loads: ArrayLike | Sequence[ArrayLike]) -> Floats:

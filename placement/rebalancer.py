@@ -14,7 +14,7 @@ import numpy as np
 
 from afserve.placement.balance import balance
 from afserve.placement.plan import Placement
-from afserve.placement.problem import Floats, MovePrice, Nodes, Problem, scenarios
+from afserve.placement.problem import Breath, Floats, MovePrice, Nodes, Problem, scenarios, unhurried
 from afserve.placement.split import node_load
 from afserve.placement.stats import RoutingStats
 
@@ -73,8 +73,11 @@ class _View:
 class Rebalancer:
     """Owns the placement that is wanted, the streak of bad checks and the last decisions."""
 
-    def __init__(self, placement: Placement, nodes: Nodes, rules: Rules | None = None) -> None:
+    def __init__(
+        self, placement: Placement, nodes: Nodes, rules: Rules | None = None, breathe: Breath = unhurried
+    ) -> None:
         self.placement, self.nodes, self.rules = placement, nodes, rules or Rules()
+        self._breathe = breathe
         self.decisions: deque[Decision] = deque(maxlen=64)
         self._streak = 0
         self._next = self._rested = float("-inf")
@@ -179,7 +182,7 @@ class Rebalancer:
     def _reshared(self, placement: Placement, load_LE: Floats) -> Placement:
         """The same slots (but for lost experts) with the shares that suit `load_LE`."""
         asked = Problem(load_LE[None], self.nodes, current=placement, moves=0)
-        return balance(asked).placement(self._epoch + 1)
+        return balance(asked, self._breathe).placement(self._epoch + 1)
 
     def _moved(self, stats: RoutingStats, load_LE: Floats) -> Placement:
         """Slots for what was seen, and a little for everything else that the windows remember."""
@@ -189,7 +192,7 @@ class Rebalancer:
         budget, price = self.rules.moves_per_layer * len(load_LE), self.rules.price
         loads = scenarios([load_LE, *others])
         asked = Problem(loads, self.nodes, weights, self.placement, budget, price, prior=0.0)
-        return self._reshared(balance(asked).placement(), load_LE)
+        return self._reshared(balance(asked, self._breathe).placement(), load_LE)
 
     def _stay(self, now: float, seen: _View, reason: str) -> Decision:
         decision = Decision(now, Action.STAY, reason, seen.ratio, seen.ratio)

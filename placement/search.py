@@ -97,7 +97,8 @@ def families(pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str
     for pool in pools:
         for tensor_parallel in _parallel(pool):
             if "colocated" in kinds:
-                ranks = _steps(pool.count // tensor_parallel, _unit(pool, tensor_parallel))
+                ranks = _counts(pool, tensor_parallel)
+                ranks = ranks[_tidy(pool, ranks * tensor_parallel)]
                 for m in sorted({1, 2} & {1, *micro_batches}):
                     yield Family("colocated", pool.chip, pool.chip, tensor_parallel, m, ranks, 0 * ranks)
     if "afd" not in kinds:
@@ -114,27 +115,35 @@ def _parallel(pool: Pool) -> list[int]:
     return [t for t in TENSOR_PARALLEL if t <= min(max(pool.chip.fast_domain, 1), pool.count, 8)]
 
 
-def _unit(pool: Pool, group: int) -> int:
-    """Layout step in groups: single groups in small pools, whole nodes in pools of more than GRID groups."""
-    groups = pool.count // group
-    if groups <= GRID:
-        return 1
-    node = max(1, pool.chip.devices // group)
-    return max(node, -(-groups // GRID // node) * node)
+def _counts(pool: Pool, group: int) -> Array:
+    """How many groups of so many devices: any number within one node, then whole nodes (several at a time where that
+    would be more than GRID steps), and the whole pool."""
+    groups, node = pool.count // group, max(1, pool.chip.devices // group)
+    unit = node * max(1, -(-groups // (node * GRID)))
+    within, beyond = np.arange(1, min(node, groups) + 1), np.arange(unit, groups + 1, unit)
+    return np.unique(np.concatenate([within, beyond, [groups] * (groups > 0)])).astype(np.float64)
 
 
-def _steps(groups: int, unit: int) -> Array:
-    return np.arange(unit, groups + 1, unit, dtype=np.float64)
+def _tidy(pool: Pool, devices: Array) -> NDArray[np.bool_]:
+    """Whole nodes, equal parts of one node, or the whole pool: nobody offers 64 devices in nodes of 8 to use 63."""
+    node = pool.chip.devices
+    part = (devices <= node) & (node % np.maximum(devices, 1) == 0)
+    return np.asarray((devices % node == 0) | part | (devices == pool.count))
 
 
 def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Array, Array]:
-    ranks = _steps(attention.count // tensor_parallel, _unit(attention, tensor_parallel))
-    devices = _steps(experts.count, _unit(experts, 1))
+    """Every pair of counts. Of one kind on both sides: every pair (in large pools, of counts) with a tidy sum."""
+    same = attention.chip.name == experts.chip.name
+    if same and attention.count <= GRID:
+        ranks, devices = (np.arange(1.0, attention.count // group + 1) for group in (tensor_parallel, 1))
+    else:
+        ranks, devices = _counts(attention, tensor_parallel), _counts(experts, 1)
     grid_ranks, grid_devices = (grid.ravel() for grid in np.meshgrid(ranks, devices, indexing="ij"))
-    if attention.chip.name == experts.chip.name:
-        keep = grid_ranks * tensor_parallel + grid_devices <= max(attention.count, experts.count)
-        return grid_ranks[keep], grid_devices[keep]
-    return grid_ranks, grid_devices
+    if not same:
+        return grid_ranks, grid_devices
+    total = grid_ranks * tensor_parallel + grid_devices
+    keep = (total <= attention.count) & _tidy(attention, total)
+    return grid_ranks[keep], grid_devices[keep]
 
 
 def best_batches(

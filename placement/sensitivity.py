@@ -23,7 +23,8 @@ _RESOURCES = {
 
 
 def sensitivity(question: Question, plan: Plan, step: float = 0.1) -> dict[str, float]:
-    """Relative throughput change of the same layout when one resource grows by `step`; the batch is chosen anew."""
+    """Relative throughput change of the same layout when one resource grows by `step`; the batch is chosen anew, but
+    for the lowest latency, where it stays and the change is that of one request's rate."""
     base = _throughput(question, plan, question.targets, None, (), 1.0)
     changes = {}
     for name, (side, fields) in _RESOURCES.items():
@@ -59,6 +60,8 @@ def _throughput(
     kept, batch, _ = best_batches(family, question.setting, targets)
     if not len(batch):
         return float("nan")
+    if plan.limited_by == "objective":
+        batch = np.array([float(plan.batch)])
     tpot = float(kept.stages(question.setting, batch).tpot[0])
     return plan.ranks * float(batch[0]) * plan.micro_batches / tpot
 
@@ -85,9 +88,11 @@ def verdict(question: Question, found: Answer) -> str:
         else f" The difference is inside the error bar (+-{unsure:.0%}): measure both."
     )
     unit = _UNITS[question.objective]
+    if question.objective == "count" and afd.devices != colocated.devices:
+        return _fewer(afd, colocated) + sure
     if gain > 0:
-        return f"Disaggregate: AFD gives {gain:+.0%} {unit} over colocated. {_why_wins(afd, colocated)}{sure}"
-    return f"Do not disaggregate: AFD gives {gain:+.0%} {unit} against colocated. {_why_loses(afd)}{sure}"
+        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}{sure}"
+    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}{sure}"
 
 
 _UNITS = {
@@ -95,8 +100,21 @@ _UNITS = {
     "device": "tokens per device",
     "watt": "tokens per joule",
     "latency": "token rate per request",
-    "count": "fewer devices",
+    "count": "tokens per device",
 }
+
+
+def _fewer(afd: Plan, colocated: Plan) -> str:
+    """The verdict in devices."""
+    if afd.devices < colocated.devices:
+        return (
+            f"Disaggregate: AFD needs {afd.devices} devices for this rate, colocated {colocated.devices}. "
+            f"{_why_wins(afd, colocated)}"
+        )
+    return (
+        f"Do not disaggregate: AFD needs {afd.devices} devices for this rate, colocated {colocated.devices}. "
+        f"{_why_loses(afd)}"
+    )
 
 
 def _merit(question: Question, plan: Plan) -> float:

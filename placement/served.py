@@ -29,7 +29,7 @@ ROUTING = Routing(zipf=0.6)
 class ServedRow:
     """`devices` of one instance; data_parallel: attention is replicated, not split. disaggregated: prompts elsewhere.
     concurrency is per decode worker. tpot, ttft in seconds as measured. series: everything but the concurrency.
-    release: the engine's version.
+    release: the engine's version. limit: requests an engine was configured to decode at once, infinite where unknown.
     """
 
     name: str
@@ -53,6 +53,7 @@ class ServedRow:
     prefill_devices: int = 0
     prefill_workers: int = 1
     decode_workers: int = 1
+    limit: float = float("inf")
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
@@ -62,7 +63,8 @@ class ServedRow:
 
     @property
     def running(self) -> float:
-        """Requests that fit in memory at once; the rest wait."""
+        """Requests that are decoded at once, by memory and by the engine's limit; others wait. Weights that should not
+        fit at all did: what is assumed of the row is wrong then, and says nothing about room."""
         shape = self.shape
         weights = (
             shape.attention_elems * PRECISIONS[self.weights] / (1 if self.data_parallel else self.devices)
@@ -73,7 +75,7 @@ class ServedRow:
             self.devices if self.data_parallel else min(self.devices, *(g.kv_heads for g in shape.attention))
         )
         room = (self.chip.memory * USABLE - weights - held) * split / each
-        return float(np.clip(room, 1.0, self.concurrency))
+        return float(np.clip(room if room > 0 else np.inf, 1.0, min(self.concurrency, self.limit)))
 
 
 def decode_features(row: ServedRow) -> Array:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.pipeline import larger
 from afserve.placement.fit import Fit, fit_positive
 from afserve.placement.served import DECODE, PREFILL, ServedRow, decode_features, prefill_features
 
@@ -49,6 +50,7 @@ class Table:
     answer: Array
     workers: Array
     mixed: Array
+    limit: Array
     tpot: Array
     ttft: Array
     engine: NDArray[np.int64]
@@ -67,6 +69,7 @@ class Table:
             answer=numbers("answer"),
             workers=numbers("prefill_workers") / numbers("decode_workers"),
             mixed=1.0 - numbers("disaggregated"),
+            limit=np.minimum(numbers("limit"), numbers("concurrency")),
             tpot=numbers("tpot"),
             ttft=numbers("ttft"),
             engine=_places([row.engine for row in rows], labels.engines),
@@ -165,4 +168,11 @@ def _ttft(v: Array, table: Table, labels: Labels, step: Array) -> Array:
     queued = wait[1] * each[:, 1] * np.maximum(table.running / table.workers - 1, 0.0) ** wait[4]
     start = wait[0] * each[:, 2] + wait[2] * step + wait[3] * each[:, 3] * 1e-4 * table.running
     blocked = (table.concurrency / table.running - 1) * table.answer * step
-    return np.asarray((start + prompt * (1 + queued)) * table.factor(named, labels) + blocked)
+    light = (start + prompt * (1 + queued)) * table.factor(named, labels)
+    return np.asarray(larger(light, _full_queue(prompt, step, table)) + blocked)
+
+
+def _full_queue(prompt: Array, step: Array, table: Table) -> Array:
+    """Disaggregated, where prefill workers are always busy: every prompt waits for all others but those in decode."""
+    decoding = table.answer * step
+    return (1 - table.mixed) * (table.running * prompt / table.workers - decoding)

@@ -4,7 +4,7 @@ Ranks are independent queues fed in turn. A rank's step lasts what the closed fo
 just then, times a factor drawn from the layer-level simulation, plus the prompts it admits. Values in, values out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,6 +95,19 @@ def _finish(done: Served, now: float, begun: Array, first: Array, wanted: Array)
 
 
 def goodput(done: Served, tpot: float, ttft: float) -> float:
-    """Requests per second that met both targets."""
+    """Requests per second that met both targets: the share of the kept ones, of all that ended."""
     met = sum(a <= ttft and b <= tpot for a, b in zip(done.ttft, done.tpot, strict=True))
-    return met / done.seconds if done.seconds else 0.0
+    return met / len(done.ttft) * len(done.ended) / done.seconds if done.seconds and done.ttft else 0.0
+
+
+def together(ranks: Sequence[Served], warm: float) -> Served:
+    """Ranks side by side. The first `warm` of each rank's requests found it half empty: their times are left out."""
+    total = Served()
+    for one in ranks:
+        skipped = int(warm * len(one.ttft))
+        total.ttft.extend(one.ttft[skipped:])
+        total.tpot.extend(one.tpot[skipped:])
+        total.ended.extend(one.ended)
+        total.tokens += one.tokens
+        total.seconds = max(total.seconds, one.seconds)
+    return total

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from afserve.placement.hardware import Hardware
 from afserve.placement.outline import Plan
 from afserve.placement.perf import Setting, attention_half, expert_half, m2n_transfer
+from afserve.placement.perf_ffn import distinct_targets
 
 Array = NDArray[np.float64]
 _POINTS = 24
@@ -34,7 +35,6 @@ class StageTable:
         self._batch, self._ranks = plan.batch, plan.ranks
         self._setting = setting
         self._answer = setting.workload.mean_answer
-        self._exchange = 2 * setting.exchange
         self._prepare_attention(setting, plan, attention, random_lengths)
         self._prepare_experts(setting, plan, experts, random_routing)
         self._prepare_links(setting, plan, attention, experts)
@@ -47,7 +47,9 @@ class StageTable:
         more = _at_context(setting, work.context_mean * 1.5)
         base = attention_half(mean, chip, plan.attention.tensor_parallel, one, batch)
         longer = attention_half(more, chip, plan.attention.tensor_parallel, one, batch)
-        self._attend = float(base.moe_layers[0]) / self._layers + self._exchange
+        sent = batch * setting.rows_per_request
+        exchange = setting.exchange_at_attention(sent, np.array([float(plan.experts.devices)]))
+        self._attend = float(base.moe_layers[0]) / self._layers + float(exchange[0])
         self._slope = (float(longer.moe_layers[0] - base.moe_layers[0]) / self._layers) / (
             0.5 * work.context_mean
         )
@@ -60,9 +62,10 @@ class StageTable:
         tokens_each = plan.batch * setting.rows_per_request
         self._messages = np.unique(np.round(np.geomspace(1, plan.ranks, _POINTS)))
         devices = np.full_like(self._messages, float(plan.experts.devices))
-        self._expert_times = (
-            expert_half(setting, chip, self._messages * tokens_each, devices) + self._exchange
-        )
+        here = tokens_each * distinct_targets(setting.shape.experts.top_k, devices) / devices
+        self._expert_times = expert_half(
+            setting, chip, self._messages * tokens_each, devices
+        ) + setting.exchange_at_experts(here, self._messages)
         rows = plan.ranks * tokens_each * setting.shape.experts.top_k / plan.experts.devices
         self._row_noise = 0.3 / max(rows, 1.0) ** 0.5 if random_routing else 0.0
 

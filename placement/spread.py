@@ -48,12 +48,24 @@ def _by_threshold(load_LE: Floats, least_LE: Ints, slots: int, nodes: int) -> In
 
 
 def spread(
-    load_CLE: Floats, weights: Floats, replicas_LE: Ints, room_N: Ints, pace_N: Floats, rack_N: Ints
+    load_CLE: Floats,
+    weights: Floats,
+    replicas_LE: Ints,
+    room_N: Ints,
+    pace_N: Floats,
+    rack_N: Ints,
+    *,
+    whole_first: bool = False,
 ) -> Ints:
-    """slot_LNS with replicas_LE replicas of each expert (equal sums in every layer), never two on a node."""
+    """slot_LNS with replicas_LE replicas of each expert (equal sums in every layer), never two on a node.
+
+    `whole_first` deals experts with one replica before all others: no split can shift their rows later, so the
+    fullest node of an unforeseen load is nearly always one of theirs.
+    """
     layers = load_CLE.shape[1]
     need_LE = np.tensordot(weights, load_CLE, 1) / replicas_LE
-    order_LE = np.argsort(-need_LE, axis=1, kind="stable")
+    rank_LE = need_LE + np.where(replicas_LE == 1, need_LE.max(), 0.0) if whole_first else need_LE
+    order_LE = np.argsort(-rank_LE, axis=1, kind="stable")
     row = np.arange(layers)[:, None]
     items_LK = np.repeat(order_LE.ravel(), replicas_LE[row, order_LE].ravel()).reshape(layers, -1)
     part_CLE = load_CLE / replicas_LE * len(room_N) / np.maximum(load_CLE.sum(2, keepdims=True), 1e-300)

@@ -8,19 +8,22 @@ from afserve.placement.hunt import Answer, Hunt, rounds
 from afserve.placement.improve import Search
 from afserve.placement.pack import pack
 from afserve.placement.plan import FREE
-from afserve.placement.problem import Floats, Ints, Problem, TimeModel
+from afserve.placement.problem import Breath, Floats, Ints, Problem, TimeModel, unhurried
 from afserve.placement.racks import over_racks
 from afserve.placement.split import node_load, split
 from afserve.placement.spread import replicate, spread
+from afserve.placement.surprise import surprise, with_surprise
 
 
 class Task:
     """Owns no state beyond the problem's arrays. `room_N` is the usable width of every layer here."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, breathe: Breath = unhurried) -> None:
+        self.problem, self.breathe = problem, breathe
         self.load_CLE, self.weight_C = problem.load_CLE, problem.weights
-        self.wary_CLE, self.wary_C = _with_surprise(self.load_CLE, self.weight_C, problem.blend)
+        prior = _prior(problem)
+        self._doubtful = prior >= 1
+        self.wary_CLE, self.wary_C = with_surprise(self.load_CLE, self.weight_C, prior)
         self.layers, self.experts = self.load_CLE.shape[1:]
         self.room_N, self.pace_N = problem.nodes.room().clip(max=self.experts), problem.nodes.pace()
         self.mean_LE = np.tensordot(self.wary_C, self.wary_CLE, 1)
@@ -48,7 +51,14 @@ class Task:
 
     def search(self, slot_LNS: Ints, squarings: int = 3) -> Search:
         return Search(
-            slot_LNS, self.wary_CLE, self.wary_C, self.pace_N, self.least_LE, self.room_N, squarings
+            slot_LNS,
+            self.wary_CLE,
+            self.wary_C,
+            self.pace_N,
+            self.least_LE,
+            self.room_N,
+            squarings,
+            self.breathe,
         )
 
     def largest(self, slot_LNS: Ints, share_LNS: Floats) -> Floats:
@@ -123,7 +133,9 @@ class Task:
         live = int((self.room_N > 0).sum())
         replicas = replicate(np.tensordot(weight_C, load_CLE, 1), least_LE, int(self.room_N.sum()), live)
         racks = self.problem.nodes.racks()
-        return spread(load_CLE, weight_C, replicas, self.room_N, self.pace_N, racks)
+        return spread(
+            load_CLE, weight_C, replicas, self.room_N, self.pace_N, racks, whole_first=self._doubtful
+        )
 
     def _quickest(self, answer: Answer, model: TimeModel) -> Answer:
         """Per layer the quickest of: balanced rows, balanced costs, balanced costs with every expert whole."""
@@ -147,12 +159,11 @@ class Task:
         return fill_spare(search.slot, cost_LE, self.room_N), (search.slot != FREE) * 1.0
 
 
-def _with_surprise(load_CLE: Floats, weight_C: Floats, prior: float) -> tuple[Floats, Floats]:
-    """The scenarios, and one in which all experts are alike, with `prior` times the weight of all others together."""
-    if prior <= 0:
-        return load_CLE, weight_C
-    even_LE = np.tensordot(weight_C, load_CLE, 1).mean(1, keepdims=True) * np.ones(load_CLE.shape[2])
-    return np.concatenate([load_CLE, even_LE[None]]), np.append(weight_C, prior) / (1 + prior)
+def _prior(problem: Problem) -> float:
+    """The weight of what nobody has seen: as asked, else by how well several scenarios agree."""
+    if problem.prior >= 0:
+        return problem.prior
+    return surprise(problem.load_CLE) if len(problem.load_CLE) > 1 else 0.0
 
 
 def fill_spare(slot_LNS: Ints, load_LE: Floats, room_N: Ints) -> Ints:

@@ -27,7 +27,9 @@ def read_trace(source: str, lines: Sequence[str], decode_only: bool = False) -> 
     if not len(table):
         raise ConfigError(f"{source}: the trace holds a header and no request", param="trace")
     table[:, 0] -= table[0, 0]
-    return from_samples(source, table[:, 1], table[:, 2], table[:, 0], decode_only)
+    means = f"input {table[:, 1].mean():,.0f} and output {table[:, 2].mean():,.0f} on average"
+    name = f"{len(table):,} requests of {source.replace(chr(92), '/').rsplit('/', 1)[-1]}, {means}"
+    return from_samples(name, table[:, 1], table[:, 2], table[:, 0], decode_only)
 
 
 def _mooncake(source: str, lines: Iterable[str]) -> list[Request]:

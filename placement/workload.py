@@ -24,6 +24,13 @@ class Lengths:
     deviation: float = 0.0
     shape: str = "fixed"
 
+    def __str__(self) -> str:
+        if self.deviation <= 0:
+            return f"{self.mean:g}"
+        return f"{self.shape} {self.mean:g}" + (
+            "" if self.shape == "exponential" else f" +-{self.deviation:g}"
+        )
+
     def sample(self, rng: np.random.Generator, count: int) -> Array:
         if self.deviation <= 0 or self.shape == "fixed":
             return np.full(count, self.mean)
@@ -57,6 +64,11 @@ class Workload:
         return float(self.prompt.mean())
 
     @property
+    def prompt_variation(self) -> float:
+        """The squared coefficient of variation of prompt lengths: 0 when all are equal."""
+        return float(self.prompt.var()) / self.mean_prompt**2
+
+    @property
     def mean_answer(self) -> float:
         return float(self.answer.mean())
 
@@ -80,7 +92,7 @@ def from_lengths(prompt: Lengths, answer: Lengths, *, seed: int = 0, decode_only
         if lengths.mean < 1:
             raise ConfigError(f"--{name} must be at least 1 token, not {lengths.mean:g}", param=name)
     rng = np.random.default_rng(seed)
-    name = f"input {prompt.mean:g}, output {answer.mean:g}"
+    name = f"input {prompt}, output {answer}"
     return from_samples(
         name, prompt.sample(rng, SAMPLES), answer.sample(rng, SAMPLES), np.zeros(0), decode_only
     )

@@ -79,24 +79,32 @@ def load_curves(
 def read_lines(path: Path, option: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--{option} {path}: {error}", param=option) from error
+    except OSError as error:
+        raise ConfigError(f"--{option} {path}: {error.strerror}", param=option) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--{option} {path}: not a text file ({error.reason})", param=option) from error
 
 
 def read_counts(path: Path) -> tuple[float, ...]:
-    """Routing counts as `afserve place` takes them, {"counts": [[per expert] per layer]}: the mean share per expert."""
-    table = _read_json(path)
-    layers = table.get("counts")
-    if not isinstance(layers, list) or not layers:
-        raise ConfigError(f'--counts {path}: expected {{"counts": [[per expert] per layer]}}', param="counts")
+    """Any file that `afserve place` takes: the mean share of the hottest expert, of the second, and so on, over the
+    layers of all scenarios in it."""
+    from afserve.placement.record import MAGIC, decode
+    from afserve.placement.record import read_counts as scenarios_of
+
     try:
-        rows = [sorted((float(value) for value in layer), reverse=True) for layer in layers]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"--counts {path}: counts must be numbers ({error})", param="counts") from error
-    if len({len(row) for row in rows}) != 1 or min(sum(row) for row in rows) <= 0:
-        raise ConfigError(
-            f"--counts {path}: every layer needs the same number of experts and a count", param="counts"
-        )
+        data = path.read_bytes()
+        text = "" if data.startswith(MAGIC) else data.decode()
+        scenarios = scenarios_of(text) if text else {"": decode(data).total()}
+    except OSError as error:
+        raise ConfigError(f"--counts {path}: {error.strerror}", param="counts") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--counts {path}: neither JSON nor a routing recording", param="counts") from error
+    except ConfigError as error:
+        raise ConfigError(f"--counts {path}: {error.message}", param="counts") from error
+    rows = [sorted(map(float, layer), reverse=True) for layers in scenarios.values() for layer in layers]
+    rows = [row for row in rows if sum(row) > 0]
+    if not rows:
+        raise ConfigError(f"--counts {path}: no expert was ever chosen", param="counts")
     return tuple(sum(row[place] / sum(row) for row in rows) / len(rows) for place in range(len(rows[0])))
 
 

@@ -62,7 +62,7 @@ def pareto_png(path: Path, question: Question, curves: Curves) -> None:
         axes.axvline(1 / question.targets.tpot, color="#888888", lw=0.8, ls="--")
     axes.set_xlabel("tokens per second and request")
     axes.set_ylabel(_unit(question))
-    axes.set_title(f"{question.setting.shape.name}, {question.setting.workload.name}")
+    axes.set_title(f"{question.setting.shape.name}\n{question.setting.workload.name}", fontsize=10)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,19 +1,24 @@
 """A planner's answer for people (a table) and for programs (JSON values)."""
 
+from afserve.placement.cluster_file import on_cpu
+from afserve.placement.hardware import Hardware
 from afserve.placement.outline import Plan, Side
 from afserve.placement.planner import Answer, Question
 
 _HEAD = (
-    "", "plan", "attention", "experts", "tp", "m", "batch", "TPOT ms", "tok/s", "tok/s/dev", "$/Mtok", "limit",
-    "bound by",
+    "", "plan", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev", "$/Mtok",
+    "limit", "bound by",
 )  # fmt: skip
+_TTFT = _HEAD.index("TTFT ms")
 
 
 def as_table(question: Question, found: Answer, verdict: str, changes: dict[str, float], top: int) -> str:
     """Best plan, runners-up, colocated baseline, sensitivity and verdict as text."""
     shown = _chosen(found, top)
-    rows = [_HEAD, *(_row(label, plan, question) for label, plan in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    rows = [_HEAD, *(_row(label, plan) for label, plan in shown)]
+    if question.setting.workload.decode_only:
+        rows = [row[:_TTFT] + row[_TTFT + 1 :] for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [_heading(question), ""]
     for row in rows:
         cells = (
@@ -22,24 +27,87 @@ def as_table(question: Question, found: Answer, verdict: str, changes: dict[str,
         )
         lines.append("  ".join(cells).rstrip())
     best = shown[0][1]
-    lines += ["", *_details(question, best), "", f"+10 %: {_sensitivity(changes)}", "", verdict]
+    counted = "speed of each request" if _for_speed(question) else "throughput inside the targets"
+    lines += [
+        "",
+        *_details(question, best),
+        "",
+        f"+10 % of each, {counted}: {_sensitivity(changes)}",
+        "",
+        verdict,
+    ]
     return "\n".join(lines)
 
 
 def _heading(question: Question) -> str:
     shape, setting = question.setting.shape, question.setting
     pools = ", ".join(f"{p.count} {p.chip.name} at ${p.chip.usd_per_hour:g}/h" for p in question.pools)
-    tpot = question.targets.tpot
-    target = (
-        f"TPOT {'p99 ' if setting.percentile99 else ''}<= {tpot * 1e3:g} ms"
-        if tpot < float("inf")
-        else "no TPOT target"
-    )
-    return (
+    lines = [
         f"{shape.name}: {_size(shape.total_elems)} weights, {_size(shape.active_elems)} active; "
-        f"{setting.workload.name}; {target}\n{pools}; "
-        f"weights {setting.precision.experts}, cache {setting.precision.kv}, expert skew {setting.routing.zipf:g}"
+        f"{setting.workload.name}; {_target(question)}",
+        f"{pools}; {_assumed(question)}",
+    ]
+    lines += [f"note: {note}" for note in _notes(question)]
+    return "\n".join(lines)
+
+
+def _notes(question: Question) -> list[str]:
+    """What a reader of the figures should know about the hardware that was asked for."""
+    precision, found = question.setting.precision.experts, []
+    narrow = [pool.chip.name for pool in question.pools if _wider(pool.chip, precision)]
+    if narrow:
+        found.append(
+            f"{', '.join(narrow)} without {precision} units: weights are stored in {precision} and multiplied in a "
+            "wider type"
+        )
+    curves = question.setting.curves
+    hosts = [pool.chip.name for pool in question.pools if on_cpu(pool.chip.name) and curves.checked]
+    if hosts:
+        found.append(
+            f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
+            "calibrate --out mine.jsonl` there and plan with --curves mine.jsonl"
+        )
+    return found
+
+
+def _target(question: Question) -> str:
+    tpot, ttft = question.targets.tpot, question.targets.ttft
+    words = (
+        [f"TPOT {'p99 ' if question.setting.percentile99 else ''}<= {tpot * 1e3:g} ms"]
+        if tpot < _NONE
+        else []
     )
+    words += [f"TTFT <= {ttft * 1e3:g} ms"] if ttft < _NONE else []
+    words += [f"at least {question.tokens_per_second:,.0f} tok/s"] if question.tokens_per_second else []
+    return ", ".join(words) or "no targets"
+
+
+_NONE = float("inf")
+
+
+def _assumed(question: Question) -> str:
+    """Precision, routing and drafts: what the answer hangs on beside the hardware."""
+    setting, precision, routing = question.setting, question.setting.precision, question.setting.routing
+    words = [f"weights {precision.experts}"]
+    if precision.attention != precision.experts:
+        words.append(f"attention weights {precision.attention}")
+    words.append(f"cache {precision.kv}")
+    words.append("measured expert counts" if routing.counts else f"expert skew {routing.zipf:g}")
+    if routing.redundant:
+        words.append(f"{routing.redundant} spare expert slots")
+    if setting.draft_tokens:
+        words.append(f"{setting.tokens_per_step:g} tokens a step (MTP)")
+    return ", ".join(words)
+
+
+def _wider(chip: Hardware, precision: str) -> bool:
+    """Whether this chip has no units for that precision. int4 weights are multiplied in bf16 everywhere."""
+    has = {"fp8": chip.flops_fp8, "fp4": chip.flops_fp4}
+    return precision in has and has[precision] <= 0
+
+
+def _for_speed(question: Question) -> bool:
+    return question.objective == "latency" and not question.tokens_per_second
 
 
 def _size(elems: int) -> str:
@@ -59,7 +127,7 @@ def _chosen(found: Answer, top: int) -> list[tuple[str, Plan]]:
     return shown
 
 
-def _row(label: str, plan: Plan, question: Question) -> tuple[str, ...]:
+def _row(label: str, plan: Plan) -> tuple[str, ...]:
     afd = plan.kind == "afd"
     return (
         label,
@@ -70,6 +138,7 @@ def _row(label: str, plan: Plan, question: Question) -> tuple[str, ...]:
         str(plan.micro_batches),
         str(plan.batch),
         f"{plan.tpot * 1e3:.1f}",
+        f"{plan.ttft * 1e3:,.0f}",
         f"{plan.tok_s:,.0f}",
         f"{plan.tok_s_per_device:,.0f}",
         f"{plan.usd_per_mtok:.3f}",
@@ -96,7 +165,7 @@ def _details(question: Question, best: Plan) -> list[str]:
     )
     if not best.decode_only:
         lines.append(
-            f"TTFT about {best.ttft * 1e3:,.0f} ms; prompts take {best.prefill_share:.0%} of the time"
+            f"prompts take {best.prefill_share:.0%} of the time; TTFT is a mean, see `afserve simulate` for p99"
         )
     copies = min(
         (pool.count // _used(best, pool.chip.name) for pool in question.pools if _used(best, pool.chip.name)),
@@ -113,7 +182,7 @@ def _used(plan: Plan, hardware: str) -> int:
 
 
 def _sensitivity(changes: dict[str, float]) -> str:
-    return ", ".join(f"{name} {change:+.1%}" for name, change in changes.items())
+    return ", ".join(f"{name} {round(change, 3) + 0.0:+.1%}" for name, change in changes.items())
 
 
 def as_values(
@@ -126,8 +195,9 @@ def as_values(
         "objective": question.objective,
         "best": plans[0],
         "alternatives": plans[1:],
-        "sensitivity_10_percent": {name: round(change, 4) for name, change in changes.items()},
+        "sensitivity_10_percent": {name: round(change, 4) + 0.0 for name, change in changes.items()},
         "verdict": verdict,
+        "notes": _notes(question),
         "layouts_tried": found.tried,
     }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from afserve.placement.simulate_requests import Served
 
 _SHOWN_RANKS = 8
+_FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
 
 
 @click.command("simulate", short_help="Play a plan event by event.")
@@ -27,7 +28,9 @@ _SHOWN_RANKS = 8
     "--steps", default=16, type=click.IntRange(2, 10000), help="Decode steps per micro-batch.  [default: 16]"
 )
 @click.option(
-    "--requests", default=400, type=click.IntRange(1, 200000), help="Requests to play.  [default: 400]"
+    "--requests",
+    type=click.IntRange(1, 200000),
+    help="Requests to play, over 8 ranks at most.  [default: four for every request that fits]",
 )
 @click.option(
     "--load", default=0.8, help="Arrival rate as a share of what the plan can serve.  [default: 0.8]"
@@ -40,7 +43,7 @@ _SHOWN_RANKS = 8
 def simulate(
     kind: str | None,
     steps: int,
-    requests: int,
+    requests: int | None,
     load: float,
     jitter: float,
     stall: float,
@@ -69,7 +72,7 @@ def simulate(
         raise DoesNotFitError(explain(question))
     played = _play_layers(question, best, steps, jitter, stall, seed) if best.kind == "afd" else None
     served = _play_requests(question, best, played, requests, load, seed)
-    values = _values(question, best, played, served)
+    values = _values(question, best, played, served, load)
     click.echo(json.dumps(values, indent=2) if as_json else _text(best, values))
     if timeline is not None:
         _write_timeline(timeline, played)
@@ -99,21 +102,24 @@ def _play_layers(
 
 
 def _play_requests(
-    question: "Question", plan: "Plan", played: "Played | None", requests: int, load: float, seed: int
+    question: "Question", plan: "Plan", played: "Played | None", requests: int | None, load: float, seed: int
 ) -> "Served":
     import numpy as np
 
     from afserve.placement.simulate_ranks import arrivals_for, rank_of
-    from afserve.placement.simulate_requests import Served, serve
+    from afserve.placement.simulate_requests import Served, serve, together
 
     rng = np.random.default_rng(seed)
     rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
-    together = Served()
-    shown = min(plan.ranks, _SHOWN_RANKS)
+    shown, ranks = min(plan.ranks, _SHOWN_RANKS), []
+    if requests is None:
+        requests = shown * max(_FILLINGS * rank.slots, _LEAST)
     for number in range(shown):
-        arrivals = arrivals_for(question, plan, load, max(requests // shown, 1), number, rng)
-        _progress(f"requests, rank {number + 1} of {shown}", serve(rank, arrivals, rng, together))
-    return together
+        share = requests // shown + (number < requests % shown)
+        arrivals = arrivals_for(question, plan, load, max(share, 1), number, rng)
+        ranks.append(Served())
+        _progress(f"requests, rank {number + 1} of {shown}", serve(rank, arrivals, rng, ranks[-1]))
+    return together(ranks, _WARM)
 
 
 def _progress(what: str, steps: Iterator[float]) -> None:
@@ -128,7 +134,9 @@ def _show(what: str, share: float) -> None:
         print(f"{what}: {share:4.0%}", end=end, file=sys.stderr, flush=True)
 
 
-def _values(question: "Question", plan: "Plan", played: "Played | None", served: "Served") -> dict[str, Any]:
+def _values(
+    question: "Question", plan: "Plan", played: "Played | None", served: "Served", load: float
+) -> dict[str, Any]:
     import numpy as np
 
     from afserve.placement.infeasible import describe
@@ -143,7 +151,8 @@ def _values(question: "Question", plan: "Plan", played: "Played | None", served:
         "micro_batches": plan.micro_batches,
         "batch": plan.batch,
         "closed_form_tpot_ms": round(plan.tpot * 1e3, 3),
-        "requests": len(served.ttft),
+        "load": load,
+        "requests": len(served.ended),
         "tpot_ms": percentiles(served.tpot),
         "ttft_ms": percentiles(served.ttft),
         "tok_s": round(scale * served.tokens / served.seconds, 1),
@@ -162,13 +171,25 @@ def _values(question: "Question", plan: "Plan", played: "Played | None", served:
 
 
 def _text(plan: "Plan", values: dict[str, Any]) -> str:
-    lines = [f"{values['plan']}; {plan.micro_batches} micro-batches of {plan.batch}"]
+    batches = (
+        f"{plan.micro_batches} micro-batches of {plan.batch}"
+        if plan.micro_batches > 1
+        else f"batch {plan.batch}"
+    )
+    lines = [f"{values['plan']}; {batches} per rank"]
     if "idle" in values:
         idle = ", ".join(f"{name} {share:.0%}" for name, share in values["idle"].items())
         lines.append(
             f"full batch, decode: {values['full_batch_tpot_ms']} ms per token simulated, "
             f"{values['closed_form_tpot_ms']} in closed form ({values['difference']:+.1%}); idle: {idle}"
         )
+    else:
+        lines.append(
+            f"closed form: {values['closed_form_tpot_ms']} ms per token, every rank full, prompts included"
+        )
+    lines.append(
+        f"played with random lengths and arrivals at {values['load']:.0%} of what the plan can serve:"
+    )
     for name, label in (("tpot_ms", "TPOT"), ("ttft_ms", "TTFT")):
         found = values[name]
         lines.append(f"{label} ms: p50 {found['p50']:,.1f}, p90 {found['p90']:,.1f}, p99 {found['p99']:,.1f}")

@@ -62,6 +62,13 @@ from afserve.config import DTYPES, LOAD_FORMATS
 @click.option("--threads", type=int, help="Compute threads of each node.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, or a CUDA device such as cuda:0.")
 @click.option(
+    "--transport",
+    default="auto",
+    show_default=True,
+    type=click.Choice(("auto", "shm", "tcp", "dist", "symm")),
+    help="Between nodes: shm on one host, tcp or dist between hosts, symm between GPUs of one NVLink domain.",
+)
+@click.option(
     "--api-key-file", type=existing_file, help="Clients must send one of these keys (one per line)."
 )
 @click.option("--admin-key-file", type=existing_file, help="Keys for /admin and /status (one per line).")

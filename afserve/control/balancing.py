@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from afserve.control.migration import Crew, Migration, Outgoing
+from afserve.control.breath import Breath
+from afserve.control.migration import Crew, Migration, Outgoing, Route
 from afserve.engine.stats import AttentionStats
 from afserve.errors import ConfigError
 from afserve.placement.plan import FREE, LayerPlacement, Placement
@@ -73,9 +74,10 @@ class Balancing:
         # One physical slot a node stays spare, so that there is always somewhere to fill.
         wide = placement.slots_per_node() - (1 if rules.act else 0)
         self._nodes = Nodes((wide,) * placement.nodes)
-        self._rebalancer = Rebalancer(compact(placement, wide), self._nodes, rules.rules())
+        self._rebalancer = Rebalancer(compact(placement, wide), self._nodes, rules.rules(), Breath())
         self._seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._settled = True
+        self._route: Route | None = None  # thought out together with the decision
         self.moves = 0
 
     def heard(self, node: int, stats: AttentionStats, now: float) -> None:
@@ -106,7 +108,10 @@ class Balancing:
 
     def think(self, stats: RoutingStats, now: float) -> Decision | None:
         """The only long step, up to a second for large models; may run in another thread, one at a time."""
-        return self._rebalancer.decide(now, stats)
+        decision = self._rebalancer.decide(now, stats)
+        if decision is not None and decision.placement is not None and self.migration.steady:
+            self._route = self.migration.route(decision.placement)
+        return decision
 
     def act_on(self, decision: Decision | None, now: float) -> list[Outgoing]:
         """Begin what was decided, unless something else has begun meanwhile."""
@@ -132,7 +137,8 @@ class Balancing:
     def _carry_out(self, target: Placement, now: float) -> list[Outgoing]:
         self.moves += moves(self.migration.placement, target)
         self._settled = False
-        return self.migration.begin(target, now)
+        route, self._route = self._route, None
+        return self.migration.begin(target, now, route)
 
     def _settle(self) -> None:
         """Tell the rebalancer what is in force, once a migration is over."""

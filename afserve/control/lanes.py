@@ -7,7 +7,6 @@ know numbers and events, no nodes' addresses and no HTTP. All of it runs in one 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from afserve.engine.request import TokenEvent
 from afserve.errors import AfserveError
@@ -32,7 +31,7 @@ class Lane:
         item = await self._queue.get()
         if isinstance(item, AfserveError):
             raise item
-        return replace(item, request_id=self.request_id)
+        return item.named(self.request_id)
 
 
 class Lanes:

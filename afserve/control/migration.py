@@ -34,6 +34,15 @@ class Crew:
     experts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The stages between two placements."""
+
+    start: Placement
+    target: Placement
+    stages: tuple[Placement, ...]
+
+
 class Migration:
     """`placement` is what attention nodes may be routing by; `slots` are physical slots per expert node and layer."""
 
@@ -54,10 +63,23 @@ class Migration:
         """Whether nothing is under way and nothing waits."""
         return self.phase is Phase.STEADY and not self._later
 
-    def begin(self, target: Placement, now: float) -> list[Outgoing]:
-        """Go to `target`; stages of an earlier target that have not begun are dropped. Raises ConfigError."""
+    def route(self, target: Placement) -> Route:
+        """The way to `target` from where this is or will be next, thought out ahead. Raises ConfigError."""
         start = self._following or self.placement
-        self._later = deque(stages(start, target, self._slots))
+        return Route(start, target, tuple(stages(start, target, self._slots)))
+
+    def begin(self, target: Placement, now: float, route: Route | None = None) -> list[Outgoing]:
+        """Go to `target`; stages of an earlier target that have not begun are dropped. Raises ConfigError.
+
+        `route` saves the thinking, where nothing has changed since it was thought out.
+        """
+        if (
+            route is None
+            or route.target is not target
+            or route.start is not (self._following or self.placement)
+        ):
+            route = self.route(target)
+        self._later = deque(route.stages)
         return self._advance(now) if self.phase is Phase.STEADY else []
 
     def filled(self, node: int, epoch: int, now: float) -> list[Outgoing]:

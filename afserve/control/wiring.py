@@ -50,7 +50,9 @@ def build_attention(
     addresses = meet(_agreed(layout))
     if not run.expert_nodes:
         return _colocated(assigned, spec, placement, progress, ops)
-    transport = connect.connect(addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS)
+    transport = connect.connect(
+        addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
+    )
     link = ExpertLink(transport, attention=assigned.index, layout=layout, placement=placement)
     trace = _trace(assigned)
     node = build_attention_node(run.source, run.engine, link, progress, ops=ops, trace=trace)
@@ -91,7 +93,12 @@ def build_expert(
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
     transport, address = connect.listen(
-        run.transport, expert=assigned.index, attention_nodes=run.attention_nodes, layout=layout, host=host
+        run.transport,
+        expert=assigned.index,
+        attention_nodes=run.attention_nodes,
+        layout=layout,
+        host=host,
+        device=ops.device,
     )
     announce(address, _agreed(layout))
     bank = build_expert_bank(

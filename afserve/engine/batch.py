@@ -3,6 +3,7 @@
 Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows whose logits are wanted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ class Batch:
     token_T: Tensor
     paged: PagedBatch
     logit_row_R: Tensor
+    all_logits: bool
     decodes: int
 
 
@@ -52,20 +54,39 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             rows.append(first + chunk.count - 1)
         starts.append(first + chunk.count)
         contexts.append(end)
+    token_T, position_T, kv_slot_T, logit_row_R = _tensors(
+        (tokens, positions, slots, rows), torch.int64, device
+    )
+    table, width = _block_table(plan)
+    query_start_S1, context_S, table_N = _tensors((starts, contexts, table), torch.int32, device)
     return Batch(
-        torch.tensor(tokens, device=device),
+        token_T,
         PagedBatch(
-            position_T=torch.tensor(positions, device=device),
-            kv_slot_T=torch.tensor(slots, device=device),
-            query_start_S1=torch.tensor(starts, dtype=torch.int32, device=device),
-            context_S=torch.tensor(contexts, dtype=torch.int32, device=device),
-            block_table_SB=_block_table(plan, device),
+            position_T=position_T,
+            kv_slot_T=kv_slot_T,
+            query_start_S1=query_start_S1,
+            context_S=context_S,
+            block_table_SB=table_N.view(-1, width),
             max_query=max(chunk.count for chunk in plan.chunks),
             max_context=max(contexts),
         ),
-        torch.tensor(rows, device=device, dtype=torch.int64),
+        logit_row_R,
+        len(rows) == len(tokens),
         _decodes(plan),
     )
+
+
+def _tensors(lists: Sequence[list[int]], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """One tensor per list, all in one piece of memory: one allocation, and one copy to a device. Each begins at a
+    multiple of 16 bytes, which GPU kernels are compiled for."""
+    joined: list[int] = []
+    places = []
+    for numbers in lists:
+        places.append(slice(len(joined), len(joined) + len(numbers)))
+        joined += numbers
+        joined += (0,) * (-len(numbers) % 4)
+    whole = torch.tensor(joined, dtype=dtype, device=device)
+    return tuple(whole[place] for place in places)
 
 
 def _decodes(plan: StepPlan) -> int:
@@ -78,7 +99,11 @@ def _decodes(plan: StepPlan) -> int:
     return count
 
 
-def _block_table(plan: StepPlan, device: torch.device) -> Tensor:
+def _block_table(plan: StepPlan) -> tuple[list[int], int]:
+    """Row after row, each filled up to the width of the longest."""
     width = max(len(chunk.sequence.blocks) for chunk in plan.chunks)
-    table = [chunk.sequence.blocks + [0] * (width - len(chunk.sequence.blocks)) for chunk in plan.chunks]
-    return torch.tensor(table, dtype=torch.int32, device=device)
+    table: list[int] = []
+    for chunk in plan.chunks:
+        table += chunk.sequence.blocks
+        table += [0] * (width - len(chunk.sequence.blocks))
+    return table, width

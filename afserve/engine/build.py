@@ -52,9 +52,8 @@ def layout_for(
 ) -> Layout:
     """What attention and expert nodes allocate mailboxes for. Rows travel in the model's dtype.
 
-    In host memory partial sums travel in float32, unrounded: tokens do not depend on the placement then.
+    Partial sums travel in float32, unrounded, unless `combine` says otherwise: tokens do not depend on the placement.
     """
-    wire = _WIRE[dtype_of(source, spec)]
     return Layout(
         hidden=spec.hidden,
         top_k=spec.top_k,
@@ -62,8 +61,8 @@ def layout_for(
         micro_batches=config.micro_batches,
         layers=spec.moe_layers,
         slots=slots,
-        dispatch_wire=wire,
-        combine_wire=combine or (WireType.FLOAT32 if config.device == "cpu" else wire),
+        dispatch_wire=_WIRE[dtype_of(source, spec)],
+        combine_wire=combine or WireType.FLOAT32,
     )
 
 

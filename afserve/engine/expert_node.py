@@ -76,8 +76,6 @@ class ExpertNode:
         """Park until something arrives or is due. An attention node that is gone is forgotten."""
         if self._held:
             timeout = min(timeout, max(0.0, self._due - self._clock.now()))
-        else:
-            self._slot_rows.fold()
         try:
             self._port.wait(timeout)
         except PeerLost as lost:
@@ -150,9 +148,10 @@ class ExpertNode:
             self._bank.forward(layer, only.x_RH, only.slot_RK, only.weight_RK, replies[0])
         else:
             self._merged(layer, group, replies)
+        done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
         for arrival in group:
             self._answer(arrival)
-        self._count(layer, group, start)
+        self._count(layer, group, start, done)
 
     def _merged(self, layer: int, group: Sequence[Arrival], replies: Sequence[Tensor]) -> None:
         x_RH = torch.cat([arrival.x_RH for arrival in group])
@@ -170,16 +169,15 @@ class ExpertNode:
         except PeerLost as lost:
             self._forget(lost)
 
-    def _count(self, layer: int, group: Sequence[Arrival], start: float) -> None:
-        now = self._clock.now()
+    def _count(self, layer: int, group: Sequence[Arrival], start: float, done: float) -> None:
         self._messages += len(group)
         self._rows += sum(arrival.header.rows for arrival in group)
         self._calls += 1
-        self._busy_seconds += now - start
+        self._busy_seconds += done - start
         self._slot_rows.note(layer, [arrival.slot_RK for arrival in group])
-        self._barrier.answered([arrival.box for arrival in group], now, now - start)
+        self._barrier.answered([arrival.box for arrival in group], done, done - start)
         if self._watch is not None:
-            self._watch(layer, group, start, now)
+            self._watch(layer, group, start, done)
 
     def _forget(self, lost: PeerLost) -> None:
         gone = int(lost.peer.rpartition("-")[2])

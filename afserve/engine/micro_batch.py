@@ -55,7 +55,8 @@ class MicroBatch(Generic[T]):
                 continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             x_TH = yield from self._layers(batch)
-            self._finish(self.plan, self._model.logits(x_TH[batch.logit_row_R]))
+            rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
+            self._finish(self.plan, self._model.logits(rows_RH))
             self.decode_only = all(chunk.count == 1 for chunk in self.plan.chunks)
             self.plan = None
             self.steps += 1
@@ -81,7 +82,7 @@ class MicroBatch(Generic[T]):
                 while not self._link.ready(ticket):
                     yield ticket
                 self._meter.back(self.index)
-                x_TH += self._link.combine(ticket)
+                self._model.ops.add_sums(x_TH, self._link.combine(ticket))
         self._load.commit(self.index, batch.decodes)
         return x_TH
 
@@ -101,7 +102,7 @@ class MicroBatch(Generic[T]):
                 sampled_from.append(row - 1)
                 sequences.append(sequence)
         chosen_RV = logits_RV if len(sampled_from) == row else logits_RV[sampled_from]
-        tokens = sample(chosen_RV, sequences) if sequences else []
+        tokens = sample(chosen_RV, sequences, self._model.ops) if sequences else []
         logprobs = [
             _logprobs(s, t, chosen_RV[i]) for i, (s, t) in enumerate(zip(sequences, tokens, strict=True))
         ]

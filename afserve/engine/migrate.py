@@ -110,11 +110,15 @@ def _shares(held: Sequence[Node], goal: LayerPlacement) -> tuple[tuple[float, ..
     """The goal's share for replicas it wants; what is missing of an expert goes to its copies here, evenly."""
     aim = [dict(zip(row, share, strict=True)) for row, share in zip(goal.slots, goal.share, strict=True)]
     share = [[0.0 if e == FREE else aim[node].get(e, 0.0) for e in row] for node, row in enumerate(held)]
-    for expert, copies in _count(held).items():
-        places = [(n, s) for n, row in enumerate(held) for s, e in enumerate(row) if e == expert]
-        total = sum(share[n][s] for n, s in places)
-        for n, s in places:
-            share[n][s] = share[n][s] / total if total > 0 else 1.0 / copies
+    places: dict[int, list[tuple[int, int]]] = {}
+    for node, row in enumerate(held):
+        for slot, expert in enumerate(row):
+            if expert != FREE:
+                places.setdefault(expert, []).append((node, slot))
+    for found in places.values():
+        total = sum(share[n][s] for n, s in found)
+        for n, s in found:
+            share[n][s] = share[n][s] / total if total > 0 else 1.0 / len(found)
     return tuple(tuple(row) for row in share)
 
 

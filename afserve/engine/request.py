@@ -108,3 +108,10 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     cached_tokens: int = 0
     error: str | None = None
+
+    def named(self, request_id: str) -> "TokenEvent":
+        """The same under another id; a tenth of the time of dataclasses.replace, once per token."""
+        return TokenEvent(
+            request_id, self.token_ids, self.finish_reason, self.stop_token_id, self.logprobs, self.prompt_logprobs,
+            self.cached_tokens, self.error,
+        )  # fmt: skip

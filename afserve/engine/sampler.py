@@ -13,14 +13,15 @@ from torch import Tensor
 
 from afserve.engine.request import SamplingParams, TokenLogprob
 from afserve.engine.sequence import Sequence
+from afserve.kernels.ops import Ops
 
 NEVER = float("-inf")
 
 
-def sample(logits_RV: Tensor, sequences: Many[Sequence]) -> list[int]:
+def sample(logits_RV: Tensor, sequences: Many[Sequence], ops: Ops) -> list[int]:
     """One token per row; logits are not changed. All-greedy batches take the short way."""
     if all(_plain(s) for s in sequences):
-        return logits_RV.argmax(-1).tolist()
+        return ops.argmax(logits_RV).tolist()
     return [_one(row_V.clone(), sequence) for row_V, sequence in zip(logits_RV, sequences, strict=True)]
 
 

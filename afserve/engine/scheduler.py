@@ -240,7 +240,7 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.in_flight = False
             sequence.computed = chunk.start + chunk.count
-            self._publish(sequence)
+            self._publish(chunk)
             token = next(tokens) if chunk.last else None
             if sequence.cancelled:
                 finished.append(Finished(sequence, "cancelled"))
@@ -254,12 +254,13 @@ class Scheduler:
             self._drop(done.sequence)
         return finished
 
-    def _publish(self, sequence: Sequence) -> None:
-        size = self.pool.block_size
-        full = sequence.computed // size
-        if full and self.pool.caching:
+    def _publish(self, chunk: Chunk) -> None:
+        """Blocks that this chunk filled may be found by others from now on."""
+        size, sequence = self.pool.block_size, chunk.sequence
+        first, full = chunk.start // size, sequence.computed // size
+        if first < full and self.pool.caching:
             hashes = sequence.full_hashes(size)
-            for index in range(max(0, full - 1 - self._config.max_batch_tokens // size), full):
+            for index in range(first, full):
                 self.pool.publish(sequence.blocks[index], hashes[index])
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:

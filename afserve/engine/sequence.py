@@ -24,14 +24,14 @@ class Sequence:
     cached_tokens: int = 0
     started: bool = False
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_ids)
 
     @classmethod
     def start(cls, request: GenerationRequest, order: int, eos_ids: frozenset[int]) -> "Sequence":
         return cls(request, order, eos_ids, list(request.prompt_ids))
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def output_length(self) -> int:

@@ -82,6 +82,7 @@ class UpFlags:
     log_level: str
     cluster: Path | None = None
     listen: str | None = None
+    transport: str = "auto"
     given: frozenset[str] = frozenset()
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
@@ -129,8 +130,8 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine())
     if seating is not None:
-        topology = replace(topology, run=replace(topology.run, transport=seating.transport))
         _check_elsewhere(flags, seating, found, processes.folder)
+    topology = replace(topology, run=replace(topology.run, transport=chosen_transport(flags, seating)))
     name = flags.served_model_name or found.name
     for path in filter(None, (flags.record_routing, flags.trace)):
         check_writable(path)
@@ -140,6 +141,20 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
             topology = replace(topology, run=replace(topology.run, trace_folder=parts))
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
+
+
+def chosen_transport(flags: UpFlags, seating: Seating | None) -> str:
+    """What `auto` stands for here. Raises ConfigError for one that cannot reach every node of this run."""
+    elsewhere = seating is not None and bool(seating.elsewhere)
+    if flags.transport == "auto":
+        return "shm" if seating is None else seating.transport
+    if elsewhere and flags.transport in ("shm", "symm"):
+        raise ConfigError(
+            f"--transport {flags.transport}: reaches no other host; use tcp or dist", param="transport"
+        )
+    if flags.transport == "symm" and flags.device == "cpu":
+        raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda:0", param="transport")
+    return flags.transport
 
 
 def _seated(flags: UpFlags) -> tuple[UpFlags, Seating | None]:

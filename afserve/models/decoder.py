@@ -79,7 +79,7 @@ class AttentionModel:
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""
-        return self._embed_VH[token_T]
+        return torch.index_select(self._embed_VH, 0, token_T)
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""

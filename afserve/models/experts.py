@@ -1,6 +1,7 @@
 """The routed experts of one node: slots of packed weights per MoE layer, filled one expert at a time.
 
-A bank eats rows and slot ids; it knows neither who sent them nor what a placement is. A slot may be filled while
+A bank eats rows and slot ids; it knows neither who sent them nor what a placement is. An FP8 checkpoint stays FP8
+where the backend multiplies its blocks, and is de-quantised elsewhere. A slot may be filled while
 others are in use; nobody may name it meanwhile. Shapes: R rows, K top-k, H hidden, J = 2 I inner.
 """
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
+from afserve.kernels.scaled import GROUP
 from afserve.models.naming import Naming
-from afserve.models.weights import TensorSource
+from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
 
 Held = Sequence[tuple[int, int, int]]
@@ -26,11 +28,19 @@ class ExpertBank:
         self, spec: ModelSpec, slots: int, ops: Ops, source: TensorSource, naming: Naming, dtype: torch.dtype
     ) -> None:
         self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
+        self._fp8 = [self._stays_fp8(layer) for layer in range(spec.moe_layers)]
         self._layers: list[PackedExperts] = [
-            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype) for _ in range(spec.moe_layers)
+            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype, fp8=fp8) for fp8 in self._fp8
         ]
         self.slots = slots
-        self.expert_bytes = spec.expert_parameters() * dtype.itemsize
+        self.expert_bytes = spec.expert_parameters() * (1 if all(self._fp8) else dtype.itemsize)
+
+    def _stays_fp8(self, layer: int) -> bool:
+        """A checkpoint may leave some layers' experts in 16 bits; those have no scales."""
+        if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
+            return False
+        gate, _, _ = self._naming.expert(self._spec.moe_layer_ids[layer], 0)
+        return self._source.has(gate + SCALE_SUFFIX)
 
     def load(self, held: Held, progress: Callable[[float], None]) -> None:
         """Fill (layer, slot, expert) one after the other. Raises CheckpointError."""
@@ -45,15 +55,18 @@ class ExpertBank:
                 f"slot {slot} of MoE layer {layer}: there are {self.slots} in {len(self._layers)} layers"
             )
         hidden, inner = self._spec.hidden, self._spec.moe.inner
-        gate_name, up_name, down_name = self._naming.expert(self._spec.moe_layer_ids[layer], expert)
-        gate_up = torch.cat(
-            (
-                self._source.tensor(gate_name, (inner, hidden), self._dtype),
-                self._source.tensor(up_name, (inner, hidden), self._dtype),
-            )
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        names = self._naming.expert(self._spec.moe_layer_ids[layer], expert)
+        if self._fp8[layer]:
+            stored = [self._source.blocks(name, shape) for name, shape in zip(names, shapes, strict=True)]
+            gate_block, up_block, down_block = stored
+            if gate_block is not None and up_block is not None and down_block is not None:
+                self._ops.set_expert_fp8(self._layers[layer], slot, gate_block, up_block, down_block)
+                return
+        gate, up, down = (
+            self._source.tensor(name, shape, self._dtype) for name, shape in zip(names, shapes, strict=True)
         )
-        down = self._source.tensor(down_name, (hidden, inner), self._dtype)
-        self._ops.set_expert(self._layers[layer], slot, gate_up, down)
+        self._ops.set_expert(self._layers[layer], slot, torch.cat((gate, up)), down)
 
     def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
         """out_RH = weighted sum over each row's slots, negative slots skipped."""

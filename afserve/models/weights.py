@@ -1,8 +1,8 @@
 """Tensors by name: from a Hugging Face checkpoint folder (safetensors only), or random for dry runs.
 
 A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised when
-it is FP8 with block scales. Files are memory-mapped, so what is never asked for is never read. It does not
-know which tensors a model has.
+it is FP8 with block scales, or as those blocks where the caller can multiply them. Files are memory-mapped, so what
+is never asked for is never read. It does not know which tensors a model has.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afserve.errors import CheckpointError
+from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -29,6 +30,10 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; may be a read-only view of a mapped file."""
+        ...
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+        """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
         ...
 
 
@@ -48,18 +53,28 @@ class Checkpoint:
         return name in self._file_of
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        raw = self._raw(name)
-        if tuple(raw.shape) != shape:
-            raise CheckpointError(
-                f"{self._where(name)}: {name} has shape {tuple(raw.shape)}, config.json asks for {shape}"
-            )
-        if raw.dtype == torch.float8_e4m3fn:
+        raw = self._shaped(name, shape)
+        if raw.dtype == FP8:
             return self._dequantised(name, raw).to(self._device, dtype)
         if raw.dtype not in FLOATS:
             raise CheckpointError(
                 f"{self._where(name)}: {name} has dtype {raw.dtype}, which afserve cannot serve"
             )
         return raw.to(self._device, dtype)
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+        raw = self._shaped(name, shape)
+        if raw.dtype != FP8 or self._fp8_block != (GROUP, GROUP):
+            return None
+        return BlockScaled(raw.to(self._device), self._scale(name, shape, GROUP, GROUP).to(self._device))
+
+    def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        raw = self._raw(name)
+        if tuple(raw.shape) != shape:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} has shape {tuple(raw.shape)}, config.json asks for {shape}"
+            )
+        return raw
 
     def _raw(self, name: str) -> Tensor:
         if name not in self._file_of:
@@ -93,14 +108,19 @@ class Checkpoint:
             )
         rows, columns = raw.shape
         b0, b1 = self._fp8_block
+        scale = self._scale(name, (rows, columns), b0, b1)
+        full = scale.repeat_interleave(b0, 0)[:rows].repeat_interleave(b1, 1)[:, :columns]
+        return raw.float() * full
+
+    def _scale(self, name: str, shape: tuple[int, int], b0: int, b1: int) -> Tensor:
+        rows, columns = shape
         scale = self._raw(name + SCALE_SUFFIX).float()
         if tuple(scale.shape) != (-(-rows // b0), -(-columns // b1)):
             raise CheckpointError(
                 f"{self._where(name)}: {name}{SCALE_SUFFIX} has shape {tuple(scale.shape)}, blocks of {b0}x{b1} "
                 f"over {rows}x{columns} need {(-(-rows // b0), -(-columns // b1))}"
             )
-        full = scale.repeat_interleave(b0, 0)[:rows].repeat_interleave(b1, 1)[:, :columns]
-        return raw.float() * full
+        return scale
 
     def _where(self, name: str) -> str:
         return str(self._folder / self._file_of.get(name, SINGLE))
@@ -116,6 +136,9 @@ class DummyCheckpoint:
 
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+        return None
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name.endswith(("norm.weight", "layernorm.weight")):

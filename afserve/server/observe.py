@@ -122,6 +122,7 @@ def _cluster(view: ClusterView) -> Iterator[Family]:
     moved = (Sample(view.moves, (), "_total"),)
     yield Family(("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved)
     yield from _attention([stats for _, stats in attention])
+    yield from _attention_nodes(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(expert_rows([stats for _, stats in attention]))
 
@@ -145,6 +146,25 @@ def _attention(nodes: list[AttentionStats]) -> Iterator[Family]:
         ("num_preemptions", "Sequences put back for lack of KV blocks.", sum(n.preemptions for n in nodes)),
     ):
         yield Family(_both(name), "counter", help, (Sample(total, (), "_total"),))
+
+
+def _attention_nodes(nodes: list[tuple[str, AttentionStats]]) -> Iterator[Family]:
+    for name, help, values in (
+        (
+            "dispatches",
+            "Layers of micro-batches sent to expert nodes.",
+            [(n, s.dispatches) for n, s in nodes],
+        ),
+        ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
+        ("parked_seconds", "Time spent only waiting for answers.", [(n, s.parked_seconds) for n, s in nodes]),
+        (
+            "under_way_seconds",
+            "Time from dispatch to answer, summed over dispatches.",
+            [(n, s.under_way_seconds) for n, s in nodes],
+        ),
+    ):
+        samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
+        yield Family((f"afserve_attention_node_{name}",), "counter", help, samples)
 
 
 def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[Family]:

@@ -50,7 +50,11 @@ class LimitedHTTP(H11Protocol):
 
     def _expect_headers(self) -> None:
         if self._header_timer is None and not self.transport.is_closing():
-            self._header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            self._header_timer = self.loop.call_later(HEADER_SECONDS, self._headers_late)
+
+    def _headers_late(self) -> None:
+        """Once more round the loop: what a busy loop has left in the socket is read first, not answered by a reset."""
+        self._header_timer = self.loop.call_later(0, self.transport.close)
 
     def _forget_headers(self) -> None:
         if self._header_timer is not None:

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "ahead.h"
+
 namespace {
 
 // Keys are taken 64 at a time and their sums merged every 512, both counted from position 0. A token's result is
@@ -124,8 +126,9 @@ class Worker {
   Worker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Workspace<E>& all)
       : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), all_(all), w_(all), share_(a.heads / a.groups) {}
 
-  // False when the block table names a block that does not exist.
-  bool sums(const Task& task) {
+  // False when the block table names a block that does not exist. `next`: the task this thread most likely takes after
+  // this one, or null.
+  bool sums(const Task& task, const Task* next) {
     rows_ = task.tokens * share_;
     padded_ = whole_groups(rows_);
     memset(all_.weights, 0, size_t(padded_) * PANEL * sizeof(E));
@@ -135,30 +138,18 @@ class Worker {
     int lowest = lowest_key(task.position, a_.window);
     for (int key = task.first; key < task.last; key += CHUNK) {
       if (key + CHUNK <= lowest) continue;
-      if (key + CHUNK < task.last) fetch(task, key + CHUNK);
       for (int g = 0; g < task.groups; g++) {
+        ahead_.clear();
+        if (key + CHUNK < task.last)
+          plan_ahead(task, key + CHUNK, g);
+        else if (next)
+          plan_ahead(*next, next->first, g);
         w_ = all_.of(g);
         if (!point_at_keys(task, task.group + g, key, lowest)) return false;
         add_chunk(task, key);
       }
     }
     return true;
-  }
-
-  // Bring a chunk near before it is needed: blocks lie anywhere, no processor guesses them.
-  void fetch(const Task& task, int key) const {
-    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
-    int high = std::min(key + CHUNK, task.last);
-    for (int position = key; position < high;) {
-      int offset = position % a_.block_size, block = table[position / a_.block_size];
-      if (!exists(block)) return;
-      int count = std::min(high - position, a_.block_size - offset);
-      for (int g = task.group; g < task.group + task.groups; g++) {
-        fetch_rows(at(a_.keys, g, block, offset), count, a_.keys);
-        if (a_.values.data != a_.keys.data) fetch_rows(at(a_.values, g, block, offset), count, a_.values);
-      }
-      position += count;
-    }
   }
 
   // The only split: normalise and round.
@@ -173,6 +164,25 @@ class Worker {
   }
 
  private:
+  void plan_ahead(const Task& task, int key, int group) {
+    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
+    int high = std::min(key + CHUNK, task.last);
+    for (int position = key; position < high;) {
+      int offset = position % a_.block_size, block = table[position / a_.block_size];
+      if (!exists(block)) return;
+      int count = std::min(high - position, a_.block_size - offset);
+      add_ahead(at(a_.keys, task.group + group, block, offset), count, a_.keys);
+      if (a_.values.data != a_.keys.data) add_ahead(at(a_.values, task.group + group, block, offset), count, a_.values);
+      position += count;
+    }
+  }
+
+  void add_ahead(const E* row, int count, const Cache<E>& cache) {
+    size_t bytes = cache.size * sizeof(E);
+    if (cache.token_stride == size_t(cache.size)) return ahead_.add(row, count * bytes);
+    for (; count > 0; count--, row += cache.token_stride) ahead_.add(row, bytes);
+  }
+
   void begin(const Task& task, int group) {
     w_ = all_.of(group);
     take_queries(task, task.group + group);
@@ -222,8 +232,9 @@ class Worker {
   bool point_at_keys(const Task& task, int group, int key, int lowest) {
     const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
     int low = std::max(key, lowest), high = std::min(std::min(task.context, task.last), key + CHUNK);
-    std::fill(key_row_, key_row_ + CHUNK, w_.zero);
-    std::fill(value_row_, value_row_ + CHUNK, w_.zero);
+    bool whole = low == key && high == key + CHUNK;
+    if (!whole) std::fill(key_row_, key_row_ + CHUNK, w_.zero);
+    if (!whole) std::fill(value_row_, value_row_ + CHUNK, w_.zero);
     for (int position = low; position < high;) {
       int offset = position % a_.block_size, block = table[position / a_.block_size];
       if (!exists(block)) return false;
@@ -248,12 +259,6 @@ class Worker {
     }
   }
 
-  static void fetch_rows(const E* row, int count, const Cache<E>& cache) {
-    constexpr int line = 64 / sizeof(E);
-    for (; count > 0; count--, row += cache.token_stride)
-      for (int i = 0; i < cache.size; i += line) __builtin_prefetch(row + i);
-  }
-
   bool exists(int block) const { return block >= 0 && block < a_.blocks; }
 
   static const E* at(const Cache<E>& cache, int group, int block, int token) {
@@ -274,15 +279,17 @@ class Worker {
   void score_chunk() {
     if (!direct_) {
       loops_.pack_keys(key_row_, CHUNK, a_.keys.size, blocks_, w_.keys);
-      loops_.gemm(w_.queries, size_t(blocks_) * BLOCK, rows_, w_.keys, blocks_, w_.scores, false);
+      loops_.gemm(w_.queries, size_t(blocks_) * BLOCK, rows_, w_.keys, blocks_, w_.scores, false, {});
       return;
     }
-    loops_.score(w_.packed, tile_, a_.keys.token_stride, blocks_, w_.scores);
+    loops_.score(w_.packed, tile_, a_.keys.token_stride, blocks_, rows_, w_.scores);
   }
 
   void add_chunk(const Task& task, int key) {
+    ahead_.take(32);
     score_chunk();
     for (int r = 0; r < rows_; r++) {
+      ahead_.take(24);
       int position = task.position + r / share_;
       int low = std::clamp(lowest_key(position, a_.window) - key, 0, CHUNK);
       int high = std::clamp(position + 1 - key, 0, CHUNK);
@@ -292,8 +299,10 @@ class Worker {
       for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * padded_ + r) * PANEL, kept, PANEL);
     }
     for (int p = 0; p < panels_; p++) {
+      ahead_.take(64);
       loops_.pack_values(value_row_, p * PANEL, a_.values.size, w_.values);
-      loops_.gemm(w_.weights, PANEL, rows_, w_.values, 2, w_.sums + size_t(p) * padded_ * PANEL, true);
+      ahead_.take(64);
+      loops_.gemm(w_.weights, PANEL, rows_, w_.values, 2, w_.sums + size_t(p) * padded_ * PANEL, true, {});
     }
   }
 
@@ -306,6 +315,7 @@ class Worker {
   const int share_, blocks_ = all_.key_blocks, panels_ = all_.panels;
   int rows_ = 0, padded_ = 0;
   bool direct_ = false;
+  Ahead ahead_;
   const E *key_row_[CHUNK], *value_row_[CHUNK], *tile_[CHUNK / 16] = {};
 };
 
@@ -321,7 +331,7 @@ void merge_row(const Isa& isa, const float* partials, size_t step, int count, in
     float factor[1] = {part[0]};
     isa.exp_all(factor, top, 1);
     total += part[1] * factor[0];
-    isa.add_scaled(row, part + 2, factor[0], columns);
+    isa.add_scaled(row, row, part + 2, factor[0], columns);
   }
   isa.scale_row(row, 1.0f / total, columns);
   for (int c = 0; c < columns; c += PANEL)
@@ -349,9 +359,8 @@ void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
   engine.pool.run_within(int(todo.tasks.size()), [&](int index, int thread) {
     const Task& task = todo.tasks[index];
     Worker<E> worker(isa, a, batch, space.at(engine.scratch<char>(thread)));
-    size_t next = index + engine.pool.threads();  // the task this thread most likely takes after this one
-    if (next < todo.tasks.size()) worker.fetch(todo.tasks[next], todo.tasks[next].first);
-    if (!worker.sums(task))
+    size_t next = size_t(index) + 1;
+    if (!worker.sums(task, next < todo.tasks.size() ? &todo.tasks[next] : nullptr))
       bad = true;
     else if (alone[index])
       worker.write(task);

@@ -52,6 +52,12 @@ void bind_rows(py::module_& m) {
       rms_norm(engine, at<E>(x), stride, rows, size, at<E>(weight), eps, at<E>(out));
     });
   });
+  m.def("add_sums", [](Engine& engine, int dtype, Address x, Address y, int rows, int size) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      add_sums(engine, at<E>(x), at<float>(y), rows, size);
+    });
+  });
   m.def("add_rms_norm", [](Engine& engine, int dtype, Address x, Address y, int rows, int size, Address weight,
                            float eps, Address out) {
     with_dtype(dtype, [&](auto e) {
@@ -91,6 +97,10 @@ void bind_router(py::module_& m) {
                        float epsilon, float scale, float closed_value) {
         return Rule{top_k, scoring, selection, groups, top_groups, renormalise, epsilon, scale, closed_value};
       }));
+  m.def("argmax", [](Engine& engine, Address row, int rows, int size, Address index) {
+    py::gil_scoped_release released;
+    argmax(engine, at<float>(row), rows, size, at<int32_t>(index));
+  });
   m.def("top_k", [](Engine& engine, Address row, int rows, int size, int k, Address value, Address index) {
     py::gil_scoped_release released;
     top_k(engine, at<float>(row), rows, size, k, at<float>(value), at<int32_t>(index));

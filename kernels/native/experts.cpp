@@ -1,10 +1,12 @@
 #include "experts.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace {
 
 constexpr int ROW_BLOCK = 128;
+constexpr float NOTHING[PANEL] = {};
 
 int clamp(int n, int most) { return n < most ? n : most; }
 
@@ -31,6 +33,25 @@ void Grouping::build(const int32_t* slot, const float* by_choice, int rows, int 
     int entry = start[slot[i]]++;
     row[entry] = i / choices;
     weight[entry] = by_choice[i];
+  }
+  mark(rows);
+}
+
+void Grouping::mark(int rows) {
+  int entries = int(row.size());
+  first.assign(entries, 0);
+  last.assign(entries, 0);
+  seen.assign(rows, -1);
+  for (int e = 0; e < entries; e++) {
+    first[e] = seen[row[e]] < 0;
+    seen[row[e]] = e;
+  }
+  idle.clear();
+  for (int r = 0; r < rows; r++) {
+    if (seen[r] < 0)
+      idle.push_back(r);
+    else
+      last[seen[r]] = 1;
   }
 }
 
@@ -78,36 +99,45 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
   for (const auto& g : groups)
     for (int r = 0; r < g.count; r += ROW_BLOCK)
       pieces.push_back({g.slot, g.first + r, clamp(g.count - r, ROW_BLOCK)});
+  auto next_piece = [&](size_t p) { return p + 1 < pieces.size() ? p + 1 : p; };
   E* middle = engine.shared[1].at_least<E>((entries + ROW_GROUP) * inner);
   int panels = gate_up_.panels();
   engine.pool.run_within(int(pieces.size()) * panels, [&](int index, int worker) {
     const Piece& piece = pieces[index / panels];
     int panel = index % panels;
     float* sum = engine.scratch<float>(worker);
-    gate_up_.multiply(isa, piece.slot, panel, gathered + piece.first * wide, wide, piece.count, sum);
+    const char* after = panel + 1 < panels ? nullptr : gate_up_.at(pieces[next_piece(index / panels)].slot, 0);
+    gate_up_.multiply(isa, piece.slot, panel, gathered + piece.first * wide, wide, piece.count, sum, after);
     isa.of<E>().swiglu(sum, piece.count, middle + piece.first * inner + panel * 32, inner);
   });
 
   // One task owns 64 output columns of every row. With bf16 weights an expert's part is rounded to bf16, so that its
-  // sum with the others' is the same on whichever nodes they are.
+  // sum with the others' is the same on whichever nodes they are. A row leaves with its last part.
   auto add_part = sizeof(E) == sizeof(bf16) ? isa.add_rounded : isa.add_scaled;
+  auto store = isa.of<O>().store;
   engine.pool.run_within(down_.panels(), [&](int panel, int worker) {
     float* sum = engine.scratch<float>(worker);
     float* total = sum + ROW_BLOCK * PANEL;
     int columns = clamp(hidden_ - panel * PANEL, PANEL);
     O* to = out + panel * PANEL;
-    memset(total, 0, size_t(rows) * PANEL * sizeof(float));
-    if (add)
-      for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) total[r * PANEL + c] = to_float(to[r * out_stride + c]);
-    for (const Piece& piece : pieces) {
-      down_.multiply(isa, piece.slot, panel, middle + piece.first * inner, inner, piece.count, sum);
+    for (size_t p = 0; p < pieces.size(); p++) {
+      const Piece& piece = pieces[p];
+      const char* after = down_.at(pieces[next_piece(p)].slot, panel);
+      down_.multiply(isa, piece.slot, panel, middle + piece.first * inner, inner, piece.count, sum, after);
       for (int i = 0; i < piece.count; i++) {
-        int e = piece.first + i;
-        add_part(total + size_t(grouping_.row[e]) * PANEL, sum + i * PANEL, grouping_.weight[e], PANEL);
+        int e = piece.first + i, r = grouping_.row[e], later = grouping_.row[std::min(e + 8, entries - 1)];
+        for (size_t c = 0; c < PANEL * sizeof(O); c += 64)
+          __builtin_prefetch(reinterpret_cast<char*>(to + later * out_stride) + c, 1);
+        float* so_far = total + size_t(r) * PANEL;
+        if (add && grouping_.first[e])
+          for (int c = 0; c < columns; c++) so_far[c] = to_float(to[r * out_stride + c]);
+        const float* base = add || !grouping_.first[e] ? so_far : NOTHING;
+        add_part(so_far, base, sum + i * PANEL, grouping_.weight[e], PANEL);
+        if (grouping_.last[e]) store(so_far, 1, nullptr, to + r * out_stride, out_stride, columns);
       }
     }
-    isa.of<O>().store(total, rows, nullptr, to, out_stride, columns);
+    if (!add)
+      for (int r : grouping_.idle) store(NOTHING, 1, nullptr, to + r * out_stride, out_stride, columns);
   });
 }
 

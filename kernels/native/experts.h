@@ -11,8 +11,11 @@ struct Grouping {
   std::vector<Group> groups;
   std::vector<int> row;       // by entry
   std::vector<float> weight;  // by entry
-  std::vector<int> start;     // by slot; kept to save allocations
+  std::vector<char> first, last;  // by entry: whether no entry of the same row is before it, or after it
+  std::vector<int> idle;          // rows without an entry
+  std::vector<int> start, seen;  // by slot, by row; kept to save allocations
 
+  void mark(int rows);
   void build(const int32_t* slot, const float* weight, int rows, int choices, int slots);
 };
 

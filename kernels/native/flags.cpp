@@ -1,22 +1,10 @@
-// Flag words in memory that processes share: publish after data, see that one changed, spin briefly, park on a futex.
-//
-// A lane has an incoming word, an outgoing word and its peer's bell; an end has its own bells. A bell is two words, a
-// count and the number of sleepers. The poster writes its flag (release), adds to the bell, then reads the sleepers; the
-// waiter adds itself to the sleepers, reads the bell, looks at the flags again and sleeps only while the bell still has
-// that count. All four bell accesses are sequentially consistent, so one of the two always sees the other.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "flags.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <climits>
-#include <cstdint>
 #include <ctime>
 #include <stdexcept>
-#include <tuple>
-#include <vector>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -28,23 +16,18 @@
 #include <immintrin.h>
 #endif
 
-namespace py = pybind11;
-
 namespace {
-
-using Word = std::atomic<uint32_t>;
-using Clock = std::chrono::steady_clock;
-static_assert(sizeof(Word) == 4 && Word::is_always_lock_free, "flag words must be plain 32-bit words");
 
 constexpr int kBellsAtOnce = 128;        // FUTEX_WAITV_MAX
 constexpr int64_t kLongestSpin = 100000;  // ns; beyond it a wake-up (about 50 us) costs less than it saves
 constexpr int64_t kShortestSpin = 2000;   // ns
 constexpr int64_t kBeforeYield = 4000;    // ns of pause instructions before the core is offered to others
 constexpr int64_t kTakenAway = 20000;     // ns that a yield may take before the cores count as contended
+constexpr uint32_t kLate = 1 << 16;       // dispatches that may have been given up since the one whose answer comes now
 constexpr int kShyWaits = 64;            // waits without a spin after that
 
-int64_t since(Clock::time_point start) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+int64_t since(FlagBoard::Clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(FlagBoard::Clock::now() - start).count();
 }
 
 void pause_briefly() {
@@ -109,139 +92,153 @@ bool sleep_on(const std::vector<Word*>& bells, const std::vector<uint32_t>& coun
     return true;
 }
 
-class FlagBoard {
-   public:
-    using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
-
-    // Without `spins` a wait parks at once: for words that another thread of this process writes.
-    FlagBoard(const std::vector<Addresses>& lanes, const std::vector<uintptr_t>& bells, bool spins) : spins_(spins) {
-        for (auto [incoming, outgoing, bell] : lanes)
-            lanes_.push_back({word(incoming), word(outgoing), word(bell), word(bell + 4), 0});
-        for (uintptr_t bell : bells) {
-            bells_.push_back(word(bell));
-            sleepers_.push_back(word(bell + 4));
-        }
-        counts_.resize(bells_.size());
-    }
-
-    uint32_t value(size_t lane) const { return lanes_.at(lane).incoming->load(std::memory_order_acquire); }
-
-    void settle(size_t lane, uint32_t quiet) { lanes_.at(lane).quiet = quiet; }
-
-    void post(size_t lane, uint32_t value) {
-        Lane& to = lanes_.at(lane);
-        to.outgoing->store(value, std::memory_order_release);
-        to.bell->fetch_add(1);
-        if (to.sleepers->load() != 0) wake(to.bell);
-    }
-
-    std::vector<size_t> changed(const std::vector<size_t>& which) const {
-        std::vector<size_t> found;
-        for (size_t lane : which)
-            if (value(lane) != lanes_[lane].quiet) found.push_back(lane);
-        return found;
-    }
-
-    std::vector<size_t> wait(const std::vector<size_t>& which, double timeout) {
-        std::vector<size_t> found = changed(which);
-        if (!found.empty() || timeout <= 0) return found;
-        py::gil_scoped_release release;
-        auto start = Clock::now();
-        auto limit = static_cast<int64_t>(std::min(timeout, 3600.0) * 1e9);
-        if (!spin(which, start, limit)) park(which, start, limit);
-        learn(since(start));
-        return changed(which);
-    }
-
-    int64_t spin_budget() const { return budget_; }
-
-   private:
-    struct Lane {
-        Word* incoming;
-        Word* outgoing;
-        Word* bell;
-        Word* sleepers;
-        uint32_t quiet;
-    };
-
-    static Word* word(uintptr_t address) {
-        if (address == 0 || address % 4 != 0) throw std::invalid_argument("a flag word needs an aligned address");
-        return reinterpret_cast<Word*>(address);
-    }
-
-    bool any(const std::vector<size_t>& which) const {
-        return std::any_of(which.begin(), which.end(), [&](size_t i) { return value(i) != lanes_[i].quiet; });
-    }
-
-    // True when a flag changed within the budget.
-    bool spin(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
-        if (!spins_) return false;
-        if (shy_ > 0) {
-            --shy_;
-            return false;
-        }
-        int64_t budget = std::min(budget_, limit);
-        for (int64_t spent = 0; spent < budget; spent = since(start)) {
-            if (any(which)) return true;
-            pause_briefly();
-            if (spent > kBeforeYield && !offer_core()) return any(which);
-        }
-        return any(which);
-    }
-
-    // Lets another runnable thread have this core. False when one took it for long: spinning would be in its way.
-    bool offer_core() {
-#if defined(__linux__)
-        auto before = Clock::now();
-        sched_yield();
-        if (since(before) > kTakenAway) {
-            shy_ = kShyWaits;
-            return false;
-        }
-#endif
-        return true;
-    }
-
-    void park(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
-        for (Word* sleepers : sleepers_) sleepers->fetch_add(1);
-        while (true) {
-            for (size_t i = 0; i < bells_.size(); ++i) counts_[i] = bells_[i]->load();
-            int64_t left = limit - since(start);
-            if (any(which) || left <= 0 || !sleep_on(bells_, counts_, left)) break;
-        }
-        for (Word* sleepers : sleepers_) sleepers->fetch_sub(1);
-    }
-
-    // The budget is twice the usual wait, or next to nothing where the usual wait is long.
-    void learn(int64_t waited) {
-        usual_ += (std::min(waited, 10 * kLongestSpin) - usual_) / 8;
-        budget_ = usual_ < kLongestSpin ? std::clamp(2 * usual_, kShortestSpin, kLongestSpin) : kShortestSpin;
-    }
-
-    std::vector<Lane> lanes_;
-    std::vector<Word*> bells_;
-    std::vector<Word*> sleepers_;
-    std::vector<uint32_t> counts_;
-    int64_t usual_ = kLongestSpin / 4;
-    int64_t budget_ = kLongestSpin / 2;
-    int shy_ = 0;
-    bool spins_;
-};
+Word* word(uintptr_t address) {
+    if (address == 0 || address % 4 != 0) throw std::invalid_argument("a flag word needs an aligned address");
+    return reinterpret_cast<Word*>(address);
+}
 
 }  // namespace
 
-void bind_m2n(py::module_& module);  // m2n.cpp
+FlagBoard::FlagBoard(const std::vector<Addresses>& lanes, const std::vector<uintptr_t>& bells, bool spins)
+    : usual_(kLongestSpin / 4), budget_(kLongestSpin / 2), spins_(spins) {
+    for (auto [incoming, outgoing, bell] : lanes)
+        lanes_.push_back({word(incoming), word(outgoing), word(bell), word(bell + 4), 0});
+    for (uintptr_t bell : bells) {
+        bells_.push_back(word(bell));
+        sleepers_.push_back(word(bell + 4));
+    }
+    counts_.resize(bells_.size());
+}
 
-void bind_flags(py::module_& module) {
-    bind_m2n(module);
-    module.attr("data_plane") = 2;  // what comm/native.py expects; raise both when a signature changes
-    py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/flags.py.")
-        .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&, bool>(), py::arg("lanes"),
-             py::arg("bells"), py::arg("spins") = true)
-        .def("value", &FlagBoard::value)
-        .def("settle", &FlagBoard::settle)
-        .def("post", &FlagBoard::post)
-        .def("changed", &FlagBoard::changed)
-        .def("wait", &FlagBoard::wait)
-        .def_property_readonly("spin_budget", &FlagBoard::spin_budget);
+void FlagBoard::post(size_t lane, uint32_t value) {
+    Lane& to = lanes_.at(lane);
+    to.sent = value;
+    to.outgoing->store(value, std::memory_order_release);
+    to.bell->fetch_add(1);
+    if (to.sleepers->load() != 0) wake(to.bell);
+}
+
+std::vector<size_t> FlagBoard::changed(const std::vector<size_t>& which) const {
+    std::vector<size_t> found;
+    for (size_t lane : which)
+        if (fresh(lane)) found.push_back(lane);
+    return found;
+}
+
+std::vector<size_t> FlagBoard::wait(const std::vector<size_t>& which, double timeout) {
+    std::vector<size_t> found = changed(which);
+    if (!found.empty() || timeout <= 0) return found;
+    auto start = Clock::now();
+    auto limit = static_cast<int64_t>(std::min(timeout, 3600.0) * 1e9);
+    if (!spin(which, start, limit)) park(which, start, limit);
+    learn(since(start));
+    return changed(which);
+}
+
+void FlagBoard::carry(size_t lane, Mailbox& out, Mailbox& in, uintptr_t own_slot, uintptr_t own_weight,
+                      uint32_t sent) {
+    Lane& with = lanes_.at(lane);
+    if (in.terms().choices && (own_slot == 0 || own_weight == 0))
+        throw std::invalid_argument("slots that come in need memory of this end's own");
+    with.out = &out;
+    with.in = &in;
+    with.sent = sent;
+    with.own_slot = reinterpret_cast<int32_t*>(own_slot);
+    with.own_weight = reinterpret_cast<float*>(own_weight);
+}
+
+const Mailbox& FlagBoard::out(size_t lane) const {
+    const Lane& at = lanes_.at(lane);
+    if (!at.out) throw std::invalid_argument("this lane carries no mailboxes");
+    return *at.out;
+}
+
+uint32_t FlagBoard::send(size_t lane, const Load& load, uint32_t number, uint32_t epoch, uint32_t layer) {
+    if (!out(lane).fits(load.rows))
+        throw std::invalid_argument(std::to_string(load.rows) + " rows in one message, at most " +
+                                    std::to_string(out(lane).terms().max_rows));
+    Lane& to = lanes_[lane];
+    to.out->write(load, epoch, number, layer);
+    if (to.out->terms().choices) to.quiet = value(lane);
+    post(lane, number);
+    return to.quiet;
+}
+
+Taken FlagBoard::take(size_t lane) {
+    Lane& from = lanes_.at(lane);
+    if (!from.in) throw std::invalid_argument("this lane carries no mailboxes");
+    Taken taken{};
+    taken.number = from.quiet = value(lane);
+    taken.good = from.in->read(taken.number, taken.header);
+    if (taken.good && from.in->terms().choices)
+        taken.good = from.in->copy_choices(taken.header.rows, from.own_slot, from.own_weight);
+    return taken;
+}
+
+bool FlagBoard::fresh(size_t lane) const {
+    const Lane& on = lanes_.at(lane);
+    uint32_t now = on.incoming->load(std::memory_order_acquire);
+    if (now == on.quiet) return false;
+    bool asks = on.out && on.out->terms().choices;
+    return !asks || now == on.sent || on.sent - now >= kLate;
+}
+
+bool FlagBoard::any(const std::vector<size_t>& which) const {
+    return std::any_of(which.begin(), which.end(), [&](size_t lane) { return fresh(lane); });
+}
+
+// Fetches what peers say is there of the next message. True when there was something.
+bool FlagBoard::pull(const std::vector<size_t>& which) {
+    bool found = false;
+    for (size_t i : which) {
+        Lane& lane = lanes_[i];
+        if (lane.in) found |= lane.in->pull(lane.quiet, *lane.out);
+    }
+    return found;
+}
+
+// True when a flag changed within the budget.
+bool FlagBoard::spin(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
+    if (!spins_) return false;
+    if (shy_ > 0) {
+        --shy_;
+        return false;
+    }
+    int64_t budget = std::min(budget_, limit), quiet_since = 0;
+    for (int64_t spent = 0; spent < budget; spent = since(start)) {
+        if (any(which)) return true;
+        if (pull(which)) quiet_since = spent;
+        pause_briefly();
+        if (spent - quiet_since > kBeforeYield && !offer_core()) return any(which);
+    }
+    return any(which);
+}
+
+// Lets another runnable thread have this core. False when one took it for long: spinning would be in its way.
+bool FlagBoard::offer_core() {
+#if defined(__linux__)
+    auto before = Clock::now();
+    sched_yield();
+    if (since(before) > kTakenAway) {
+        shy_ = kShyWaits;
+        return false;
+    }
+#endif
+    return true;
+}
+
+void FlagBoard::park(const std::vector<size_t>& which, Clock::time_point start, int64_t limit) {
+    for (Word* sleepers : sleepers_) sleepers->fetch_add(1);
+    while (true) {
+        for (size_t i = 0; i < bells_.size(); ++i) counts_[i] = bells_[i]->load();
+        int64_t left = limit - since(start);
+        if (any(which) || left <= 0 || !sleep_on(bells_, counts_, left)) break;
+    }
+    for (Word* sleepers : sleepers_) sleepers->fetch_sub(1);
+}
+
+// The budget is twice the usual wait, or next to nothing where the usual wait is long.
+void FlagBoard::learn(int64_t waited) {
+    usual_ += (std::min(waited, 10 * kLongestSpin) - usual_) / 8;
+    budget_ = usual_ < kLongestSpin ? std::clamp(2 * usual_, kShortestSpin, kLongestSpin) : kShortestSpin;
 }

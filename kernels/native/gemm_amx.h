@@ -93,20 +93,44 @@ void rows_32(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
   }
 }
 
-void gemm_tiles(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add) {
-  // The first 32 rows wait for this panel; the others find it near and have time to fetch the one after it.
-  const char* next = (const char*)(panel + (size_t)blocks * PANEL_BLOCK);
-  int pairs = (rows + 15) / 32, lines = pairs > 1 ? 32 / (pairs - 1) : 0;
+void gemm_tiles(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add,
+                Next next) {
+  // The first 32 rows wait for this panel; the others find it near and have time to ask for what comes next.
+  int pairs = (rows + 15) / 32, steps = (pairs - 1) * 2 * blocks;
+  int lines = steps > 0 ? (next.lines + steps - 1) / steps : 0;
   for (int pair = 0; rows > 16; pair++, rows -= 32, a += 32 * stride, sum += 32 * PANEL) {
-    rows_32(a, stride, panel, blocks, sum, add, next, pair ? lines : 0);
-    if (pair) next += (size_t)lines * 64 * blocks * 2;
+    rows_32(a, stride, panel, blocks, sum, add, next.data, pair ? lines : 0);
+    if (pair) next.data += (size_t)lines * 64 * blocks * 2;
   }
   if (rows > 0) rows_16(a, stride, panel, blocks, sum, add);
 }
 
 // Scores of up to 16 query rows without packing the keys: 16 key rows are one tile as they lie in the cache. The
 // products and their order are those of gemm_tiles with the operands exchanged, so the bits are the same.
-void score_tiles(const bf16* queries, const bf16* const* keys, size_t stride, int blocks, float* scores) {
+// What comes out has a row per key; four queries at a time become rows.
+void turn_scores(const float* by_key, int rows, float* scores) {
+  for (int q = 0; q < rows; q += 4) {
+    __m512 line[4];  // line j, lane l: queries q .. q + 3 of key 4 l + j
+    for (int j = 0; j < 4; j++) {
+      const float* at = by_key + j * 16 + q;
+      line[j] = _mm512_castps128_ps512(_mm_load_ps(at));
+      line[j] = _mm512_insertf32x4(line[j], _mm_load_ps(at + 4 * 16), 1);
+      line[j] = _mm512_insertf32x4(line[j], _mm_load_ps(at + 8 * 16), 2);
+      line[j] = _mm512_insertf32x4(line[j], _mm_load_ps(at + 12 * 16), 3);
+    }
+    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(line[0], line[1]));
+    __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(line[2], line[3]));
+    __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(line[0], line[1]));
+    __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(line[2], line[3]));
+    float* to = scores + q * PANEL;
+    _mm512_storeu_pd(to, _mm512_unpacklo_pd(a, b));
+    _mm512_storeu_pd(to + PANEL, _mm512_unpackhi_pd(a, b));
+    _mm512_storeu_pd(to + 2 * PANEL, _mm512_unpacklo_pd(c, d));
+    _mm512_storeu_pd(to + 3 * PANEL, _mm512_unpackhi_pd(c, d));
+  }
+}
+
+void score_tiles(const bf16* queries, const bf16* const* keys, size_t stride, int blocks, int rows, float* scores) {
   alignas(64) float by_key[4][256];
   _tile_zero(0);
   _tile_zero(1);
@@ -127,12 +151,7 @@ void score_tiles(const bf16* queries, const bf16* const* keys, size_t stride, in
   _tile_stored(1, by_key[1], 64);
   _tile_stored(2, by_key[2], 64);
   _tile_stored(3, by_key[3], 64);
-  for (int t = 0; t < 4; t++) {
-    u32v lines[16];
-    for (int i = 0; i < 16; i++) lines[i] = load_raw<u32v>(by_key[t] + i * 16);
-    transpose(lines);
-    for (int i = 0; i < 16; i++) store_raw(scores + i * PANEL + t * 16, lines[i]);
-  }
+  for (int t = 0; t < 4; t++) turn_scores(by_key[t], rows, scores + t * 16);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
     for (int t = 0; t < 4; t++) _mm512_storeu_ps(sum + r * PANEL + t * 16, total[r][t]);
 }
 
-void gemm_dp(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add) {
+void gemm_dp(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add, Next) {
   for (; rows >= 6; rows -= 6, a += 6 * stride, sum += 6 * PANEL) rows_dp<6>(a, stride, panel, blocks, sum, add);
   switch (rows) {
     case 1: return rows_dp<1>(a, stride, panel, blocks, sum, add);

@@ -55,7 +55,7 @@ void panel_rows(const E* a, size_t stride, const E* panel, int blocks, float* su
 }
 
 template <class E>
-void gemm_vector(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add) {
+void gemm_vector(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add, Next) {
   int r = 0;
   for (; r + GEMM_ROWS <= rows; r += GEMM_ROWS)
     panel_rows<GEMM_ROWS, GEMM_VECTORS>(a + r * stride, stride, panel, blocks, sum + r * PANEL, add);

@@ -13,10 +13,16 @@ constexpr int TILE = 512;        // elements of a tile
 constexpr int ROW_GROUP = 16;    // rows of a product are read and written in whole groups
 constexpr int PANEL_BLOCK = 4 * TILE;  // elements of one block of a panel
 
+// Cache lines that a product may ask for while it runs, because what follows it will read them. A hint.
+struct Next {
+  const char* data = nullptr;
+  int lines = 0;
+};
+
 template <class E>
 struct Loops {
   // sum[rows][64] (+)= a[rows][32 * blocks] * panel. May read and write rows up to the next multiple of ROW_GROUP.
-  void (*gemm)(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add);
+  void (*gemm)(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add, Next next);
   // The same with int8 weights, unscaled.
   void (*gemm_i8)(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add);
   // out[rows][columns] = sum (+ bias64 when given)
@@ -26,13 +32,14 @@ struct Loops {
   void (*gated)(const E* gate, const E* up, int size, E* out);  // silu(gate) * up
   void (*rms_norm)(const E* x, const E* weight, float eps, int size, E* out);
   void (*add)(E* x, const E* y, int size);  // x += y, rounded to E
+  void (*add_sums)(E* x, const float* y, int size);
   // Pairs (i, i + half), or (2 i, 2 i + 1) if interleaved; out always split in halves.
   void (*rope)(const E* x, const float* cos, const float* sin, int half, bool interleaved, E* out);
   // `count` keys of `size` elements, in sixteens, as the panel of a product with up to 64 outputs.
   void (*pack_keys)(const E* const* rows, int count, int size, int blocks, E* panel);
   // scores[16][64] of 64 keys, whose sixteens begin at keys[0 .. 3] and lie `stride` elements apart, for 16 queries
-  // that pack_keys packed. Null where it would be no faster. Between enter and leave only.
-  void (*score)(const E* queries, const E* const* keys, size_t stride, int blocks, float* scores);
+  // that pack_keys packed; at least the first `rows` are written. Null where it would be no faster. Between enter and leave only.
+  void (*score)(const E* queries, const E* const* keys, size_t stride, int blocks, int rows, float* scores);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
   // One row of 64 scores: the softmax so far (top, total), and this chunk's weights. [low, high) may be seen.
@@ -46,13 +53,19 @@ struct Isa {
   Loops<bf16> b;
   Loops<float> f;
   void (*scale_columns)(float* sum, int rows, const float* scale);
-  void (*add_scaled)(float* out, const float* row, float weight, int size);  // out += weight * row
-  void (*add_rounded)(float* out, const float* row, float weight, int size);  // the same, weight * row rounded to bf16
+  void (*add_scaled)(float* out, const float* base, const float* row, float weight, int size);  // base + weight * row
+  void (*add_rounded)(float* out, const float* base, const float* row, float weight, int size);  // the same, rounded
   void (*scale_row)(float* row, float factor, int size);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
+  int (*argmax)(const float* x, int size);  // the first of the highest; NaNs are never it
   void (*sigmoid_all)(float* x, int size);
   void (*enter)();  // before a thread's first product of an op: sets up wide registers
   void (*leave)();  // after its last: gives them back
+  // Units of compact weights (compact.h), to and fro; null where expansion would be slower than reading whole weights.
+  // Bit i of missing[j] says that the high byte of weight 64 j + i is none of the 16.
+  void (*compact)(const bf16* panel, int units, const uint8_t* high, uint8_t* out, uint64_t* missing);
+  // `ahead`: as many units that will be needed next, or null.
+  void (*expand)(const uint8_t* units, int count, const uint8_t* high, bf16* out, const char* ahead);
 
   template <class E>
   const Loops<E>& of() const;

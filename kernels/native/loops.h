@@ -1,6 +1,8 @@
 // Inner loops in vector extensions, the same text for every instruction set. The including file chooses the
 // set with a target pragma.
 #pragma once
+#include <math.h>
+
 #include "gemm_vector.h"
 #include "isa.h"
 #include "vec.h"
@@ -22,14 +24,14 @@ INLINE void widen_tile(const int8_t* tile, float* wide) {
 
 template <class E>
 void gemm_i8(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add,
-             void (*gemm)(const E*, size_t, int, const E*, int, float*, bool)) {
+             decltype(Loops<E>::gemm) gemm) {
   constexpr int chunk = 4;
   alignas(64) E wide[chunk * PANEL_BLOCK];
   for (int b = 0; b < blocks; b += chunk) {
     int n = blocks - b < chunk ? blocks - b : chunk;
     const int8_t* source = panel + (size_t)b * PANEL_BLOCK;
     for (int i = 0; i < n * PANEL_BLOCK; i += TILE) widen_tile(source + i, wide + i);
-    gemm(a + b * BLOCK, stride, rows, wide, n, sum, add || b);
+    gemm(a + b * BLOCK, stride, rows, wide, n, sum, add || b, {});
   }
 }
 
@@ -87,8 +89,8 @@ void rms_norm(const E* x, const E* weight, float eps, int size, E* out) {
   }
 }
 
-template <class E>
-void add_rows(E* x, const E* y, int size) {
+template <class E, class Y>
+void add_rows(E* x, const Y* y, int size) {
   int i = 0;
   for (; i + LANES <= size; i += LANES) store(x + i, load(x + i) + load(y + i));
   if (i < size) store_part(x + i, load_part(x + i, size - i) + load_part(y + i, size - i), size - i);
@@ -134,16 +136,17 @@ void scale_columns(float* sum, int rows, const float* scale) {
     for (int c = 0; c < PANEL; c += LANES) store(sum + c, load(sum + c) * load(scale + c));
 }
 
-void add_scaled(float* out, const float* row, float weight, int size) {
+// out may be base.
+void add_scaled(float* out, const float* base, const float* row, float weight, int size) {
   int i = 0;
-  for (; i + LANES <= size; i += LANES) store(out + i, load(out + i) + load(row + i) * weight);
-  for (; i < size; i++) out[i] += row[i] * weight;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(base + i) + load(row + i) * weight);
+  for (; i < size; i++) out[i] = base[i] + row[i] * weight;
 }
 
 // The product is rounded to bf16 before it is added: a float sum of a few such numbers is exact unless they differ by
 // more than 2^13, so it does not depend on their order, nor on how they are grouped. size: a multiple of LANES.
-void add_rounded(float* out, const float* row, float weight, int size) {
-  for (int i = 0; i < size; i += LANES) store(out + i, load(out + i) + widen(narrow(load(row + i) * weight)));
+void add_rounded(float* out, const float* base, const float* row, float weight, int size) {
+  for (int i = 0; i < size; i += LANES) store(out + i, load(base + i) + widen(narrow(load(row + i) * weight)));
 }
 
 void scale_row(float* row, float factor, int size) {
@@ -167,6 +170,24 @@ float exp_all(float* x, float top, int size) {
     sum += x[i] = lanes[0];
   }
   return sum;
+}
+
+int argmax(const float* x, int size) {
+  f32v best = splat(-INFINITY);
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) best = maximum(load(x + i), best);
+  float top = max_lanes(best);
+  for (; i < size; i++) top = x[i] > top ? x[i] : top;
+  for (i = 0; i + LANES <= size; i += LANES) {
+    i32v same = load(x + i) == top;
+    int64_t halves[LANES / 2], any = 0;
+    store_raw(halves, same);
+    for (int64_t half : halves) any |= half;
+    if (any) break;
+  }
+  for (; i < size; i++)
+    if (x[i] == top) return i;
+  return 0;
 }
 
 void sigmoid_all(float* x, int size) {

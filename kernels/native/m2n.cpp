@@ -1,142 +1,21 @@
-// One dispatch in two passes over its choices: experts to slots, then the rows of each expert node into its mailbox;
-// and the way back, partial sums added to the rows they belong to. Says what comm/rows.py says in PyTorch.
-//
-// Addresses, sizes and dtypes were checked by comm/rows.py. Expert ids are checked here, because they come from a
-// router: one outside [0, experts) counts as no expert, like -1.
+// The data plane's Python names: routes, splits, mailboxes and flag boards. Addresses were checked by comm/*.py.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "element.h"
-
-namespace py = pybind11;
+#include "bind.h"
+#include "flags.h"
+#include "mailbox.h"
+#include "split.h"
 
 namespace {
 
-constexpr uint64_t kMix[] = {0x2545F4914F6CDD1D, 0x1B873593CC9E2D51, 0x4CF5AD432745937F};
-constexpr int kBits = 24;
-constexpr int64_t kKeyBytes = 16;
-
-template <class T>
-T* at(uintptr_t address) {
-    return reinterpret_cast<T*>(address);
-}
-
-// u in [0, 1) from the first 16 bytes of a row.
-float row_number(const char* row, int64_t bytes) {
-    uint64_t word[2] = {0, 0};
-    std::memcpy(word, row, std::min(bytes, kKeyBytes));
-    uint64_t mixed = word[0] * kMix[0] + word[1] * kMix[1];
-    mixed = (mixed ^ static_cast<uint64_t>(static_cast<int64_t>(mixed) >> 29)) * kMix[2];
-    return static_cast<float>(mixed >> (64 - kBits)) / static_cast<float>(1 << kBits);
-}
-
-// The slots of one layer of a placement, as the addresses of slot_EP (int32) and below_EP (float32).
-struct Routes {
-    const int32_t* slot;
-    const float* below;
-    int64_t experts;   // rows of slot_EP but the last, which stands for no expert
-    int64_t replicas;  // P
-    int64_t nodes;
-    int64_t slots;
-
-    Routes(uintptr_t slot_EP, uintptr_t below_EP, int64_t e, int64_t p, int64_t n, int64_t s)
-        : slot(at<int32_t>(slot_EP)), below(at<float>(below_EP)), experts(e), replicas(p), nodes(n), slots(s) {}
-
-    int32_t choose(int64_t expert, float number) const {
-        if (expert < 0 || expert >= experts) return -1;
-        int64_t replica = 0;
-        for (int64_t p = 0; p + 1 < replicas; ++p) replica += number >= below[expert * (replicas - 1) + p];
-        return slot[expert * replicas + replica];
-    }
-};
-
-class RowSplit {
-   public:
-    RowSplit(const Routes& routes, uintptr_t x, int64_t row_bytes, int64_t stride_bytes, uintptr_t expert,
-             bool wide, int64_t rows, int64_t choices)
-        : x_(at<char>(x)), row_bytes_(row_bytes), stride_(stride_bytes), choices_(choices), slots_(routes.slots) {
-        slot_.resize(rows * choices);
-        rows_.resize(routes.nodes);
-        std::vector<char> sent(routes.nodes);
-        for (int64_t row = 0; row < rows; ++row) {
-            float number = routes.replicas > 1 ? row_number(x_ + row * stride_, row_bytes) : 0.0f;
-            std::fill(sent.begin(), sent.end(), 0);
-            for (int64_t k = 0; k < choices; ++k) {
-                int64_t i = row * choices + k;
-                int32_t slot = routes.choose(wide ? at<int64_t>(expert)[i] : at<int32_t>(expert)[i], number);
-                slot_[i] = slot;
-                if (slot < 0 || sent[slot / slots_]) continue;
-                sent[slot / slots_] = 1;
-                rows_[slot / slots_].push_back(static_cast<int32_t>(row));
-            }
-        }
-    }
-
-    // (node, rows) of every node that gets any.
-    std::vector<std::pair<int64_t, int64_t>> parts() const {
-        std::vector<std::pair<int64_t, int64_t>> found;
-        for (size_t node = 0; node < rows_.size(); ++node)
-            if (!rows_[node].empty()) found.emplace_back(node, rows_[node].size());
-        return found;
-    }
-
-    const std::vector<int32_t>& rows(size_t node) const { return rows_.at(node); }
-
-    // Slots as the node counts them, weights and, where x_out is not 0, the rows.
-    void fill(size_t node, uintptr_t weight, uintptr_t x_out, uintptr_t slot_out, uintptr_t weight_out) const {
-        auto first = static_cast<int32_t>(node * slots_);
-        auto* to_slot = at<int32_t>(slot_out);
-        auto* to_weight = at<float>(weight_out);
-        auto* to_x = at<char>(x_out);
-        for (int32_t row : rows_.at(node)) {
-            for (int64_t k = 0; k < choices_; ++k) {
-                int32_t slot = slot_[row * choices_ + k] - first;
-                *to_slot++ = slot >= 0 && slot < slots_ && slot_[row * choices_ + k] >= 0 ? slot : -1;
-            }
-            std::memcpy(to_weight, at<float>(weight) + row * choices_, choices_ * sizeof(float));
-            to_weight += choices_;
-            if (!to_x) continue;
-            std::memcpy(to_x, x_ + row * stride_, row_bytes_);
-            to_x += row_bytes_;
-        }
-    }
-
-    // y[row] += part, in float32; `code` is 0 for float32 and 1 for bfloat16.
-    void add(size_t node, uintptr_t part, int code, uintptr_t y, int64_t hidden) const {
-        if (code == static_cast<int>(Dtype::f32)) add_rows(node, at<float>(part), at<float>(y), hidden);
-        else if (code == static_cast<int>(Dtype::bf16)) add_rows(node, at<bf16>(part), at<float>(y), hidden);
-        else throw std::invalid_argument("dtype code " + std::to_string(code));
-    }
-
-   private:
-    template <class T>
-    void add_rows(size_t node, const T* part, float* y, int64_t hidden) const {
-        for (int32_t row : rows_.at(node)) {
-            float* to = y + row * hidden;
-            for (int64_t h = 0; h < hidden; ++h) to[h] += to_float(part[h]);
-            part += hidden;
-        }
-    }
-
-    const char* x_;
-    int64_t row_bytes_;
-    int64_t stride_;
-    int64_t choices_;
-    int64_t slots_;
-    std::vector<int32_t> slot_;
-    std::vector<std::vector<int32_t>> rows_;
-};
+constexpr int64_t kLong = 32768;  // bytes; moving more than that is worth letting another thread have the interpreter
 
 // Copies slots and weights, then looks at the copy: true when every slot is in [-1, slots).
-bool copy_choices(uintptr_t slot, uintptr_t weight, uintptr_t own_slot, uintptr_t own_weight, int64_t count,
-                  int64_t slots) {
+bool copy_choices(Address slot, Address weight, Address own_slot, Address own_weight, int64_t count, int64_t slots) {
     auto* to = at<int32_t>(own_slot);
     std::memcpy(to, at<int32_t>(slot), count * sizeof(int32_t));
     std::memcpy(at<float>(own_weight), at<float>(weight), count * sizeof(float));
@@ -145,16 +24,91 @@ bool copy_choices(uintptr_t slot, uintptr_t weight, uintptr_t own_slot, uintptr_
     return good;
 }
 
+// Rows per slot, added to int64 counts; ids outside [0, slots) are not counted.
+void count_slots(Address slot, int64_t count, Address counts, int64_t slots) {
+    for (int64_t i = 0; i < count; ++i) {
+        int32_t id = at<int32_t>(slot)[i];
+        if (id >= 0 && id < slots) ++at<int64_t>(counts)[id];
+    }
+}
+
+uint64_t eight_bytes(const py::bytes& bytes) {
+    std::string text = bytes;
+    uint64_t word;
+    if (text.size() != sizeof word) throw std::invalid_argument("a part of a header has 8 bytes");
+    std::memcpy(&word, text.data(), sizeof word);
+    return word;
+}
+
+Mailbox make_mailbox(Address address, int64_t capacity, Address progress, const py::bytes& first, const py::bytes& where,
+                     int64_t row_bytes, int64_t choices, int64_t scale_bytes, int64_t max_rows, int64_t layers,
+                     int64_t slots) {
+    Terms terms{eight_bytes(first), eight_bytes(where), row_bytes, choices, scale_bytes, max_rows, layers, slots};
+    return {address, capacity, progress, terms};
+}
+
+uint32_t send(FlagBoard& board, size_t lane, const Load& load, uint32_t number, uint32_t epoch, uint32_t layer) {
+    if (load.rows * board.out(lane).terms().row_bytes < kLong) return board.send(lane, load, number, epoch, layer);
+    py::gil_scoped_release release;
+    return board.send(lane, load, number, epoch, layer);
+}
+
+// All rows as they lie. In a combine `slot` and `weight` are 0.
+uint32_t send_rows(FlagBoard& board, size_t lane, uint32_t number, uint32_t epoch, uint32_t layer, int64_t rows, Address x,
+                   int64_t stride, Address slot, Address weight) {
+    if (board.out(lane).terms().choices && rows && (slot == 0 || weight == 0))
+        throw std::invalid_argument("a dispatch needs slots and weights");
+    return send(board, lane, {at<char>(x), stride, at<int32_t>(slot), at<float>(weight), nullptr, rows, 0}, number, epoch,
+                layer);
+}
+
+uint32_t send_split(FlagBoard& board, size_t lane, uint32_t number, uint32_t epoch, uint32_t layer, const RowSplit& split,
+                    Address weight, size_t node) {
+    const Terms& terms = board.out(lane).terms();
+    if (terms.row_bytes != split.row_bytes() || terms.choices != split.choices() || terms.scale_bytes)
+        throw std::invalid_argument("rows unlike those of the mailbox");
+    return send(board, lane, split.load(node, weight), number, epoch, layer);
+}
+
+// (good, sequence number, epoch, layer, rows)
+py::tuple take(FlagBoard& board, size_t lane) {
+    Taken taken = board.take(lane);
+    return py::make_tuple(taken.good, taken.number, taken.header.epoch, taken.header.layer, taken.header.rows);
+}
+
+std::vector<size_t> wait(FlagBoard& board, const std::vector<size_t>& which, double timeout) {
+    std::vector<size_t> found = board.changed(which);
+    if (!found.empty() || timeout <= 0) return found;
+    py::gil_scoped_release release;
+    return board.wait(which, timeout);
+}
+
 }  // namespace
 
-void bind_m2n(py::module_& module) {
+void bind_flags(py::module_& module) {
+    module.attr("data_plane") = 3;  // what comm/native.py expects; raise both when a signature changes
     py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/routes.py.")
-        .def(py::init<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>());
+        .def(py::init<Address, Address, int64_t, int64_t, int64_t, int64_t>());
     py::class_<RowSplit>(module, "RowSplit", "The rows of one dispatch by expert node; see comm/rows.py.")
-        .def(py::init<const Routes&, uintptr_t, int64_t, int64_t, uintptr_t, bool, int64_t, int64_t>())
+        .def(py::init<const Routes&, Address, int64_t, int64_t, Address, bool, int64_t, int64_t>())
         .def("parts", &RowSplit::parts)
         .def("rows", &RowSplit::rows)
         .def("fill", &RowSplit::fill)
         .def("add", &RowSplit::add);
     module.def("copy_choices", &copy_choices);
+    module.def("count_slots", &count_slots);
+    py::class_<Mailbox>(module, "Mailbox", "One direction of one box; see comm/mailbox.py.").def(py::init(&make_mailbox));
+    py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/flags.py.")
+        .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&, bool>(), py::arg("lanes"),
+             py::arg("bells"), py::arg("spins") = true)
+        .def("value", &FlagBoard::value)
+        .def("settle", &FlagBoard::settle)
+        .def("post", &FlagBoard::post)
+        .def("changed", &FlagBoard::changed)
+        .def("wait", &wait)
+        .def("carry", &FlagBoard::carry, py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
+        .def("send_rows", &send_rows)
+        .def("send_split", &send_split)
+        .def("take", &take)
+        .def_property_readonly("spin_budget", &FlagBoard::spin_budget);
 }

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_native, m) {
   py::class_<Engine>(m, "Engine")
       .def(py::init<int, const std::string&>(), py::arg("threads"), py::arg("isa") = "")
       .def_property_readonly("isa", [](const Engine& e) { return e.isa->name; })
+      .def_property_readonly("compacts", [](const Engine& e) { return e.isa->expand != nullptr; })
       .def_property_readonly("threads", [](const Engine& e) { return e.pool.threads(); });
   bind_weights(m);
   bind_ops(m);

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr auto SPIN = std::chrono::microseconds(100);  // longer than the gap between two ops of one step
+constexpr auto SPIN = std::chrono::microseconds(300);  // longer than the gap between two steps
 
 // Pauses for some microseconds, then offers the core to whoever else wants it: where cores are shared, the thread
 // that is waited for may be the one that wants it.
@@ -71,10 +71,13 @@ void Pool::drain(uint64_t round, int worker) {
     const void* task = task_;
     bool within = within_;
     if (ticket >> 32 != round || index >= static_cast<uint64_t>(n)) break;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
+    // Neighbours to one thread, since what they read lies side by side; fewer towards the end, so that all end together.
+    int some = (n - static_cast<int>(index)) / (2 * threads_);
+    if (some < 1) some = 1;
+    if (!ticket_.compare_exchange_weak(ticket, ticket + some)) continue;
     if (within && !entered) enter_(), entered = true;
-    call(task, static_cast<int>(index), worker);
-    done_.fetch_add(1, std::memory_order_release);
+    for (int i = 0; i < some; i++) call(task, static_cast<int>(index) + i, worker);
+    done_.fetch_add(some, std::memory_order_release);
   }
   if (entered) leave_();
 }

@@ -74,6 +74,10 @@ void choose(Engine& engine, float* logits, int tokens, int experts, const float*
   });
 }
 
+void argmax(Engine& engine, const float* row, int rows, int size, int32_t* index) {
+  engine.pool.run(rows, [&](int r, int) { index[r] = engine.isa->argmax(row + size_t(r) * size, size); });
+}
+
 void top_k(Engine& engine, const float* row, int rows, int size, int k, float* value, int32_t* index) {
   engine.pool.run(rows, [&](int r, int) {
     int32_t* found = index + size_t(r) * k;

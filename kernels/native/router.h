@@ -12,6 +12,9 @@ struct Rule {
 void choose(Engine& engine, float* logits, int tokens, int experts, const float* bias, const Rule& rule,
             int32_t* expert, float* weight);
 
+// The first of the highest of every row of `size` floats.
+void argmax(Engine& engine, const float* row, int rows, int size, int32_t* index);
+
 // The k highest of every row of `size` floats, in descending order, the lower index first among equals.
 void top_k(Engine& engine, const float* row, int rows, int size, int k, float* value, int32_t* index);
 

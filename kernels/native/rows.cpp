@@ -23,6 +23,12 @@ void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, c
 }
 
 template <class E>
+void add_sums(Engine& engine, E* x, const float* y, int rows, int size) {
+  auto add = engine.isa->of<E>().add_sums;
+  by_rows(engine, rows, [&](size_t r) { add(x + r * size, y + r * size, size); });
+}
+
+template <class E>
 void add_rms_norm(Engine& engine, E* x, const E* y, int rows, int size, const E* weight, float eps, E* out) {
   const Loops<E>& loops = engine.isa->of<E>();
   by_rows(engine, rows, [&](size_t r) {
@@ -61,6 +67,7 @@ void write_cache(const E* x, size_t token_stride, size_t group_stride, int token
 
 #define FOR(E)                                                                                                    \
   template void rms_norm(Engine&, const E*, size_t, int, int, const E*, float, E*);                               \
+  template void add_sums(Engine&, E*, const float*, int, int);                                                    \
   template void add_rms_norm(Engine&, E*, const E*, int, int, const E*, float, E*);                               \
   template void gated(Engine&, const E*, int, int, E*);                                                           \
   template void rope(Engine&, const E*, size_t, size_t, int, int, const Turn&, E*);                               \

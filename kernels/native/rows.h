@@ -16,6 +16,10 @@ void by_rows(Engine& engine, int rows, const Work& work) {
 template <class E>
 void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, const E* weight, float eps, E* out);
 
+// x += y, rounded once. All contiguous.
+template <class E>
+void add_sums(Engine& engine, E* x, const float* y, int rows, int size);
+
 // x += y, then out = weight * norm(x). All contiguous.
 template <class E>
 void add_rms_norm(Engine& engine, E* x, const E* y, int rows, int size, const E* weight, float eps, E* out);

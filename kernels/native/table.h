@@ -2,11 +2,14 @@
 #pragma once
 #include "attention_loops.h"
 #include "loops.h"
+#if VECTOR_BYTES == 64 && defined(__x86_64__)
+#include "compact_loops.h"
+#endif
 
 namespace {
 
 template <class E>
-using Gemm = void (*)(const E*, size_t, int, const E*, int, float*, bool);
+using Gemm = decltype(Loops<E>::gemm);
 
 template <class E, Gemm<E> GEMM>
 Loops<E> loops_of(decltype(Loops<E>::score) score = nullptr) {
@@ -15,12 +18,17 @@ Loops<E> loops_of(decltype(Loops<E>::score) score = nullptr) {
       [](const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add) {
         gemm_i8<E>(a, stride, rows, panel, blocks, sum, add, GEMM);
       },
-      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E>, rope<E>, pack_keys<E>, score, pack_values, softmax<E>, dot<E>,
+      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, pack_values, softmax<E>, dot<E>,
   };
 }
 
 Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
-  return {name, b, f, scale_columns, add_scaled, add_rounded, scale_row, exp_all, sigmoid_all, enter, leave};
+  Isa isa{name, b, f, scale_columns, add_scaled, add_rounded, scale_row, exp_all, argmax, sigmoid_all, enter, leave, nullptr, nullptr};
+#if VECTOR_BYTES == 64 && defined(__x86_64__)
+  isa.compact = compact;
+  isa.expand = expand;
+#endif
+  return isa;
 }
 
 }  // namespace

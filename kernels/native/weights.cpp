@@ -38,9 +38,11 @@ Panels::Panels(int count, int columns, int inputs, Dtype dtype)
       blocks_(ceil_div(inputs, BLOCK)),
       inputs_(inputs),
       dtype_(dtype),
-      panel_bytes_(size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype)),
+      panel_bytes_(dtype == Dtype::compact ? CompactPanel::bytes(blocks_)
+                                           : size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype)),
       memory_(size_t(count) * panels_ * panel_bytes_) {
   if (dtype == Dtype::i8) scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
+  if (dtype == Dtype::compact) compact_.resize(size_t(count) * panels_);
 }
 
 // 64 weight rows become a panel just as 64 keys do.
@@ -49,18 +51,23 @@ void Panels::pack_panels(int index, const Source& source, const std::function<in
   static const Isa* isa = find_isa("");
   std::vector<E> zero(size_t(blocks_) * BLOCK);
   const E* rows[PANEL];
+  std::vector<E> whole(dtype_ == Dtype::compact ? size_t(blocks_) * PANEL_BLOCK : 0);
   for (int panel = 0; panel < panels_; panel++) {
     for (int column = 0; column < PANEL; column++) {
       int row = row_of(panel * PANEL + column);
       rows[column] = row < 0 ? zero.data() : static_cast<const E*>(source.data) + row * source.stride;
     }
-    E* at = reinterpret_cast<E*>(memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_);
-    isa->of<E>().pack_keys(rows, PANEL, inputs_, blocks_, at);
+    size_t number = size_t(index) * panels_ + panel;
+    char* at = memory_.data() + number * panel_bytes_;
+    E* to = whole.empty() ? reinterpret_cast<E*>(at) : whole.data();
+    isa->of<E>().pack_keys(rows, PANEL, inputs_, blocks_, to);
+    if constexpr (sizeof(E) == sizeof(bf16))
+      if (!whole.empty()) compact_[number].pack(*isa, to, blocks_, at);
   }
 }
 
 void Panels::pack(int index, const Source& source, const std::function<int(int)>& row_of) {
-  if (dtype_ == Dtype::bf16) return pack_panels<bf16>(index, source, row_of);
+  if (dtype_ == Dtype::bf16 || dtype_ == Dtype::compact) return pack_panels<bf16>(index, source, row_of);
   if (dtype_ == Dtype::f32 && source.dtype == Dtype::f32) return pack_panels<float>(index, source, row_of);
   for (int column = 0; column < panels_ * PANEL; column++) {
     int row = row_of(column);

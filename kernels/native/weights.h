@@ -3,6 +3,7 @@
 #include <functional>
 #include <vector>
 
+#include "compact.h"
 #include "engine.h"
 #include "isa.h"
 #include "memory.h"
@@ -15,7 +16,8 @@ struct Source {
   float at(size_t row, size_t column) const;
 };
 
-// `count` matrices of the same shape: column panels of `inputs` inputs. int8 weights have one scale per column.
+// `count` matrices of the same shape: column panels of `inputs` inputs. int8 weights have one scale per column;
+// compact ones multiply bf16 rows only.
 class Panels {
  public:
   // `row_of(column)` is the source row of a padded column, or -1 for padding.
@@ -28,16 +30,27 @@ class Panels {
   Dtype dtype() const { return dtype_; }
   size_t bytes() const { return memory_.bytes(); }
 
-  // sum[rows][64] (+)= a * panel, scaled when the weights are int8.
+  const char* at(int index, int panel) const {
+    return memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_;
+  }
+
+  // sum[rows][64] = a * panel, scaled when the weights are int8. `after`: the panel that this thread will most likely
+  // read next, if it is not the one that follows.
   template <class E>
-  void multiply(const Isa& isa, int index, int panel, const E* a, size_t stride, int rows, float* sum) const {
-    const char* at = memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_;
+  void multiply(const Isa& isa, int index, int panel, const E* a, size_t stride, int rows, float* sum,
+                const char* after = nullptr) const {
+    size_t number = size_t(index) * panels_ + panel;
+    const char* at = this->at(index, panel);
+    if (!after) after = at + panel_bytes_;
+    if constexpr (sizeof(E) == sizeof(bf16))
+      if (dtype_ == Dtype::compact) return compact_[number].multiply(isa, at, a, stride, rows, blocks_, sum, after);
     if (dtype_ != Dtype::i8) {
-      isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false);
+      Next next{after, int(panel_bytes_ / 64)};
+      isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);
       return;
     }
     isa.of<E>().gemm_i8(a, stride, rows, reinterpret_cast<const int8_t*>(at), blocks_, sum, false);
-    isa.scale_columns(sum, rows, scales_.data() + (size_t(index) * panels_ + panel) * PANEL);
+    isa.scale_columns(sum, rows, scales_.data() + number * PANEL);
   }
 
  private:
@@ -50,4 +63,5 @@ class Panels {
   size_t panel_bytes_;
   Memory memory_;
   std::vector<float> scales_;
+  std::vector<CompactPanel> compact_;
 };

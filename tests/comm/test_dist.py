@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -13,11 +14,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from afserve.comm import connect
-from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.transport import Box
-from afserve.errors import PeerLost, RendezvousError
+from afserve.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
+from afserve.comm.record import record_segment
+from afserve.comm.segment import SegmentMap
+from afserve.comm.transport import Box, Header, Kind
+from afserve.comm.wire import HEADER_BYTES, LONGEST_REASON
+from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
+
+if "dist" in connect.kinds():
+    from afserve.comm import dist
+    from afserve.comm.pair_stream import Carriage
 
 pytestmark = pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
 BOX = Box(0, 0, 0)
@@ -140,13 +151,118 @@ def test_a_mismatch_a_missing_node_and_a_wrong_address_are_named():
 def test_a_second_node_of_the_same_index_is_refused():
     end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT)
     first = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
-    with pytest.raises(RendezvousError, match="expert-0 did not take attention-0 in within 1 s"):
+    with pytest.raises(RendezvousError, match="expert-0 did not take attention-0 in: another node"):
         connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
     send(first, BOX, 1, 2)
     answer(end, BOX, arrive(end, BOX).header, 3)
     arrive(first, BOX)
     first.close()
     end.close()
+
+
+def through_the_group(attention, experts, layout):
+    """Ends whose payloads all go through gloo, as large ones do."""
+    way = Carriage(torch.device("cpu"), inline_most=0)
+    pairs = [dist.listen(f, attention, layout, "127.0.0.1", way) for f in range(experts)]
+    addresses = [address for _, address in pairs]
+    return Ends(
+        [dist.connect(addresses, a, layout, 10.0, way) for a in range(attention)], [end for end, _ in pairs]
+    )
+
+
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+def test_battery_with_every_payload_through_the_group(check):
+    check(through_the_group)
+
+
+def test_a_payload_that_is_announced_and_does_not_come_is_a_lost_peer(monkeypatch):
+    monkeypatch.setattr("afserve.comm.pair_stream._REST_SECONDS", 0.2)
+    ends = through_the_group(1, 1, LAYOUT)
+    monkeypatch.setattr("afserve.comm.groups.Pair.send", lambda *_: None)
+    send(ends.attention[0], BOX, 1, 3)
+    with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
+        for _ in range(1000):
+            ends.experts[0].wait([BOX], 0.05)
+    ends.close()
+
+
+def test_a_late_payload_is_not_taken_for_the_next_one():
+    """Two dispatches under way in one box, as after one that was given up: both come in, the last one counts."""
+    ends = through_the_group(1, 1, LAYOUT)
+    send(ends.attention[0], BOX, 1, 6)
+    sent = send(ends.attention[0], BOX, 2, 4)
+    for _ in range(1000):
+        if ends.experts[0].ready([BOX]) and ends.experts[0].take(BOX).header == sent.header:
+            break
+        ends.experts[0].wait([BOX], 0.01)
+    else:
+        raise AssertionError("the second dispatch did not arrive")
+    answer(ends.experts[0], BOX, sent.header, 9)
+    assert (arrive(ends.attention[0], BOX).x_RH == content(9, 4, LAYOUT.hidden)).all()
+    ends.close()
+
+
+@given(
+    kind=st.integers(0, 255),
+    micro_batch=st.sampled_from([0, 1, 2, 0xFFFF]),
+    payload=st.sampled_from([0, 1, 7, 64, 100, 511, 513, 1 << 12, 1 << 20, 1 << 40, (1 << 64) - 1]),
+    inline=st.integers(0, 2),
+    after=st.binary(max_size=80),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_record_from_a_member(kind, micro_batch, payload, inline, after):
+    """It is refused or its sender is dropped; what the other member sends is not touched."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("afserve.comm.pair_stream._REST_SECONDS", 0.05)
+        way = Carriage(torch.device("cpu"), inline_most=0)
+        end, address = dist.listen(0, 2, LAYOUT, "127.0.0.1", way)
+        bad, good = (dist.connect([address], a, LAYOUT, 10.0, way) for a in range(2))
+        header = struct.Struct("<IHBBIIIHHHHIQ").pack(
+            0x41465356, 1, kind, 1, 0, 1, 0, 0, 0, micro_batch, 0, 2, payload
+        )
+        record = header.ljust(48, b"\0") + bytes([inline]) + bytes(HEADER_BYTES - 49)
+        sent = send(good, Box(1, 0, 1), 3, 4)
+        bad._streams[0]._connection.sendall(record + after)
+        for _ in range(20):
+            try:
+                found = end.wait([BOX], 0.01)
+                if found:
+                    end.take(BOX)
+            except (PeerLost, ProtocolError):
+                break
+        got = arrive(end, Box(1, 0, 1))
+        assert got.header == sent.header and torch.equal(got.x_RH, sent.x_RH)
+        for one in (bad, good, end):
+            one.close()
+
+
+def test_payloads_on_a_gpu_need_a_pytorch_with_nccl():
+    if torch.distributed.is_nccl_available():
+        pytest.skip("this PyTorch has nccl")
+    with pytest.raises(ConfigError, match="payloads on cuda:0 need a PyTorch with nccl"):
+        dist.listen(0, 1, LAYOUT, "127.0.0.1", Carriage(torch.device("cuda", 0)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_says_so_when_asked_for_symm():
+    for act in (
+        lambda: connect.listen("symm", expert=0, attention_nodes=1, layout=LAYOUT),
+        lambda: connect.connect(["symm:127.0.0.1:1"], attention=0, layout=LAYOUT, timeout=1.0),
+    ):
+        with pytest.raises(
+            ConfigError, match="symm is for GPUs of one NVLink domain, and this machine has no CUDA"
+        ):
+            act()
+
+
+def test_a_mailbox_elsewhere_keeps_only_its_header_in_host_memory():
+    """As on a GPU: the device `meta` has sizes and no bytes."""
+    segment = record_segment(SegmentMap(LAYOUT, 0, 1), torch.device("meta"))
+    inbox = segment.mailbox(BOX, Kind.DISPATCH)
+    assert inbox.payload_B.device.type == "meta" and len(inbox.record) == HEADER_BYTES + LONGEST_REASON
+    parcel = inbox.stage(Header(Kind.DISPATCH, 3, 1, 0, 2, LAYOUT.dispatch_wire))
+    assert parcel.x_RH.shape == (2, LAYOUT.hidden) and parcel.x_RH.device.type == "meta"
+    assert inbox.staged_bytes == inbox.frame.payload(2)
 
 
 HOST = """

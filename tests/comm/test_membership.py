@@ -10,7 +10,7 @@ from afserve.comm.transport import Box
 from afserve.errors import PeerLost, RendezvousError
 from afserve.placement.plan import Placement
 
-KINDS = connect.kinds()
+KINDS = [kind for kind in connect.kinds() if kind != "symm"]  # which is between processes only
 
 
 def listen(kind, expert):

@@ -235,6 +235,22 @@ def _hello(attention):
     return struct.pack("<Q" + "Q" * (len(FIELDS) + 1), MAGIC, *(agreed[field] for field in FIELDS), attention)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in ("tcp", "dist") if kind in connect.kinds()])
+def test_who_has_left_is_no_longer_polled(kind):
+    """A closed connection is always ready: an end that still polled it would never park again."""
+    end, address = connect.listen(kind, expert=0, attention_nodes=2, layout=LAYOUT)
+    fronts = [connect.connect([address], attention=a, layout=LAYOUT, timeout=10.0) for a in range(2)]
+    for a, one in enumerate(fronts):
+        round_trip(one, end, Box(a, 0, 0))
+    fronts[0].close()
+    with pytest.raises(PeerLost, match="attention-0"):
+        end.wait([BOX], 10.0)
+    assert end._poll.poll(0) == []
+    round_trip(fronts[1], end, Box(1, 0, 0))
+    fronts[1].close()
+    end.close()
+
+
 def test_half_a_message_is_nothing():
     end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT)
     host, port = address.split(":")[1:]

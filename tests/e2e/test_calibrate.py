@@ -11,10 +11,10 @@ import pytest
 from afserve.cli.bench.calibrate import Grid, rows
 from afserve.cli.main import run
 from afserve.placement.calibration import read_calibration
-from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, summary
+from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, middle, summary
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), 16, 1)
-PARTS = {"attention", "step", "exchange", "kernel", "experts", "gateway", "control"}
+PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control"}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,35 @@ def test_real_runs_beside_their_predictions(
     assert len(written) == len(LAYOUTS) * 2 + 1
     assert all({"machine", "commit", "date", "tpot_error", "tok_s_error"} <= row.keys() for row in written)
     assert "median absolute error" in capsys.readouterr().out
+
+
+def test_rounds_become_medians() -> None:
+    rounds = [Measured(1, 1, 2, 1, 8, 80.0, tpot, 8e3 / tpot) for tpot in (5.0, 20.0, 4.0)]
+    one = middle(rounds)
+    assert (one.tpot_ms, one.tok_s, one.low, one.high) == (5.0, 1600.0, 400.0, 2000.0)
+
+
+@pytest.mark.process
+def test_calibrations_with_equal_threads_are_fitted_together(calibration: Path, tmp_path: Path) -> None:
+    """One made in a minute when everything took twice as long is met half way, whichever is named last."""
+    rows = [json.loads(line) for line in calibration.read_text().splitlines()]
+    usual, slow = (tmp_path / f"{name}.jsonl" for name in ("usual", "slow"))
+    for path, factor in ((usual, 1.0), (slow, 2.0)):
+        path.write_text("".join(json.dumps(_timed(row, factor)) + "\n" for row in rows))
+    run = Measured(1, 1, 2, 1, 8, 24.0, 5.0, 1.6e3)
+    fast, both, turned, late = (
+        Predictor("nano", files, cores=2).tpot(run)
+        for files in ([usual], [usual, slow], [slow, usual], [slow])
+    )
+    assert fast < both < late
+    assert both == pytest.approx(turned, rel=1e-3)
+
+
+def _timed(row: dict[str, float], factor: float) -> dict[str, float]:
+    """The row with seconds that grow with its counts, so that no pause of this machine is in what is fitted."""
+    work = sum(value for name, value in row.items() if isinstance(value, int) and name != "threads")
+    seconds = factor * (1e-4 + 1e-7 * work)
+    return row | {name: seconds for name in ("seconds", "alone") if name in row}
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

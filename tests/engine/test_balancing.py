@@ -53,6 +53,18 @@ def test_fill_adopt_retire():
     }  # fmt: skip
 
 
+def test_a_route_thought_out_ahead_is_taken_unless_things_have_moved():
+    ahead, plain = Migration(START, Crew(1, 2)), Migration(START, Crew(1, 2))
+    route = ahead.route(TARGET)
+    assert ahead.begin(TARGET, 0.0, route) == plain.begin(TARGET, 0.0)
+    for node in (0, 1):
+        ahead.filled(node, 1, 0.0)
+    ahead.adopted(0, 1, 0.0)
+    first = ahead.route(START).stages[0]
+    back = ahead.begin(START, 0.0, route)
+    assert Placement.from_json(back[0][2].placement) == first.with_epoch(2)
+
+
 def test_late_and_wrong_answers_are_named():
     migration = Migration(START, Crew(1, 2))
     migration.begin(TARGET, 0.0)

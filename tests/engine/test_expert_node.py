@@ -220,7 +220,7 @@ def test_stats_count_messages_rows_calls_and_slots():
     assert stats.slot_rows == ((8, 0, 0, 8),) * LAYERS
 
 
-def test_slot_rows_leave_out_no_slot_and_fold_by_themselves():
+def test_slot_rows_leave_out_no_slot():
     counts = SlotRows(1, 3)
     for _ in range(256):
         counts.note(0, [torch.tensor([[0, -1], [2, 2]], dtype=torch.int32)])

@@ -9,11 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.sampler import logprobs_of, sample
+from afserve.engine.sampler import logprobs_of
+from afserve.engine.sampler import sample as sample_with
 from afserve.engine.sequence import Sequence
 from afserve.errors import RequestError
+from afserve.kernels.ops import open_ops
 
 V = 12
+OPS = open_ops("cpu", 1)
+
+
+def sample(rows, sequences):
+    return sample_with(rows, sequences, OPS)
 
 
 def sequence(output=(), prompt=(1, 2), name="r", eos=(0,), **params):

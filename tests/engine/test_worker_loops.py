@@ -79,6 +79,40 @@ def test_all_tokens_of_a_step_travel_in_one_message():
     assert [[event.request_id for event in step.events] for step in steps] == [["1", "2"], ["1", "2"]]
 
 
+class QuickNode(ScriptedNode):
+    """One token per step, never stalled."""
+
+    def submit(self, request):
+        self.left[request.request_id] = request.params.max_tokens
+
+    def step(self):
+        self.turn = 0
+        return super().step()
+
+
+def test_tokens_of_short_steps_travel_together_and_none_stays_behind(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("afserve.control.attention_worker.time.monotonic", lambda: now[0])
+    stream = ScriptedStream([submit(1, max_tokens=6)], *[[]] * 6, [Shutdown()])
+    receive = stream.receive
+
+    def later(timeout):
+        now[0] += 0.0015
+        return receive(timeout)
+
+    stream.receive = later
+    AttentionLoop(QuickNode(), stream).run()
+    steps = [len(value.events) for value in stream.sent if isinstance(value, Tokens)]
+    assert steps == [1, 3, 2], "the first at once, then what 4 ms gathered, and the end at the end"
+
+
+def test_a_cancelled_request_leaves_no_token_of_others_behind(monkeypatch):
+    monkeypatch.setattr("afserve.control.attention_worker.time.monotonic", lambda: 100.0)
+    stream = ScriptedStream([submit(1, max_tokens=9)], [], [Cancel(1)], [Shutdown()])
+    AttentionLoop(QuickNode(), stream).run()
+    assert [len(value.events) for value in stream.sent if isinstance(value, Tokens)] == [1, 1]
+
+
 def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     stream, node = ScriptedStream([], [submit(1)], [], [], [], [Shutdown()]), ScriptedNode()
     AttentionLoop(node, stream).run()

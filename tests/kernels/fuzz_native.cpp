@@ -76,6 +76,14 @@ Dtype code<bf16>() {
   return Dtype::bf16;
 }
 
+// How weights are kept: as int8, compact where the engine can, or as they are.
+template <class E>
+Dtype kept(const Engine& engine, bool int8) {
+  if (int8) return Dtype::i8;
+  bool compact = code<E>() == Dtype::bf16 && engine.isa->expand && random_bits() % 2;
+  return compact ? Dtype::compact : code<E>();
+}
+
 template <class E>
 Source source(Buffer<E>& b, size_t stride) {
   return {b.get(), code<E>(), stride};
@@ -86,12 +94,12 @@ void linear(Engine& engine, bool int8) {
   int rows = up_to(140) - 1, inputs = up_to(150), outputs = up_to(150);
   Buffer<E> w(size_t(outputs) * inputs), x(size_t(rows) * inputs), out(size_t(rows) * outputs), bias(outputs);
   fill(w), fill(x), fill(bias);
-  Linear map(outputs, inputs, int8 ? Dtype::i8 : code<E>());
+  Linear map(outputs, inputs, kept<E>(engine, int8));
   map.pack(source(w, inputs));
   map.set_bias(source(bias, 0));
   map.run(engine, x.get(), inputs, rows, out.get(), outputs);
   int heads = up_to(4);
-  HeadLinear by_head(heads, outputs, inputs, code<E>());
+  HeadLinear by_head(heads, outputs, inputs, kept<E>(engine, false));
   for (int h = 0; h < heads; h++) by_head.pack(h, source(w, inputs));
   Buffer<E> wide(size_t(rows) * heads * inputs), made(size_t(rows) * heads * outputs);
   fill(wide);
@@ -102,7 +110,7 @@ void linear(Engine& engine, bool int8) {
 template <class E>
 void experts(Engine& engine, bool int8) {
   int slots = up_to(5), hidden = up_to(140), inner = up_to(100), rows = up_to(80) - 1, choices = up_to(3);
-  Experts bank(slots, hidden, inner, int8 ? Dtype::i8 : code<E>());
+  Experts bank(slots, hidden, inner, kept<E>(engine, int8));
   for (int s = 0; s < slots; s++) {
     Buffer<E> gate_up(size_t(2) * inner * hidden), down(size_t(hidden) * inner);
     fill(gate_up), fill(down);

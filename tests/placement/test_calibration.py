@@ -8,9 +8,12 @@ import pytest
 
 from afserve.cli.catalog import load_hardware, load_model
 from afserve.placement.calibration import fit_calibration, read_calibration
+from afserve.placement.perf import Setting, afd_stages, colocated_stages
 from afserve.placement.perf_attention import Precision, attention_step
 from afserve.placement.perf_curve import CurveSet
-from afserve.placement.perf_ffn import expert_layer, transfer
+from afserve.placement.perf_experts import Routing
+from afserve.placement.perf_ffn import distinct_targets, expert_layer, transfer
+from afserve.placement.workload import fixed_context
 
 WIDTH = Precision("bf16", "bf16", "bf16")
 SHAPE, CHIP = load_model("qwen3-30b-a3b"), load_hardware("cpu-host")
@@ -74,23 +77,110 @@ def test_a_step_carries_its_head_its_own_work_and_the_control_plane() -> None:
         assert float(without[0]) == pytest.approx(5e-2 + 1e-3 * requests, rel=0.1)
 
 
+def test_the_control_plane_is_met_by_whole_steps() -> None:
+    """One served step measured 5 % too fast leaves a difference of nothing; the line hardly moves."""
+    rows = served_steps()
+    rows[-2] |= {"seconds": 5e-5, "served": engine_step(REQUESTS[-2]) + 5e-5}
+    step = fitted(*rows).curves["step"]
+    assert step.launch == pytest.approx(1e-3, rel=0.2)
+    assert step.per_group == pytest.approx(2e-5, rel=0.2)
+
+
+def test_a_slower_served_run_is_not_the_control_planes() -> None:
+    """The machine was a quarter slower while it served, at every size."""
+    rows = served_steps()
+    for row in rows:
+        served = 1.25 * engine_step(int(str(row["requests"]))) + float(str(row["seconds"]))
+        row |= {"seconds": served - engine_step(int(str(row["requests"]))), "served": served}
+    step = fitted(*rows).curves["step"]
+    assert step.launch == pytest.approx(1e-3, rel=0.2)
+    assert step.per_group == pytest.approx(2e-5, rel=0.5)
+
+
+def engine_step(requests: int) -> float:
+    return 3e-3 * requests**0.6
+
+
+def served_steps() -> list[dict[str, object]]:
+    return [
+        {
+            "part": "control",
+            "requests": n,
+            "seconds": 1e-3 + 2e-5 * n,
+            "served": engine_step(n) + 1e-3 + 2e-5 * n,
+        }
+        for n in REQUESTS
+    ]
+
+
+def test_halves_that_share_caches_are_met_together() -> None:
+    """Whole engine steps take 0.2 ms a layer longer than their halves: colocated that counts, apart it does not."""
+    one, requests = np.ones(1), np.array([float(n) for n in REQUESTS])
+    apart = Setting(SHAPE, fitted(), fixed_context(96), WIDTH, Routing(0.0))
+    parts = colocated_stages(apart, CHIP, 1, 1, one, requests).tpot
+    longer = 2e-4 * SHAPE.experts.layers
+    rows: list[dict[str, object]] = [
+        {"part": "control", "requests": n, "seconds": 1e-3, "served": float(part) + longer + 1e-3}
+        for n, part in zip(REQUESTS, parts, strict=True)
+    ]
+    curves = fitted(*rows)
+    together = Setting(SHAPE, curves, fixed_context(96), WIDTH, Routing(0.0))
+    found = colocated_stages(together, CHIP, 1, 1, one, requests)
+    step = curves.curves["step"]
+    assert found.tpot - parts - step.launch - step.per_group * requests == pytest.approx(longer, rel=0.2)
+    disaggregated = [afd_stages(s, CHIP, CHIP, 1, 2, one, one, requests).attention for s in (apart, together)]
+    assert disaggregated[0] == pytest.approx(disaggregated[1])
+
+
+def test_what_no_roofline_says_is_kept_by_rows() -> None:
+    """Beyond 32 requests everything takes half as long again."""
+    rows = [json.loads(line) for line in lines()]
+    for row in rows:
+        if row["part"] == "attention" and row["requests"] > 32:
+            row["seconds"] *= 1.5
+    measured = read_calibration("c", [json.dumps(row) for row in rows])
+    curves = fit_calibration("c", measured, SHAPE, CHIP, WIDTH)
+    for requests, longer in ((32, 1.0), (64, 1.5)):
+        times = attention_step(SHAPE, CHIP, curves, WIDTH, np.array([float(requests)]), 96.0, 1)
+        found = float(times.moe_layers[0]) / SHAPE.layers
+        assert found == pytest.approx(longer * attention_seconds(requests, 96), rel=0.1)
+
+
 def test_kernels_and_the_link_add_up_to_the_exchange() -> None:
     kernels: list[dict[str, object]] = [
-        {"part": "kernel", "bytes": 4096 * n, "peers": peers, "seconds": 8e-6 + 3e-6 * (peers - 1)}
+        {"part": "kernel", "requests": n, "peers": peers, "seconds": kernel_seconds(n, peers)}
         for n in REQUESTS
         for peers in (1, 2)
     ]
     whole: list[dict[str, object]] = [
-        {"part": "exchange", "bytes": 4096 * n, "seconds": 5e-5 + 4096 * n / 5e9} for n in REQUESTS
+        {"part": "exchange", "requests": n, "bytes": 4096 * n, "seconds": direction_seconds(n)}
+        for n in REQUESTS
     ]
-    curves = fitted(*kernels, *whole)
-    kernel = curves.pick("exchange", "bf16")
-    assert kernel.launch == pytest.approx(8e-6)
-    assert kernel.per_group == pytest.approx(3e-6)
+    answers = per_request("answer", lambda n: 4e-6 + 2e-7 * n)
+    curves = fitted(*kernels, *whole, *answers)
+    setting = Setting(SHAPE, curves, fixed_context(96), WIDTH)
     for n in REQUESTS:
-        size = np.array([4096.0 * n])
-        passed = float(transfer(CHIP, CHIP, curves, size, size)[0])
-        assert passed + 2 * kernel.launch == pytest.approx(5e-5 + 4096 * n / 5e9, rel=0.02)
+        size, rows, one = np.array([4096.0 * n]), np.array([float(n)]), np.ones(1)
+        passed = 2 * float(transfer(CHIP, CHIP, curves, size, size)[0])
+        here = float(setting.exchange_at_attention(rows, one)[0])
+        there = float(setting.exchange_at_experts(rows, one)[0])
+        assert here == pytest.approx(2 * kernel_seconds(n, 1), rel=0.02)
+        assert there == pytest.approx(4e-6 + 2e-7 * n, rel=0.02)
+        assert passed + here + there == pytest.approx(2 * direction_seconds(n), rel=0.02)
+        assert float(setting.exchange_at_attention(rows, 2 * one)[0]) == pytest.approx(
+            2 * kernel_seconds(n, 2), rel=0.02
+        )
+        assert float(setting.exchange_at_experts(rows, 3 * one)[0]) == pytest.approx(3 * there)
+
+
+def kernel_seconds(requests: int, peers: int) -> float:
+    """A row goes to each peer that holds one of its experts."""
+    copies = float(distinct_targets(SHAPE.experts.top_k, float(peers)))
+    return 8e-6 + 3e-6 * (peers - 1) + 4e-7 * requests * copies
+
+
+def direction_seconds(requests: int) -> float:
+    return 5e-5 + 4096 * requests / 5e9 + kernel_seconds(requests, 1) + (4e-6 + 2e-7 * requests) / 2
 
 
 def test_what_was_not_measured_costs_nothing() -> None:

@@ -113,9 +113,8 @@ def calibration_lines(noise: float) -> tuple[list[str], object, object]:
             )
             seconds = float(layer[0]) * float(np.exp(rng.normal(0, noise)))
             lines.append(json.dumps({"part": "experts", "rows": rows, "active": active, "seconds": seconds}))
-        lines.append(
-            json.dumps({"part": "exchange", "bytes": 4096 * requests, "seconds": 3e-5 + requests * 1e-6})
-        )
+        exchange = {"part": "exchange", "requests": requests, "bytes": 4096 * requests}
+        lines.append(json.dumps(exchange | {"seconds": 3e-5 + requests * 1e-6}))
         lines.append(json.dumps({"part": "step", "requests": requests, "seconds": 1e-3 + 1e-5 * requests}))
     return lines, shape, chip
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from afserve.cli.main import run
+from afserve.placement.record import encode_header, encode_record
 
 SMALL = "--model qwen3-30b-a3b --pool h20=8 --pool l40s=8 --tpot 30ms --context 2048"
 
@@ -23,7 +24,7 @@ def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
 def test_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"plan {SMALL}")
     assert code == 0
-    for word in ("qwen3-30b-a3b", "best", "next", "$/Mtok", "bound by", "+10 %:", "isaggregate"):
+    for word in ("qwen3-30b-a3b", "best", "next", "$/Mtok", "bound by", "+10 % of each", "isaggregate"):
         assert word in out
     assert "colocated" in out
     assert "AFD" in out
@@ -105,6 +106,7 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --chart x.pdf", ".png or .html"),
         ("--model deepseek-v3 --pool h800=64 --pool h800=8", "given twice"),
         ("--model deepseek-v3 --pool h800=64 --rate 5", "answer length is not known"),
+        ("--model qwen3-30b-a3b --pool l40s=4 --input 100000 --output 10", "take more than 95 % of the time"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
@@ -141,6 +143,8 @@ def test_the_bundled_model_on_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan --model nano --pool cpu-host=3 --precision bf16 --context 128")
     assert code == 0
     assert out.startswith("nano")
+    assert "curves of h200 are of GPU kernels" in out
+    assert "+-100%" in out
 
 
 def test_counts_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -151,6 +155,32 @@ def test_counts_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     code, _, err = call(capsys, f"plan {SMALL} --counts {counts}")
     assert code == 2
     assert "8 experts, the model has 128" in err
+
+
+def test_counts_of_several_domains_and_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whatever `afserve place` takes."""
+    even, skewed = [[1.0] * 128] * 2, [[float(1 + expert % 7) for expert in range(128)]] * 2
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps({"domains": {"code": even, "prose": skewed}}))
+    assert "measured expert counts" in call(capsys, f"plan {SMALL} --counts {counts}")[1]
+    recorded = tmp_path / "counts.afroute"
+    recorded.write_bytes(encode_header("m", 2, 128) + encode_record(1.0, 1, skewed))
+    assert call(capsys, f"plan {SMALL} --counts {recorded}")[0] == 0
+    counts.write_text("layer,expert\n")
+    code, _, err = call(capsys, f"plan {SMALL} --counts {counts}")
+    assert code == 2
+    assert f"--counts {counts}: the counts are not JSON" in err
+
+
+def test_the_heading_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--input lognormal:2000,900 --output exponential:300 --ttft 2s --mtp 0.5 --redundant 8 --kv-precision fp8"
+    out = call(capsys, f"plan --model qwen3-30b-a3b --pool a100=8 --tpot 60ms {line}")[1]
+    for words in (
+        "input lognormal 2000 +-900, output exponential 300", "TTFT <= 2000 ms", "8 spare expert slots",
+        "1.5 tokens a step (MTP)", "cache fp8", "a100 without fp8 units", "TTFT ms",
+    ):  # fmt: skip
+        assert words in out
+    assert "round trip" not in out
 
 
 def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The search against exhaustive enumeration, and its answers: objectives, verdicts, sensitivity, what fails."""
 
+import re
 import tomllib
 from dataclasses import replace
 
@@ -85,6 +86,30 @@ def test_each_objective_wins_its_own_race(objective: str) -> None:
     assert best.tpot <= 0.05
 
 
+def test_the_least_count_that_fits_is_the_least() -> None:
+    asked = question("deepseek-v3", {"h800": 4})
+    found = re.search(r"at least (\d+) h800", explain(asked))
+    assert found
+    least = int(found[1])
+    assert not answer(question("deepseek-v3", {"h800": least - 1}, float("inf"))).plans
+    assert answer(question("deepseek-v3", {"h800": least}, float("inf"))).plans
+    assert "Not even one request fits" in explain(
+        replace(asked, setting=replace(asked.setting, workload=fixed_context(1e7)))
+    )
+
+
+def test_whole_nodes_are_preferred() -> None:
+    best = answer(question("deepseek-v3", {"h800": 64})).plans[0]
+    assert best.devices % 8 == 0
+
+
+def test_the_lowest_latency_is_sensitive_at_its_own_batch() -> None:
+    asked = question("deepseek-v3", {"h800": 32}, objective="latency")
+    best = answer(asked).plans[0]
+    assert best.batch == 1
+    assert sensitivity(asked, best)["TPOT target"] == 0.0
+
+
 def test_two_pools_of_512_search_every_layout() -> None:
     found = answer(question("deepseek-v3", {"h800": 512, "h20": 512}))
     assert found.tried > 100_000
@@ -143,8 +168,6 @@ def test_pareto_trades_speed_for_throughput() -> None:
 def test_impossible_questions_say_what_failed(
     pools: dict[str, int], change: dict[str, object], words: str
 ) -> None:
-    import re
-
     asked = replace(question("deepseek-v3", pools), **change)
     assert not answer(asked).plans
     assert re.search(words, explain(asked))

@@ -81,3 +81,17 @@ def test_no_core_does_more_than_time_allows(
     assert played >= 0.95 * least / cores
     assert played >= 0.999 * (LAYERS * (attention + expert) + outside)
     assert played >= 0.95 * m * (LAYERS * attention + outside)
+
+
+def test_micro_batches_of_several_nodes_do_not_all_merge() -> None:
+    """Four streams on two cores, merging almost for nothing: between everything merged and nothing merged."""
+    stages = Stages(4e-4, 1e-3, (1.3e-3, 1.4e-3, 1.5e-3, 1.6e-3), 0.0, 0.0)
+    played = step_seconds(stages, cores=3, ranks=2, expert_nodes=1, micro_batches=2, layers=LAYERS)
+    assert LAYERS * 2 * 1.4e-3 < played < 1.05 * LAYERS * 4 * 1.3e-3
+
+
+def test_the_fullest_node_is_another_in_every_layer() -> None:
+    """Two nodes on one core do the mean twice, not the fullest node's work twice."""
+    stages = Stages(2e-4, 1e-4, (3e-4,), 0.0, 0.0, others=(1e-4,))
+    played = step_seconds(stages, cores=1, ranks=1, expert_nodes=2, micro_batches=1, layers=LAYERS)
+    assert played == pytest.approx(LAYERS * (2e-4 + 3e-4 + 1e-4) + 1e-4)

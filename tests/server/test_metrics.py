@@ -44,6 +44,8 @@ def test_over_http(http, server, nodes):
     assert seen["afserve_expert_rows_total", (("expert", "0"), ("layer", "0"))] == 6
     assert seen["afserve_layer_expert_skew", (("layer", "0"),)] == 1.5
     assert seen["afserve_expert_node_rows_total", (("node", "expert-0"),)] == 40
+    for name in ("dispatches", "busy_seconds", "parked_seconds", "under_way_seconds"):
+        assert (f"afserve_attention_node_{name}_total", (("node", "attention-0"),)) in seen
     assert seen["afserve_node_up", (("node", "attention-0"), ("role", "attention"), ("state", "ready"))] == 1
     assert seen["afserve_http_responses_total", (("route", "/v1/completions"), ("status", "200"))] >= 1
 

@@ -38,9 +38,10 @@ def open_files() -> int:
 
 
 def test_nothing_is_left_behind(make_backend, run_server, monkeypatch):
-    monkeypatch.setattr("afserve.server.protocol.HEADER_SECONDS", 0.3)
+    """The deadlines are far above a busy machine's pauses: a client that is late by them may find a reset."""
+    monkeypatch.setattr("afserve.server.protocol.HEADER_SECONDS", 3.0)
     backend = make_backend(eos=False)
-    with run_server(backend, read_deadline=0.5) as server:
+    with run_server(backend, read_deadline=3.0) as server:
 
         async def storm() -> list[str]:
             return await asyncio.gather(*(client(server.port, seed) for seed in range(150)))

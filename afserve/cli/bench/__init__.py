@@ -8,6 +8,10 @@ bench = LazyGroup(
             "afserve.cli.bench.decode:decode",
             "Generated tokens per second, TTFT, TPOT, start-up, memory.",
         ),
+        "pipeline": (
+            "afserve.cli.bench.pipeline:pipeline",
+            "Stage times, bubbles, hidden transfers and hold times of the ping-pong.",
+        ),
         "calibrate": (
             "afserve.cli.bench.calibrate:calibrate",
             "Stage times of this machine, for `afserve plan --curves`.",

@@ -5,6 +5,7 @@ two processes by size, what the control plane adds to a step, and how cores slow
 prediction.
 """
 
+import itertools
 import json
 import os
 import time
@@ -35,9 +36,14 @@ class Grid:
     contexts: tuple[int, ...] = (96, 256, 1024)
     tokens: int = 8192
     steps: int = 24
-    control: tuple[int, ...] = (4, 12, 24, 48)
+    control: tuple[int, ...] = (2, 6, 20, 48)
     prompt: int = 64
     repeats: int = 3
+
+    @property
+    def output(self) -> int:
+        """Tokens of a served sequence: most of them while all others decode too."""
+        return 2 * self.steps + 16
 
     def points(self) -> Iterator[tuple[int, int]]:
         """(requests, context), the shortest context of every size first."""
@@ -98,7 +104,7 @@ def origin(model: str, threads: int) -> Row:
 
 
 def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
-    """All measurements. The nodes of the control plane's run are gone before the others begin."""
+    """All measurements."""
     import tempfile
 
     from afserve.config import ModelSource
@@ -110,30 +116,29 @@ def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
             raise ConfigError(
                 f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
             )
-        served = list(control(model, threads, grid))
-        yield from stages(ModelSource(str(found.folder), found.name), threads, grid, served)
+        yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
 
 
 def control(model: str, threads: int, grid: Grid) -> Iterator[Row]:
-    """A colocated run as `afserve up` starts it: seconds per step, and processor seconds of the gateway in each."""
+    """A colocated run as `afserve up` starts it: seconds per step, and processor seconds of the gateway in each. Its
+    nodes are parked while the caller holds on to a row."""
     from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Shape, measure
 
-    output = grid.steps + 8
-    case = Case(model, (_WARM_UP, *grid.control), grid.prompt, output, grid.repeats, threads)
+    case = Case(model, (_WARM_UP, *grid.control), grid.prompt, grid.output, grid.repeats, threads)
     measured = measure(case, Shape(colocated=True, attention=1))
     next(measured)
     spent = time.process_time()
     for row in measured:
-        spent, before = time.process_time(), spent
-        gateway = (spent - before) / (grid.repeats * output)
-        yield {"part": "gateway", "requests": row.batch, "seconds": gateway}
+        gateway = (time.process_time() - spent) / (grid.repeats * grid.output)
+        yield {"part": "gateway", "requests": row.batch, "seconds": max(gateway, 1e-7)}
         assert row.tpot is not None
         seconds = row.batch / row.tokens_per_second if row.tokens_per_second else row.tpot
         yield {"part": "served", "requests": row.batch, "seconds": max(seconds, 1e-6)}
+        spent = time.process_time()
 
 
-def stages(source: "ModelSource", threads: int, grid: Grid, served: list[Row]) -> Iterator[Row]:
+def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Iterator[Row]:
     """What follows from one engine in this process, and nodes beside it for the exchange."""
     import torch
 
@@ -154,7 +159,7 @@ def stages(source: "ModelSource", threads: int, grid: Grid, served: list[Row]) -
                 calls[tokens, round(1 / held)] = float(str(row["seconds"]))
             yield row
     yield from exchanges(engine, grid, calls)
-    yield from serving(engine, bank, grid, served)
+    yield from serving(engine, bank, grid, control(model, threads, grid))
     if threads == 1:
         yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps)
 
@@ -178,15 +183,20 @@ def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float])
                 yield from exchange_rows(engine, alone, made, took, requests, context, grid.steps)
 
 
-def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: list[Row]) -> Iterator[Row]:
-    """The served run's rows, and how much longer its steps are than those of the same engine by itself."""
+def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: Iterator[Row]) -> Iterator[Row]:
+    """The served run's rows, and how much longer its steps are than those of the same engine by itself, measured right
+    before and right after each: a machine's speed drifts by more than the control plane costs."""
     from afserve.comm.bank import LocalBankLink
 
+    def alone(requests: int) -> float:
+        return engine.steps(LocalBankLink(bank), requests, grid.prompt + grid.output // 2, grid.steps).seconds
+
+    sizes = iter(grid.control)
+    before = alone(next(sizes))
     for row in served:
-        if row["part"] == "served":
-            requests, context = int(str(row["requests"])), grid.prompt + (grid.steps + 8) // 2
-            step = engine.steps(LocalBankLink(bank), requests, context, grid.steps)
-            served_seconds = float(str(row["seconds"]))
-            seconds = max(served_seconds - step.seconds, 0.005 * served_seconds)
-            yield {"part": "control", "requests": requests, "seconds": seconds}
         yield row
+        if row["part"] == "served":
+            requests, whole = int(str(row["requests"])), float(str(row["seconds"]))
+            seconds = max(whole - (before + alone(requests)) / 2, 0.005 * whole)
+            yield {"part": "control", "requests": requests, "seconds": seconds, "served": whole}
+            before = sum(alone(following) for following in itertools.islice(sizes, 1))

@@ -17,7 +17,8 @@ from afserve.errors import ConfigError
 ENGINES = ("afd", "colocated", "transformers")
 
 
-def _numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+def numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    """A click callback: whole numbers above 0, comma-separated."""
     parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,8,32", ctx, option)
@@ -29,7 +30,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[in
     "--model", default="nano", show_default=True, help="As for `afserve up`; transformers needs a folder."
 )
 @click.option(
-    "--batch", default="1,8,32,64", show_default=True, callback=_numbers, help="Sequences at a time."
+    "--batch", default="1,8,32,64", show_default=True, callback=numbers, help="Sequences at a time."
 )
 @click.option(
     "--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."

@@ -10,9 +10,11 @@ import select
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import IO
 
 from torch import Tensor
@@ -26,35 +28,55 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.errors import PeerLost
+from afserve.launch.machine import this_machine
 from afserve.placement.plan import Placement
 
 _DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes of its rows on the way out
 _PARK = 0.05
+_KEPT = 1024  # answers, the newest
 
 
 class Idle:
-    """A bank whose experts take `seconds`, busy all the while; the answer is whatever lies in the mailbox."""
+    """A bank whose experts take `seconds`; the answer is whatever lies in the mailbox. `busy` all the while, or asleep
+    where that would take the core from whom it is measured with.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    `took`: seconds of the last call."""
+
+    def __init__(self, busy: bool = True) -> None:
+        self.seconds = self.took = 0.0
+        self._busy = busy
 
     def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
         """Leaves out_RH as it is."""
-        until = time.perf_counter() + self.seconds
-        while time.perf_counter() < until:
-            pass
+        begin = now = time.perf_counter()
+        if not self._busy:
+            time.sleep(self.seconds)
+            now = time.perf_counter()
+        while now - begin < self.seconds:
+            now = time.perf_counter()
+        self.took = now - begin
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     link: ExpertLink
-    inputs: tuple[IO[str], ...]
+    nodes: tuple["Pipes", ...]
 
-    def take(self, seconds: float) -> None:
-        """From now on every call of an expert node takes so long."""
-        for input in self.inputs:
-            input.write(f"{seconds}\n")
-            input.flush()
+    def take(self, seconds: float) -> list[float]:
+        """From now on every call of an expert node takes so long. What an answer took each of them until now beside the
+        call: the median, 0 where it answered nothing."""
+        for pipes in self.nodes:
+            pipes.input.write(f"{seconds}\n")
+            pipes.input.flush()
+        return [float(pipes.output.readline()) for pipes in self.nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """The other ends of a node's standard input and output."""
+
+    input: IO[str]
+    output: IO[str]
 
 
 @contextmanager
@@ -62,16 +84,18 @@ def exchange(source: ModelSource, peers: int) -> Iterator[Exchange]:
     """With so many such nodes, which live as long as the context."""
     layout, placement = _layout(source, peers)
     with ExitStack() as stack:
-        nodes = [stack.enter_context(_node(source, peers, index)) for index in range(peers)]
+        nodes = [
+            stack.enter_context(_node(source, peers, index)) for index in range(peers)
+        ]  # all start at once
         addresses = [address for address, _ in nodes]
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
         link = ExpertLink(end, attention=0, layout=layout, placement=placement)
         stack.callback(link.close)
-        yield Exchange(link, tuple(input for _, input in nodes))
+        yield Exchange(link, tuple(pipes for _, pipes in nodes))
 
 
 @contextmanager
-def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, IO[str]]]:
+def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pipes]]:
     arguments = json.dumps({"source": asdict(source), "peers": peers, "index": index})
     command = [sys.executable, "-m", "afserve.cli.bench.exchange", arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -79,7 +103,7 @@ def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, IO
         address = process.stdout.readline().strip()
         if not address:
             raise PeerLost(f"expert-{index}", "it ended before it listened; what it said is above")
-        yield address, process.stdin
+        yield address, Pipes(process.stdin, process.stdout)
         process.stdin.close()
 
 
@@ -87,16 +111,19 @@ def exchange_rows(
     engine: Engine, alone: Steps, made: Exchange, experts: float, requests: int, context: int, count: int
 ) -> Iterator[Row]:
     """`alone`: the same steps without anybody at the other end. A direction is half of what a layer takes longer, less
-    the `experts` seconds; a kernel is one send or receive: half of what the attention node itself computes longer."""
+    the `experts` seconds; a kernel is one send or receive: half of what the attention node itself computes longer. An
+    answer is what an expert node itself does for one message beside its experts."""
     made.take(experts)
     both, halves = engine.steps(made.link, requests, context, count), 2 * engine.spec.moe_layers
-    peers = len(made.inputs)
+    peers, answers = len(made.nodes), made.take(experts)
     size = {"requests": requests, "peers": peers, "bytes": requests * engine.spec.hidden * _DISPATCH_BYTES}
     direction = max((both.seconds - alone.seconds) / halves - experts / 2, 1e-6)
     kernel = min(max((both.busy - alone.busy) / halves, 1e-7), direction)
     yield {"part": "kernel", **size, "seconds": kernel}
     if peers == 1:
         yield {"part": "exchange", **size, "seconds": direction}
+        answer = max(min(answers[0], 2 * (direction - kernel)), 0.2 * answers[0], 1e-7)
+        yield {"part": "answer", **size, "seconds": answer}
 
 
 def _layout(source: ModelSource, peers: int) -> tuple[Layout, Placement]:
@@ -109,7 +136,7 @@ def _layout(source: ModelSource, peers: int) -> tuple[Layout, Placement]:
 def main(source: ModelSource, peers: int, index: int) -> None:
     layout, placement = _layout(source, peers)
     end, address = connect.listen("shm", expert=index, attention_nodes=1, layout=layout)
-    bank = Idle()
+    bank, answers = Idle(busy=peers < this_machine().cores), deque[float](maxlen=_KEPT)
     node = ExpertNode(ExpertPort(end), bank, epoch=placement.epoch)
     print(address, flush=True)
     while True:
@@ -118,7 +145,12 @@ def main(source: ModelSource, peers: int, index: int) -> None:
             if not line:
                 break
             bank.seconds = float(line)
-        if not node.poll():
+            print(median(answers) if answers else 0.0, flush=True)
+            answers.clear()
+        begin = time.perf_counter()
+        if node.poll():
+            answers.append(time.perf_counter() - begin - bank.took)
+        else:
             node.wait(_PARK)
     node.close()
 

@@ -23,6 +23,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton_backend import TritonBackend
 from afserve.kernels.triton_kv import rope_write_kv, rope_write_latent
+from afserve.kernels.triton_tiles import TileTable
 
 SHARED = {
     80: 163 << 10,
@@ -84,11 +85,11 @@ def usage(kernel: Any) -> dict[str, Any]:
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, "matrix": found}
 
 
-def batch_of(sequences: int, queries: int, context: int) -> PagedBatch:
+def batch_of(sequences: int, queries: int, context: int, blocks: int = 8) -> PagedBatch:
     tokens = sequences * queries
     long, short = (torch.zeros(tokens, dtype=torch.int64) for _ in range(2))
     starts, contexts, table = (
-        torch.zeros(s, dtype=torch.int32) for s in (sequences + 1, sequences, (sequences, 8))
+        torch.zeros(s, dtype=torch.int32) for s in (sequences + 1, sequences, (sequences, blocks))
     )
     return PagedBatch(long, short, starts, contexts, table, queries, context)
 
@@ -155,7 +156,7 @@ def main() -> None:
         return compiler(function, *args, **options)
 
     JITFunction.run = run
-    ops = TritonBackend(torch.device("cpu"), 132, SHARED[arch], arch >= 89)
+    ops = TritonBackend(torch.device("cpu"), 132, TileTable(SHARED[arch]), arch >= 89)
     experts(ops, fp8=False)
     if arch >= 89:
         experts(ops, fp8=True)

@@ -22,6 +22,9 @@ CUDA = torch.cuda.is_available()
 
 def _interpret() -> None:
     """Interpret every kernel decorated from now on, and Triton's own functions that were decorated before."""
+    triton.knobs.propagate_env = (
+        False  # or the knob sets TRITON_INTERPRET, and processes that tests start interpret too
+    )
     triton.knobs.runtime.interpret = True
     for module in (tl, tl.standard, tl.random):
         for name, value in list(vars(module).items()):

@@ -13,7 +13,6 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_config import expert_tiles, gqa_tiles, mla_tile
 
 EXACT = Ops(Reference(), torch.device("cpu"), 1)
 
@@ -188,7 +187,7 @@ def test_a_chip_is_asked_what_it_has(chip):
     chip(8, 6)
     backend = TritonBackend.open(torch.device("cuda", 1))
     assert backend.device == torch.device("cuda", 1) and "not measured" in backend.explain()
-    assert backend._shared == 99 << 10 and not backend._has_fp8
+    assert backend.tiles.shared == 99 << 10 and not backend.holds_fp8
 
 
 def test_no_rows(device, ops):
@@ -203,16 +202,3 @@ def test_no_rows(device, ops):
 def test_a_fixed_number_of_parts_is_used(device):
     assert TritonBackend(device, 132)._cut(1, 8192, 256) == 32
     assert TritonBackend(device, 132, parts=4)._cut(1000, 8192, 256) == 4
-
-
-@pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
-@pytest.mark.parametrize("kind", ["16-bit", "fp8", "fp32"])
-def test_tiles_fit_the_chip(shared, kind):
-    size = {"16-bit": 2, "fp8": 1, "fp32": 4}[kind]
-    for rows in (1, 16, 17, 100, 5000):
-        tiles = expert_tiles(kind, rows, shared)
-        for tile, columns in ((tiles.gate_up, 2 * tiles.gate_up.columns), (tiles.down, tiles.down.columns)):
-            assert tile.stages * (tile.rows + columns) * tile.depth * size <= shared
-            assert tile.source
-    assert mla_tile(128, 2, 99 << 10).queries == 16 and mla_tile(128, 2).queries == 64
-    assert gqa_tiles(128, 2, 48 << 10)[1].queries == 16

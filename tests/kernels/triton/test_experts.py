@@ -161,13 +161,59 @@ def test_plan_never_needs_more_tiles_than_the_bound():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_combine_rows(device, close, dtype):
+@pytest.mark.parametrize("add", [False, True])
+def test_combine_rows(device, close, dtype, add):
     torch.manual_seed(4)
-    y_PH = torch.randn(12, 37).to(dtype)
+    part_PH = torch.randn(12, 37).to(dtype)
     place_RK = torch.tensor([[0, 11, -1], [-1, -1, -1], [5, 5, 3]], dtype=torch.int32)
-    weight_RK = torch.rand(3, 3)
-    weight_RK[1, 0] = float("nan")  # of a place that is skipped
-    out_RH = torch.full((3, 37), float("nan"), dtype=dtype, device=device)
-    combine_rows(y_PH.to(device), place_RK.to(device), weight_RK.to(device), out_RH, columns=16)
-    kept = torch.where(place_RK >= 0, weight_RK, 0.0).double()
-    close(out_RH, (kept[:, :, None] * y_PH.double()[place_RK.clamp(min=0).long()]).sum(1))
+    out_RH = torch.full((3, 37), 0.5 if add else float("nan"), dtype=dtype, device=device)
+    combine_rows(part_PH.to(device), place_RK.to(device), out_RH, add, columns=16)
+    kept = (place_RK >= 0).double()
+    close(out_RH, 0.5 * add + (kept[:, :, None] * part_PH.double()[place_RK.clamp(min=0).long()]).sum(1))
+
+
+def small_experts(device, slots, dtype, hidden=40, inner=24):
+    gate_up = (torch.randn(slots, 2 * inner, hidden) / hidden**0.5).to(dtype).to(device)
+    return ExpertWeights(gate_up, (torch.randn(slots, hidden, inner) / inner**0.5).to(dtype).to(device))
+
+
+def test_the_weight_of_a_skipped_slot_may_be_anything(device):
+    torch.manual_seed(6)
+    weights, x = small_experts(device, 3, torch.bfloat16), torch.randn(2, 40).bfloat16().to(device)
+    slot = torch.tensor([[0, -1], [-1, 2]], dtype=torch.int32, device=device)
+    weight = torch.tensor([[0.5, torch.nan], [torch.inf, 0.5]], device=device)
+    out = torch.empty_like(x)
+    expert_ffn(x, slot, weight, weights, SMALL, out)
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_do_not_depend_on_where_experts_are(device, dtype):
+    """The same rows over one node's slots, and over two nodes whose float32 partial sums are added: equal bits."""
+    torch.manual_seed(5)
+    slots, choices, rows = 6, 4, 9
+    weights, x = small_experts(device, slots, dtype), torch.randn(rows, 40).to(dtype).to(device)
+    slot_RK = torch.rand(rows, slots).topk(choices).indices.int().to(device)
+    weight_RK = torch.rand(rows, choices).to(device)
+
+    def partial(chosen):
+        out = torch.empty(rows, 40, device=device)
+        expert_ffn(x, torch.where(chosen, slot_RK, -1).int(), weight_RK, weights, SMALL, out)
+        return out
+
+    whole = partial(slot_RK >= 0)
+    for first in ((0, 1, 2), (1, 4)):
+        here = torch.isin(slot_RK, torch.tensor(first, dtype=torch.int32, device=device))
+        assert torch.equal(partial(here) + partial(~here), whole)
+        assert torch.equal(partial(~here) + partial(here), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_each_part_is_rounded_before_it_is_added(device, dtype):
+    """Alone, weighted, a row's part is a value of the rows' dtype although the sum is float32."""
+    torch.manual_seed(7)
+    weights, x = small_experts(device, 2, dtype), torch.randn(5, 40).to(dtype).to(device)
+    out = torch.empty(5, 40, device=device)
+    slot = torch.ones(5, 1, dtype=torch.int32, device=device)
+    expert_ffn(x, slot, torch.rand(5, 1).to(device), weights, SMALL, out)
+    assert torch.equal(out, out.to(dtype).float())

@@ -1,0 +1,173 @@
+"""`afserve bench pipeline`: stage times, bubbles, hidden transfers and hold times of a running ping-pong pipeline."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from afserve.cli.bench.decode import numbers
+from afserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afserve.cli.bench.pipeline_node import Setup
+
+Row = dict[str, object]
+_COLUMNS = {  # key of a row: heading
+    "batch": "batch",
+    "mode": "mode",
+    "micro_batches": "m",
+    "tok_s": "tok/s",
+    "attention_us": "A us",
+    "expert_us": "F us",
+    "under_way_us": "away us",
+    "attention_bubble": "A idle",
+    "expert_bubble": "F idle",
+    "hidden": "hidden",
+    "messages_per_call": "merged",
+    "hold_us_per_call": "hold us",
+}
+_LEGEND = (
+    "A, F: computing of a layer on an attention node, of a call on an expert node; away: from dispatch to answer;\n"
+    "idle: share of time with nothing to compute; hidden: share of the away time in which A computed.\n"
+    "colocated: with as many threads as all nodes together"
+)
+_SHARES = ("attention_bubble", "expert_bubble", "hidden")
+
+
+@click.command()
+@click.option("--model", default="nano", show_default=True, help="As for `afserve up`.")
+@click.option(
+    "--attention", default=1, show_default=True, type=click.IntRange(1, 16), help="Attention nodes."
+)
+@click.option("--experts", default=1, show_default=True, type=click.IntRange(1, 16), help="Expert nodes.")
+@click.option(
+    "--micro-batches",
+    default="1,2,3",
+    show_default=True,
+    callback=numbers,
+    help="In flight, one row for each.",
+)
+@click.option(
+    "--batch", default="8,32", show_default=True, callback=numbers, help="Sequences of each attention node."
+)
+@click.option(
+    "--prompt-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."
+)
+@click.option(
+    "--output-len", default=64, show_default=True, type=click.IntRange(16), help="Tokens generated for each."
+)
+@click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON row per line.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the JSON rows to this file."
+)
+def pipeline(
+    model: str,
+    attention: int,
+    experts: int,
+    micro_batches: tuple[int, ...],
+    batch: tuple[int, ...],
+    prompt_len: int,
+    output_len: int,
+    threads: int,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Where the time of steady decoding goes: stages, bubbles, transfers that are hidden, holds."""
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for setup in setups(model, Path(scratch), attention, experts, batch, prompt_len, output_len, threads):
+            for row in rows(setup, micro_batches):
+                found.append(row)
+                line = json.dumps(row | origin(setup))
+                if as_json:
+                    click.echo(line)
+                if out is not None:
+                    with out.open("a", encoding="utf-8") as file:
+                        file.write(line + "\n")
+    if not as_json:
+        from rich.console import Console
+
+        Console().print(table(found))
+        click.echo(
+            "us per layer; shares of the counted time; colocated: as many threads as all nodes together"
+        )
+
+
+def setups(
+    model: str,
+    scratch: Path,
+    attention: int,
+    experts: int,
+    batches: Sequence[int],
+    prompt_len: int,
+    output_len: int,
+    threads: int,
+) -> Iterator["Setup"]:
+    """One for each batch."""
+    from afserve.cli.bench.pipeline_node import Setup
+    from afserve.config import ModelSource
+    from afserve.launch.models import find_model
+
+    found = find_model(model, scratch)
+    if not found.weights:
+        raise ConfigError(
+            f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
+        )
+    source = ModelSource(str(found.folder), found.name)
+    for batch in batches:
+        yield Setup(source, "", 0, attention, experts, 1, batch, prompt_len, output_len, threads)
+
+
+def rows(setup: "Setup", micro_batches: Sequence[int]) -> Iterator[Row]:
+    """The colocated baseline, then one row for each number of micro-batches."""
+    from dataclasses import replace
+
+    from afserve.cli.bench.pipeline_run import disaggregated, together
+
+    yield {"batch": setup.batch, **together(setup)}
+    for count in micro_batches:
+        yield {"batch": setup.batch, **disaggregated(replace(setup, micro_batches=count))}
+
+
+def origin(setup: "Setup") -> Row:
+    """What every row carries."""
+    from afserve.cli.bench.report import commit, processor
+    from afserve.launch.machine import this_machine
+
+    return {
+        "bench": "pipeline",
+        "model": setup.source.name,
+        "nodes": f"{setup.attention}x{setup.experts}",
+        "threads": setup.threads,
+        "machine": f"{processor()}, {this_machine().cores} cores",
+        "load": round(os.getloadavg()[0], 1),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def table(found: Sequence[Row]) -> object:
+    from rich.table import Table
+
+    drawn = Table(box=None)
+    for key, heading in _COLUMNS.items():
+        drawn.add_column(heading, justify="left" if key == "mode" else "right")
+    for row in found:
+        drawn.add_row(*(_cell(key, row.get(key)) for key in _COLUMNS))
+    return drawn
+
+
+def _cell(key: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if key in _SHARES:
+        return f"{100 * float(str(value)):.0f} %"
+    return f"{value:,.0f}" if isinstance(value, float) and value >= 100 else str(value)

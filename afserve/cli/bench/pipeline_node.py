@@ -1,0 +1,168 @@
+"""One node of a pipeline measurement in a process of its own, driven by lines on its standard input.
+
+Started as a module with one JSON argument. An expert node prints its address; an attention node says `ready`, decodes
+after `go`, and says `steady` and `ending` where the counted part begins and ends. Asked for `stats`, either says what
+it has counted so far; at the end of its input it ends. Everything but the requests is what `afserve up` runs.
+"""
+
+import json
+import select
+import sys
+import time
+from dataclasses import dataclass, fields
+
+import torch
+
+from afserve.cli.bench.case import prompts
+from afserve.comm import connect
+from afserve.comm.m2n import ExpertLink, ExpertPort
+from afserve.comm.transport import Layout
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.attention_node import AttentionNode
+from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.expert_node import ExpertNode
+from afserve.engine.local import colocated
+from afserve.engine.micro_batch import T
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.placement.plan import Placement
+
+_WARM_TOKENS = 8  # of each sequence, before counting
+_LAST_TOKENS = 4  # of each, after it
+_LISTEN_SECONDS = 0.005  # how often a node looks whether it is asked something
+_PARK = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every node of one measurement is told. `batch` are the sequences of each attention node.
+
+    `role` is attention, expert or colocated.
+    """
+
+    source: ModelSource
+    role: str
+    index: int
+    attention: int
+    experts: int
+    micro_batches: int
+    batch: int
+    prompt_len: int
+    output_len: int
+    threads: int
+
+    @classmethod
+    def read(cls, text: str) -> "Setup":
+        given = json.loads(text)
+        return cls(**{**given, "source": ModelSource(**given["source"])})
+
+    @property
+    def engine(self) -> EngineConfig:
+        longest = self.prompt_len + self.output_len + 2
+        blocks = self.batch * (2 + longest // 16) + 16
+        return EngineConfig(
+            longest, blocks, micro_batches=self.micro_batches, prefix_caching=False, threads=self.threads
+        )
+
+    def plan(self) -> Placement:
+        spec = spec_of(self.source)
+        return Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=self.experts)
+
+    def layout(self) -> Layout:
+        return layout_for(self.source, spec_of(self.source), self.engine, self.plan().slots_per_node())
+
+
+class Questions:
+    """Standard input, looked at now and then: a look costs as much as a small message."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self.over = False
+
+    def asked(self) -> bool:
+        """True when somebody wants to know the counts."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _LISTEN_SECONDS
+        if not select.select([sys.stdin], [], [], 0)[0]:
+            return False
+        self.over = not sys.stdin.readline()
+        return not self.over
+
+
+def say(what: str) -> None:
+    print(what, flush=True)
+
+
+def tell(stats: object) -> None:
+    """Whole counts and seconds, and the time."""
+    found = {name: getattr(stats, name) for name in (f.name for f in fields(stats))}  # type: ignore[arg-type]
+    numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    say(json.dumps({**numbers, "now": time.monotonic()}))
+
+
+def serve_experts(setup: Setup) -> None:
+    plan = setup.plan()
+    end, address = connect.listen(
+        "shm", expert=setup.index, attention_nodes=setup.attention, layout=setup.layout()
+    )
+    bank = build_expert_bank(
+        setup.source, plan.held(setup.index), plan.slots_per_node(), threads=setup.threads
+    )
+    node = ExpertNode(ExpertPort(end), bank, epoch=plan.epoch)
+    say(address)
+    questions = Questions()
+    while not questions.over:
+        if questions.asked():
+            tell(node.stats())
+        if not node.poll():
+            node.wait(_PARK)
+    node.close()
+
+
+def serve_attention(setup: Setup) -> None:
+    addresses = json.loads(sys.stdin.readline())
+    layout = setup.layout()
+    end = connect.connect(addresses, attention=setup.index, layout=layout, timeout=60.0)
+    link = ExpertLink(end, attention=setup.index, layout=layout, placement=setup.plan())
+    decode(setup, build_attention_node(setup.source, setup.engine, link))
+    link.close()
+
+
+def decode(setup: Setup, node: AttentionNode[T]) -> None:
+    """All sequences at once, from `go` on; then stays to be asked."""
+    say("ready")
+    sys.stdin.readline()
+    params = SamplingParams(max_tokens=setup.output_len, temperature=0.0, ignore_eos=True)
+    vocabulary = spec_of(setup.source).vocab_size
+    for number, ids in enumerate(prompts(vocabulary, setup.batch, setup.prompt_len, setup.index)):
+        node.submit(GenerationRequest(f"r{number}", tuple(ids), params))
+    marks = [
+        (setup.batch * _WARM_TOKENS, "steady"),
+        (setup.batch * (setup.output_len - _LAST_TOKENS), "ending"),
+    ]
+    tokens, questions = 0, Questions()
+    while not questions.over:
+        if questions.asked():
+            tell(node.stats())
+        tokens += sum(len(event.token_ids) for event in node.step())
+        if marks and tokens >= marks[0][0]:
+            say(marks.pop(0)[1])
+        if node.stalled:
+            node.wait(_PARK)
+        elif not node.busy:
+            time.sleep(_LISTEN_SECONDS)
+
+
+def main(setup: Setup) -> None:
+    torch.set_num_threads(1)
+    if setup.role == "expert":
+        serve_experts(setup)
+    elif setup.role == "attention":
+        serve_attention(setup)
+    else:
+        decode(setup, colocated(setup.source, setup.engine))
+
+
+if __name__ == "__main__":
+    main(Setup.read(sys.argv[1]))

@@ -1,0 +1,239 @@
+"""M2N whose both ends are GPUs of one NVLink domain: every step is kernels, and no host waits for any of them.
+
+`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton_symm.py` over boxes in symmetric memory. A silent
+peer leaves an error word and NaN instead of a GPU that hangs; `check` names it. They know addresses, no allocators.
+Shapes: T rows of a dispatch, K top-k, H hidden, N peers, R most rows of a message.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from afserve.comm.transport import Kind, Layout, WireType
+from afserve.comm.wire import Frame, aligned
+from afserve.errors import PeerLost
+from afserve.kernels import triton_symm
+from afserve.kernels.triton_config import FUSED
+
+REGION_HEAD = 256
+_HALF_ALIGN = 256
+_COLUMNS = 1024
+_PLAN_ROWS = 128
+_WIRES = {
+    WireType.FLOAT32: tl.float32,
+    WireType.BFLOAT16: tl.bfloat16,
+    WireType.FLOAT16: tl.float16,
+    WireType.FLOAT8: tl.float8e4nv,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Sizes and offsets of one direction of a box, in bytes."""
+
+    half: int
+    weight: int
+    slot: int
+    scale: int
+    x: int
+
+    @classmethod
+    def of(cls, kind: Kind, layout: Layout) -> "Region":
+        span = Frame(kind, layout).span(layout.max_rows)
+        return cls(aligned(span.end, _HALF_ALIGN), span.weight, span.slot, span.scale, span.x)
+
+    @property
+    def size(self) -> int:
+        return REGION_HEAD + 2 * self.half
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a kernel waits for a peer: nanoseconds where the device has a clock, looks at the flag otherwise."""
+
+    limit: int = 2_000_000_000
+    timed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """One micro-batch's regions at all peers: addresses on this end and, written by this end, on theirs (int64).
+
+    `keeper` holds the memory that is there: kernels write to it for as long as an end has these boxes.
+    """
+
+    own_N: Tensor
+    peer_N: Tensor
+    keeper: object
+
+    @classmethod
+    def at(cls, own: Sequence[int], peer: Sequence[int], device: torch.device, keeper: object) -> "Boxes":
+        own_N, peer_N = (torch.tensor(side, dtype=torch.int64, device=device) for side in (own, peer))
+        return cls(own_N, peer_N, keeper)
+
+    def __len__(self) -> int:
+        return self.own_N.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class SymmTicket:
+    """A dispatch under way; place_NT is where each row lies in each node's message, -1 where it was not sent."""
+
+    micro_batch: int
+    place_NT: Tensor
+
+
+class _End:
+    """`boxes` by micro-batch; `stamp` (layer, epoch) and all numbers live on the device, so a graph replays them."""
+
+    def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience, peer: str) -> None:
+        self._layout, self._boxes, self._patience, self._peer = layout, list(boxes), patience, peer
+        self._dispatch, self._combine = Region.of(Kind.DISPATCH, layout), Region.of(Kind.COMBINE, layout)
+        self._device = boxes[0].own_N.device
+        self._number_MN = [self._words(len(one)) for one in boxes]
+        self._count_MN = [self._words(len(one)) for one in boxes]
+        self._error = self._words(1)
+        self._fp8 = layout.dispatch_wire is WireType.FLOAT8
+        self._columns = min(_COLUMNS, max(128, triton.next_power_of_2(layout.hidden)))
+        self._parts = triton.cdiv(layout.hidden, self._columns)
+
+    def check(self) -> None:
+        """Waits for the device. Raises PeerLost naming the first peer that stayed silent; this end is no use then."""
+        silent = int(self._error.item())
+        if silent:
+            limit = f"{self._patience.limit / 1e9:g} s" if self._patience.timed else "its limit"
+            raise PeerLost(f"{self._peer}-{silent - 1}", f"it sent nothing within {limit}")
+
+    def _words(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._device)
+
+    @property
+    def _width(self) -> int:
+        return int(triton.next_power_of_2(self._layout.top_k))
+
+    @property
+    def _scales(self) -> int:
+        return Frame(Kind.DISPATCH, self._layout).scales
+
+    def _offsets(self) -> tuple[int, int, int, int, int]:
+        region = self._dispatch
+        return region.half, region.weight, region.slot, region.scale, region.x
+
+
+class SymmAttention(_End):
+    """An attention node's end; box n is expert node n's."""
+
+    def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience = Patience()) -> None:
+        super().__init__(layout, boxes, patience, "expert")
+
+    def dispatch(
+        self, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor, stamp: Tensor, micro_batch: int
+    ) -> SymmTicket:
+        """Send each row once to every node that has one of its slots.
+
+        slot_TK is int32 and counts through all nodes (node * slots + slot, -1: none); rows without a slot stay here, so
+        T may be an upper bound. `stamp` is int32 (layer, epoch), on the device. T is at most the layout's most rows.
+        """
+        layout, boxes, rows = self._layout, self._boxes[micro_batch], x_TH.shape[0]
+        assert rows <= layout.max_rows and x_TH.stride(1) == 1, (
+            "more rows than fit, or rows that are not contiguous"
+        )
+        number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
+        place_NT = torch.empty((len(boxes), rows), dtype=torch.int32, device=x_TH.device)
+        triton_symm.plan_nodes[(len(boxes),)](
+            slot_TK, place_NT, count_N, number_N, rows, layout.slots, CHOICES=layout.top_k, ROWS=_PLAN_ROWS, **FUSED,
+        )  # fmt: skip
+        if rows:
+            triton_symm.put_rows[(rows, self._parts)](
+                x_TH, slot_TK, weight_TK, place_NT, number_N, boxes.peer_N, rows, layout.hidden, x_TH.stride(0),
+                len(boxes), layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
+                COLUMNS=self._columns, WIRE=_WIRES[layout.dispatch_wire], FP8=self._fp8, **FUSED,
+            )  # fmt: skip
+        triton_symm.signal_boxes[(len(boxes),)](
+            boxes.peer_N, number_N, count_N, stamp, self._dispatch.half, num_warps=1, **FUSED,
+        )  # fmt: skip
+        return SymmTicket(micro_batch, place_NT)
+
+    def combine(self, ticket: SymmTicket) -> Tensor:
+        """y_TH, float32: the partial sums in the order of the nodes. NaN if one stayed silent: `check` says who."""
+        layout, boxes = self._layout, self._boxes[ticket.micro_batch]
+        number_N = self._number_MN[ticket.micro_batch]
+        rows = ticket.place_NT.shape[1]
+        y_TH = torch.empty((rows, layout.hidden), dtype=torch.float32, device=ticket.place_NT.device)
+        region = self._combine
+        triton_symm.wait_boxes[(len(boxes),)](
+            boxes.own_N, number_N, None, None, self._error, layout.max_rows, region.half, self._patience.limit,
+            NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
+        )  # fmt: skip
+        if rows:
+            triton_symm.sum_answers[(rows, self._parts)](
+                boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, rows, layout.hidden, len(boxes), region.half,
+                region.x, COLUMNS=self._columns, WIRE=_WIRES[layout.combine_wire], **FUSED,
+            )  # fmt: skip
+        return y_TH
+
+
+@dataclass(frozen=True, slots=True)
+class SymmArrival:
+    """What all attention nodes sent for one micro-batch, A * R rows at most; those behind the last have slots -1.
+
+    header_N2 is (layer, epoch) of each attention node's message.
+    """
+
+    micro_batch: int
+    x_NH: Tensor
+    slot_NK: Tensor
+    weight_NK: Tensor
+    header_N2: Tensor
+
+
+class SymmExpert(_End):
+    """An expert node's end; box n is attention node n's. `dtype` is what rows become that travel in FP8."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        boxes: Sequence[Boxes],
+        patience: Patience = Patience(),
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__(layout, boxes, patience, "attention")
+        self._dtype = dtype if self._fp8 else layout.dispatch_wire.dtype
+
+    def receive(self, micro_batch: int) -> SymmArrival:
+        """Wait, on the device, for the next message of every attention node, and put their rows together."""
+        layout, boxes = self._layout, self._boxes[micro_batch]
+        number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
+        most = len(boxes) * layout.max_rows
+        x_NH = torch.empty((most, layout.hidden), dtype=self._dtype, device=self._device)
+        slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=self._device)
+        weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=self._device)
+        header_N2 = self._words(2 * len(boxes)).view(-1, 2)
+        triton_symm.wait_boxes[(len(boxes),)](
+            boxes.own_N, number_N, count_N, header_N2, self._error, layout.max_rows, self._dispatch.half,
+            self._patience.limit, NEXT=True, TIMED=self._patience.timed, num_warps=1, **FUSED,
+        )  # fmt: skip
+        triton_symm.take_rows[(most, self._parts)](
+            boxes.own_N, number_N, count_N, x_NH, slot_NK, weight_NK, len(boxes), layout.max_rows, layout.hidden,
+            layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
+            COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.dispatch_wire],
+            FP8=self._fp8, **FUSED,
+        )  # fmt: skip
+        return SymmArrival(micro_batch, x_NH, slot_NK, weight_NK, header_N2)
+
+    def answer(self, arrival: SymmArrival, y_NH: Tensor) -> None:
+        """Send each row's weighted partial sum back; y_NH is contiguous, of any float dtype, rows as in `arrival`."""
+        layout, boxes = self._layout, self._boxes[arrival.micro_batch]
+        number_N, count_N = self._number_MN[arrival.micro_batch], self._count_MN[arrival.micro_batch]
+        region, stamp = self._combine, arrival.header_N2
+        triton_symm.put_answers[(len(boxes) * layout.max_rows, self._parts)](
+            y_NH, count_N, number_N, boxes.peer_N, len(boxes), layout.max_rows, layout.hidden, region.half, region.x,
+            COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.combine_wire], **FUSED,
+        )  # fmt: skip
+        triton_symm.signal_boxes[(len(boxes),)](
+            boxes.peer_N, number_N, count_N, stamp, region.half, num_warps=1, **FUSED,
+        )  # fmt: skip

@@ -1,0 +1,69 @@
+#include "compact.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr size_t MOST_PATCHES = 64;  // one in this many weights; beyond that the panel stays as it is
+
+// The 16 most frequent high bytes.
+void choose_high(const bf16* panel, size_t count, uint8_t* high) {
+  uint32_t seen[256] = {};
+  for (size_t i = 0; i < count; i++) seen[panel[i].bits >> 8]++;
+  for (int k = 0; k < 16; k++) {
+    uint32_t* most = std::max_element(seen, seen + 256);
+    high[k] = uint8_t(most - seen);
+    *most = 0;
+  }
+}
+
+}  // namespace
+
+void CompactPanel::pack(const Isa& isa, const bf16* panel, int blocks, char* to) {
+  size_t count = size_t(blocks) * PANEL_BLOCK;
+  uint8_t* high = reinterpret_cast<uint8_t*>(to);
+  memset(high, 0, COMPACT_HEAD);
+  choose_high(panel, count, high);
+  std::vector<uint64_t> missing(count / 64);
+  isa.compact(panel, blocks * BLOCK_UNITS, high, high + COMPACT_HEAD, missing.data());
+  patches_.clear();
+  for (size_t i = 0; i < missing.size(); i++)
+    for (uint64_t bits = missing[i]; bits; bits &= bits - 1) {
+      uint32_t place = uint32_t(i * 64 + __builtin_ctzll(bits));
+      patches_.push_back({place, panel[place]});
+    }
+  if (patches_.size() * MOST_PATCHES <= count) {
+    whole_.resize(0);
+    return;
+  }
+  patches_.clear();
+  whole_.resize(count * sizeof(bf16));
+  memcpy(whole_.data(), panel, count * sizeof(bf16));
+}
+
+void CompactPanel::multiply(const Isa& isa, const char* at, const bf16* a, size_t stride, int rows, int blocks,
+                            float* sum, const char* after) const {
+  if (whole_.bytes()) {
+    const bf16* panel = reinterpret_cast<const bf16*>(whole_.data());
+    return isa.b.gemm(a, stride, rows, panel, blocks, sum, false, {});
+  }
+  // What is expanded stays in the nearest cache. With few rows it is most of the work, and asks for what is after it
+  // itself; with many, the product has the time.
+  constexpr int MOST = 4;
+  alignas(64) bf16 wide[MOST * PANEL_BLOCK];
+  bool few = rows <= 2 * ROW_GROUP;
+  int chunk = rows <= ROW_GROUP ? 2 : MOST;
+  const uint8_t* high = reinterpret_cast<const uint8_t*>(at);
+  const uint8_t* units = high + COMPACT_HEAD;
+  auto patch = patches_.begin();
+  for (int b = 0; b < blocks; b += chunk) {
+    int n = std::min(chunk, blocks - b);
+    uint32_t first = uint32_t(b) * PANEL_BLOCK, last = first + uint32_t(n) * PANEL_BLOCK;
+    units += size_t(n) * BLOCK_UNITS * UNIT_BYTES;
+    const char* ahead = b + n < blocks ? reinterpret_cast<const char*>(units) : after;
+    isa.expand(units - size_t(n) * BLOCK_UNITS * UNIT_BYTES, n * BLOCK_UNITS, high, wide, few ? ahead : nullptr);
+    for (; patch != patches_.end() && patch->place < last; ++patch) wide[patch->place - first] = patch->value;
+    Next next{ahead, few ? 0 : MOST * BLOCK_UNITS * UNIT_BYTES / 64};
+    isa.b.gemm(a + b * BLOCK, stride, rows, wide, n, sum, b > 0, next);
+  }
+}

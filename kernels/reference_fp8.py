@@ -1,0 +1,66 @@
+"""The reference with expert slots in e4m3 blocks: the oracle of FP8 experts, not a fast path.
+
+It multiplies what the FP8 kernels multiply: weights times their block scales, rows and activations rounded through
+e4m3 in groups of 128 columns, all sums in float32. Everything else is `reference.py`. Shapes as there.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from afserve.kernels.packed import PackedExperts
+from afserve.kernels.reference import Reference
+from afserve.kernels.scaled import BlockScaled, quantised_blocks, rounded_rows
+
+
+@dataclass(slots=True)
+class _Slots:
+    """gate, up and down of every filled slot."""
+
+    held: dict[int, tuple[BlockScaled, BlockScaled, BlockScaled]] = field(default_factory=dict)
+
+
+class BlockReference(Reference):
+    name = "torch-fp8"
+    holds_fp8 = True
+
+    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+        return PackedExperts(slots, hidden, inner, None, None, _Slots(), dtype=dtype)
+
+    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+        if not isinstance(experts.handle, _Slots):
+            super().set_expert(experts, slot, gate_up_JH, down_HI)
+            return
+        self.set_expert_fp8(experts, slot, *(quantised_blocks(w) for w in (*gate_up_JH.chunk(2), down_HI)))
+
+    def set_expert_fp8(
+        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
+    ) -> None:
+        if not isinstance(experts.handle, _Slots):
+            super().set_expert_fp8(experts, slot, gate, up, down)
+            return
+        experts.handle.held[slot] = (gate, up, down)
+
+    def expert_ffn(
+        self,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        experts: PackedExperts,
+        out_RH: Tensor,
+        add: bool,
+    ) -> None:
+        if not isinstance(experts.handle, _Slots):
+            super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
+            return
+        total = out_RH.float() if add else torch.zeros(x_RH.shape, dtype=torch.float32)
+        rows_RH = rounded_rows(x_RH)
+        for slot in torch.unique(slot_RK[slot_RK >= 0]).tolist():
+            gate, up, down = (block.dequantised() for block in experts.handle.held[slot])
+            row, choice = torch.where(slot_RK == slot)
+            activation = F.silu(F.linear(rows_RH[row], gate)) * F.linear(rows_RH[row], up)
+            y = F.linear(rounded_rows(activation), down) * weight_RK[row, choice].float()[:, None]
+            total.index_add_(0, row, y.to(experts.dtype).float())
+        out_RH.copy_(total)

@@ -1,0 +1,62 @@
+"""Thinking beside serving: it pauses between steps, and it thinks the same."""
+
+import numpy as np
+import pytest
+
+from afserve.control import breath
+from afserve.control.breath import Breath
+from afserve.placement.balance import balance
+from afserve.placement.problem import Nodes, Problem, scenarios
+
+
+class Hands:
+    """A thread's clock that is wound by hand, and the pauses it was given."""
+
+    def __init__(self) -> None:
+        self.used, self.pauses = 0.0, 0
+
+    def thread_time(self) -> float:
+        return self.used
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses += 1
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    hands = Hands()
+    monkeypatch.setattr(breath, "time", hands)
+    return hands
+
+
+def test_it_pauses_once_per_millisecond_of_work(hands: Hands) -> None:
+    breathe = Breath()
+    for _ in range(100):
+        hands.used += 2.0**-12
+        breathe()
+    assert hands.pauses == 20
+
+
+def test_another_thread_begins_anew(hands: Hands) -> None:
+    breathe = Breath()
+    hands.used = 5.0
+    breathe()
+    hands.used = 0.1
+    breathe()
+    hands.used = 0.1005
+    breathe()
+    assert hands.pauses == 2
+
+
+@pytest.mark.parametrize("slots", [16, 20])
+def test_a_search_breathes_and_finds_the_same(slots: int) -> None:
+    rng = np.random.default_rng(0)
+    old, new = rng.lognormal(0, 1, (2, 3, 16))
+    nodes = Nodes.even(4, slots)
+    asked = Problem(
+        scenarios(new), nodes, current=balance(Problem(scenarios(old), nodes)).placement(), moves=9
+    )
+    breaths: list[None] = []
+    with_breath = balance(asked, lambda: breaths.append(None))
+    assert with_breath.placement() == balance(asked).placement()
+    assert len(breaths) > 10

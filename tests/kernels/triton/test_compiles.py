@@ -1,0 +1,42 @@
+"""Every kernel, with the tiles the tables choose, compiles for Hopper, fits its shared memory and reaches its matrix
+instructions. Other chips by hand: `python tests/kernels/triton/compile_for.py 80` (89, 100)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ARCH, SHARED = 90, 227 << 10
+REACHED = (
+    ("_gate_up", "HGMMA"),
+    ("_down", "HGMMA"),
+    ("_gate_up", "QGMMA"),
+    ("_down", "QGMMA"),
+    ("_chunks", "HGMMA"),
+    ("_attend_latent", "HGMMA"),
+)
+
+
+def test_what_the_tests_interpret_is_not_interpreted_elsewhere():
+    """Triton's knobs write environment variables, which the processes that tests start would inherit."""
+    assert "TRITON_INTERPRET" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_kernels_compile(tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE.parents[2])}
+    command = [sys.executable, str(HERE / "compile_for.py"), str(ARCH)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=850, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED, kernel
+        assert kernel["stack"] <= 384, kernel  # bytes of spilled registers per thread
+    for name, instruction in REACHED:
+        assert any(k["kernel"] == name and instruction in k["matrix"] for k in kernels), (name, instruction)

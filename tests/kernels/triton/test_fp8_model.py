@@ -1,0 +1,104 @@
+"""A tiny DeepSeek-V3 in FP8, served by the Triton backend: its experts stay e4m3 and give what the CPU oracle gives."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from afserve.comm.bank import LocalBankLink
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.kernels.ops import Ops
+from afserve.kernels.reference_fp8 import BlockReference
+from afserve.kernels.scaled import FP8, BlockScaled, quantised_blocks
+from afserve.kernels.triton_backend import TritonBackend
+
+pytestmark = pytest.mark.usefixtures("fp8")
+
+
+@pytest.fixture(scope="module")
+def source(tiny_checkpoint, tmp_path_factory):
+    plain, folder = tiny_checkpoint("v3"), tmp_path_factory.mktemp("fp8")
+    stored = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        stored[name] = tensor
+        if "_proj" in name and tensor.dim() == 2:
+            blocks = quantised_blocks(tensor)
+            stored[name], stored[name + "_scale_inv"] = blocks.q_OI, blocks.scale
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(stored, folder / "model.safetensors")
+    return ModelSource(str(folder), "fp8", dtype="bfloat16")
+
+
+def held(spec, experts):
+    return [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(experts)]
+
+
+@pytest.fixture
+def ops(device):
+    return Ops(TritonBackend(device, multiprocessors=2), device, 1)
+
+
+def test_rows_through_a_bank(device, ops, source):
+    spec = spec_of(source)
+    oracle = Ops(BlockReference(), torch.device("cpu"), 1)
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, spec.hidden).bfloat16(), torch.rand(7, 2)
+    slot = torch.rand(7, 3).topk(2).indices.int()
+    slot[2] = -1
+    got, expected = torch.empty(7, spec.hidden, device=device), torch.empty(7, spec.hidden)
+    bank = build_expert_bank(source, held(spec, 3), 3, ops=ops)
+    bank.forward(0, x.to(device), slot.to(device), weight.to(device), got)
+    build_expert_bank(source, held(spec, 3), 3, ops=oracle).forward(0, x, slot, weight, expected)
+    difference = (got.cpu() - expected).abs()
+    # A sum in another order may round an activation to the next e4m3 value, or a part to the next bfloat16.
+    assert difference.max() <= 0.03 * expected.abs().max() and (difference > 0).float().mean() < 0.3
+    assert difference.norm() <= 0.01 * expected.norm()
+    assert (got[2] == 0).all()
+
+
+def test_slots_of_several_blocks(device, ops):
+    """Neither side whole blocks of 128; gate's scale blocks do not run into up's."""
+    oracle = Ops(BlockReference(), torch.device("cpu"), 1)
+    torch.manual_seed(1)
+    shapes = ((136, 160), (136, 160), (160, 136))
+    blocks = [quantised_blocks(torch.randn(shape) * scale) for shape, scale in zip(shapes, (0.1, 0.4, 0.1))]
+    x, slot = torch.randn(3, 160).bfloat16(), torch.ones(3, 1, dtype=torch.int32)
+    outs = []
+    for door, where in ((ops, device), (oracle, "cpu")):
+        experts = door.empty_experts(2, 160, 136, torch.bfloat16, fp8=True)
+        moved = (BlockScaled(b.q_OI.to(where), b.scale.to(where)) for b in blocks)
+        door.set_expert_fp8(experts, 1, *moved)
+        outs.append(torch.empty(3, 160, device=where))
+        door.expert_ffn(x.to(where), slot.to(where), torch.ones(3, 1, device=where), experts, outs[-1])
+    assert (outs[0].cpu() - outs[1]).norm() <= 0.01 * outs[1].norm()
+
+
+def test_no_weight_is_held_twice(ops, source):
+    spec = spec_of(source)
+    bank = build_expert_bank(source, held(spec, 2), 2, ops=ops)
+    for packed in bank._layers:
+        assert packed.gate_up_EJH is None and packed.down_EHI is None
+        assert packed.handle.gate_up_EJH.dtype is FP8 and packed.handle.down_EHI.dtype is FP8
+
+
+def test_an_engine_serves_it(device, ops, source):
+    spec = spec_of(source)
+    bank = build_expert_bank(source, held(spec, spec.experts), spec.experts, ops=ops)
+    config = EngineConfig(
+        max_model_len=32, kv_blocks=16, block_size=8, max_batch_tokens=5, micro_batches=1, device=str(device)
+    )
+    node = build_attention_node(source, config, LocalBankLink(bank), ops=ops)
+    node.submit(
+        GenerationRequest("0", (5, 77, 130), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+    )
+    tokens = []
+    while node.busy:
+        for event in node.step():
+            assert event.error is None
+            tokens += event.token_ids
+    assert len(tokens) == 3

@@ -1,0 +1,243 @@
+"""The protocol of M2N between GPUs, by nodes that take turns, and in the interpreter by processes that do not."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+from afserve.comm.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
+from afserve.comm.transport import Kind, Layout, WireType
+from afserve.errors import PeerLost
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+LONG = Patience() if CUDA else Patience(20_000, timed=False)
+SHORT = Patience(50_000_000) if CUDA else Patience(50, timed=False)
+STAMP = torch.tensor([1, 7], dtype=torch.int32, device=DEVICE)
+FORK = multiprocessing.get_context("fork")
+
+
+def make_layout(out=WireType.BFLOAT16, back=WireType.FLOAT32, hidden=200, top_k=3, most=5, micro_batches=1):
+    return Layout(hidden, top_k, most, micro_batches, 2, 4, out, back)
+
+
+class Domain:
+    """Attention and expert nodes whose memory is all here: on one GPU, or shared so that forked processes reach it."""
+
+    def __init__(self, attention, experts, layout, patience=LONG):
+        size = max(Region.of(kind, layout).size for kind in (Kind.DISPATCH, Kind.COMBINE))
+        shape = 2, layout.micro_batches, attention, experts, size
+        self.memory = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        if not CUDA:
+            self.memory.share_memory_()
+        self.layout, self.patience = layout, patience
+        self.attention_nodes, self.expert_nodes = attention, experts
+
+    def _at(self, *index):
+        return self.memory[index].data_ptr()
+
+    def attention(self, a):
+        boxes = [
+            Boxes.at(
+                [self._at(1, m, a, f) for f in range(self.expert_nodes)],
+                [self._at(0, m, a, f) for f in range(self.expert_nodes)],
+                DEVICE,
+                self.memory,
+            )
+            for m in range(self.layout.micro_batches)
+        ]
+        return SymmAttention(self.layout, boxes, self.patience)
+
+    def expert(self, f):
+        boxes = [
+            Boxes.at(
+                [self._at(0, m, a, f) for a in range(self.attention_nodes)],
+                [self._at(1, m, a, f) for a in range(self.attention_nodes)],
+                DEVICE,
+                self.memory,
+            )
+            for m in range(self.layout.micro_batches)
+        ]
+        return SymmExpert(self.layout, boxes, self.patience, torch.float32)
+
+
+def scripted(rows, layout, nodes, seed):
+    """Small whole numbers, exact in every wire type but FP8's; some choices are none, some rows have none at all."""
+    generator = torch.Generator().manual_seed(seed)
+    x_TH = torch.randint(-4, 5, (rows, layout.hidden), generator=generator).float()
+    slot_TK = torch.randint(-1, nodes * layout.slots, (rows, layout.top_k), generator=generator).int()
+    weight_TK = torch.randint(1, 4, (rows, layout.top_k), generator=generator).float()
+    if rows > 2:
+        slot_TK[1] = -1
+    return x_TH.to(DEVICE), slot_TK.to(DEVICE), weight_TK.to(DEVICE)
+
+
+def compute(arrival, node, slots):
+    """FFN of global slot s: (s + 1) * x; slots below 0 are skipped."""
+    here_NK = arrival.slot_NK >= 0
+    factor_N = (here_NK * arrival.weight_NK * (arrival.slot_NK + node * slots + 1)).sum(1)
+    x_NH = torch.where(here_NK.any(1)[:, None], arrival.x_NH.float(), 0.0)
+    return (factor_N[:, None] * x_NH).contiguous()
+
+
+def by_hand(x_TH, slot_TK, weight_TK):
+    return x_TH * ((slot_TK >= 0) * weight_TK * (slot_TK + 1)).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("out", list(WireType), ids=lambda wire: wire.name)
+@pytest.mark.parametrize(("attention", "experts"), [(1, 1), (2, 3), (3, 1)])
+def test_any_ratio_and_wire_type(attention, experts, out, request):
+    if out is WireType.FLOAT8:
+        request.getfixturevalue("fp8")
+    layout = make_layout(out)
+    domain = Domain(attention, experts, layout)
+    fronts, backs = (
+        [domain.attention(a) for a in range(attention)],
+        [domain.expert(f) for f in range(experts)],
+    )
+    for turn in range(3):
+        sent = [
+            scripted((turn * 2 + a) % (layout.max_rows + 1), layout, experts, 10 * turn + a)
+            for a in range(attention)
+        ]
+        if out is WireType.FLOAT8:
+            sent = [(x.sign() * 7 / 4, slot, weight) for x, slot, weight in sent]
+        tickets = [
+            front.dispatch(x.to(torch.bfloat16), slot, weight, STAMP, 0)
+            for front, (x, slot, weight) in zip(fronts, sent)
+        ]
+        for f, back in enumerate(backs):
+            arrival = back.receive(0)
+            assert arrival.header_N2.tolist() == [STAMP.tolist()] * attention
+            back.answer(arrival, compute(arrival, f, layout.slots))
+        for front, ticket, one in zip(fronts, tickets, sent):
+            y_TH = front.combine(ticket)
+            torch.testing.assert_close(y_TH, by_hand(*one), rtol=1e-6, atol=0)
+            front.check()
+
+
+def test_rows_go_once_to_each_node_that_has_one_of_their_slots():
+    layout = make_layout()
+    domain = Domain(1, 3, layout)
+    front = domain.attention(0)
+    slot_TK = torch.tensor(
+        [[0, 1, 9], [5, -1, -1], [-1, -1, -1], [8, 4, 0]], dtype=torch.int32, device=DEVICE
+    )
+    ticket = front.dispatch(
+        torch.ones(4, layout.hidden, device=DEVICE), slot_TK, torch.ones(4, 3, device=DEVICE), STAMP, 0
+    )
+    assert ticket.place_NT.tolist() == [[0, -1, -1, 1], [-1, 0, -1, 1], [0, -1, -1, 1]]
+    arrival = domain.expert(0).receive(0)
+    assert arrival.slot_NK[:2].tolist() == [[0, 1, -1], [-1, -1, 0]]
+    assert (arrival.slot_NK[2:] == -1).all()
+
+
+def test_partial_sums_travel_in_bf16_and_are_added_in_float32_in_the_order_of_the_nodes():
+    layout = make_layout(WireType.FLOAT32, WireType.BFLOAT16, hidden=128, top_k=2)
+    domain = Domain(1, 2, layout)
+    front, backs = domain.attention(0), [domain.expert(f) for f in range(2)]
+    slot_TK = torch.tensor([[0, 4]], dtype=torch.int32, device=DEVICE)
+    ticket = front.dispatch(
+        torch.ones(1, 128, device=DEVICE), slot_TK, torch.ones(1, 2, device=DEVICE), STAMP, 0
+    )
+    parts = (1 / 3, 1e-4)
+    for back, part in zip(backs, parts):
+        back.answer(back.receive(0), torch.full((layout.max_rows, 128), part, device=DEVICE))
+    first, second = (torch.tensor(part, device=DEVICE).bfloat16().float() for part in parts)
+    assert (front.combine(ticket) == first + second).all()
+
+
+def test_a_silent_expert_node_is_named_and_its_rows_are_no_numbers():
+    layout = make_layout()
+    domain = Domain(1, 2, layout, SHORT)
+    front, back = domain.attention(0), domain.expert(0)
+    x_TH, slot_TK, weight_TK = scripted(4, layout, 2, 3)
+    ticket = front.dispatch(x_TH, slot_TK, weight_TK, STAMP, 0)
+    back.answer(back.receive(0), torch.zeros(layout.max_rows, layout.hidden, device=DEVICE))
+    assert front.combine(ticket).isnan().all()
+    with pytest.raises(PeerLost, match="expert-1: it sent nothing within"):
+        front.check()
+
+
+def test_a_silent_attention_node_is_named_and_the_others_rows_are_there():
+    layout = make_layout()
+    domain = Domain(2, 1, layout, SHORT)
+    x_TH, slot_TK, weight_TK = scripted(3, layout, 1, 3)
+    domain.attention(0).dispatch(x_TH, slot_TK.clamp_min(0), weight_TK, STAMP, 0)
+    back = domain.expert(0)
+    arrival = back.receive(0)
+    assert (arrival.slot_NK[:3] >= 0).all() and (arrival.slot_NK[3:] == -1).all()
+    with pytest.raises(PeerLost, match="attention-1"):
+        back.check()
+
+
+def test_hostile_counts_and_slots_stay_inside():
+    layout = make_layout()
+    domain = Domain(1, 1, layout)
+    domain.attention(0).dispatch(*scripted(2, layout, 1, 1), STAMP, 0)
+    region = Region.of(Kind.DISPATCH, layout)
+    half_B = domain.memory[0, 0, 0, 0][
+        256 + region.half : 256 + 2 * region.half
+    ]  # number 1 lies in the odd half
+    half_B[:4].view(torch.int32).fill_(1 << 30)
+    half_B[region.slot : region.slot + 4 * layout.max_rows * layout.top_k].view(torch.int32).fill_(1 << 20)
+    arrival = domain.expert(0).receive(0)
+    assert arrival.x_NH.shape[0] == layout.max_rows and (arrival.slot_NK == -1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_a_graph_of_both_ends_on_one_gpu_replays_with_other_rows():
+    layout = make_layout(hidden=512)
+    domain = Domain(1, 2, layout)
+    front, backs = domain.attention(0), [domain.expert(f) for f in range(2)]
+    sent = scripted(layout.max_rows, layout, 2, 0)
+
+    def turn():
+        ticket = front.dispatch(*sent, STAMP, 0)
+        for f, back in enumerate(backs):
+            arrival = back.receive(0)
+            back.answer(arrival, compute(arrival, f, layout.slots))
+        return front.combine(ticket)
+
+    turn()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_TH = turn()
+    for seed in range(1, 5):
+        for mine, given in zip(sent, scripted(layout.max_rows, layout, 2, seed)):
+            mine.copy_(given)
+        graph.replay()
+        assert torch.equal(y_TH, by_hand(*sent))
+    front.check()
+
+
+def serve(domain, f, turns):
+    back = domain.expert(f)
+    for _ in range(turns):
+        for m in range(domain.layout.micro_batches):
+            arrival = back.receive(m)
+            back.answer(arrival, compute(arrival, f, domain.layout.slots))
+    back.check()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CUDA, reason="with a GPU, test_symm_transport does this")
+def test_processes_that_write_into_each_others_memory():
+    """Two micro-batches under way at once; nobody but the flags says when a message is there."""
+    layout, turns = make_layout(hidden=64, micro_batches=2), 3
+    domain = Domain(1, 2, layout, Patience(5_000_000, timed=False))
+    backs = [FORK.Process(target=serve, args=(domain, f, turns), daemon=True) for f in range(2)]
+    for back in backs:
+        back.start()
+    front = domain.attention(0)
+    for turn in range(turns):
+        sent = [scripted(layout.max_rows - m, layout, 2, 2 * turn + m) for m in range(2)]
+        tickets = [front.dispatch(*one, STAMP, m) for m, one in enumerate(sent)]
+        for ticket, one in zip(tickets, sent):
+            assert torch.equal(front.combine(ticket), by_hand(*one))
+    front.check()
+    for back in backs:
+        back.join(60)
+        assert back.exitcode == 0

@@ -1,0 +1,335 @@
+"""`symm` passes every transport's battery: between processes that share one GPU or have one each, and in Triton's
+interpreter over files that both ends map where there is none.
+
+With a GPU everything is `pytest tests/kernels/triton/test_symm.py tests/kernels/triton/test_symm_transport.py`.
+"""
+
+import multiprocessing
+import os
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from afserve.comm import dist, symm
+from afserve.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
+from afserve.comm.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
+from afserve.comm.transport import Box, Kind, Layout, Parcel, WireType
+from afserve.errors import AfserveError, ConfigError, PeerLost
+
+CUDA = torch.cuda.is_available()
+BOX = Box(0, 0, 0)
+SPAWN = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("spawn" if CUDA else "fork")  # the interpreter's switch is inherited
+OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # several processes may then share one GPU
+
+
+class FileDomain:
+    """Memory of two ends as two files that both map."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def share(self, name, rank, size, device, store):
+        def mapped(of):
+            path = Path(self.folder, f"{name.replace('/', '-')}-{of}")
+            return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+        mine_B = mapped(rank)
+        store.set(f"made-{rank}", "1")
+        store.wait([f"made-{1 - rank}"])
+        return symm.Shared(mine_B, mapped(1 - rank))
+
+
+def way(folder, index=0):
+    """On the GPU of that index, or on one that is shared."""
+    if CUDA:
+        return symm.on_gpu(torch.device("cuda", index % torch.cuda.device_count()))
+    return symm.carriage(torch.device("cpu"), FileDomain(folder), timed=False)
+
+
+class OnHost:
+    """An end whose parcels are copies in host memory, as the battery compares them."""
+
+    def __init__(self, end):
+        self._end, self._staged = end, {}
+        self.layout = end.layout
+
+    def __getattr__(self, word):
+        return getattr(self._end, word)
+
+    def stage(self, box, header):
+        there = self._end.stage(box, header)
+        here = on_host(there)
+        self._staged[box] = here, there
+        return here
+
+    def post(self, box):
+        fill(*self._staged[box])
+        self._end.post(box)
+
+    def take(self, box):
+        return on_host(self._end.take(box))
+
+
+def on_host(parcel):
+    return Parcel(*(part.cpu().clone() if isinstance(part, torch.Tensor) else part for part in parcel))
+
+
+def fill(source, target):
+    for there, here in zip(target, source):
+        if isinstance(there, torch.Tensor):
+            there.copy_(here)
+
+
+class Remote:
+    """An expert node's end in a process of its own, as if it were here: what it takes and stages is copied."""
+
+    def __init__(self, expert, attention, layout, folder):
+        self.layout, self._staged = layout, {}
+        self._pipe, theirs = PROCESSES.Pipe()
+        os.environ[OVERLAP] = "1"
+        self._process = PROCESSES.Process(
+            target=remote_end, args=(expert, attention, layout, folder, theirs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.address = self._answer()
+
+    def _answer(self):
+        assert self._pipe.poll(120), "the other process does not answer"
+        kind, value = self._pipe.recv()
+        if kind == "lost":
+            raise PeerLost(*value)
+        if kind == "error":
+            raise value
+        return value
+
+    def _ask(self, *words):
+        self._pipe.send(words)
+        return self._answer()
+
+    def ready(self, boxes):
+        return self._ask("ready", boxes)
+
+    def wait(self, boxes, timeout):
+        return self._ask("wait", boxes, timeout)
+
+    def take(self, box):
+        return self._ask("take", box)
+
+    def refuse(self, box, reason):
+        self._ask("refuse", box, reason)
+
+    def boxes(self):
+        return self._ask("boxes")
+
+    def stage(self, box, header):
+        parcel = Parcel(header, torch.zeros(header.rows, self.layout.hidden, dtype=header.wire.dtype))
+        self._staged[box] = parcel
+        return parcel
+
+    def post(self, box):
+        self._ask("post", box, self._staged[box])
+
+    def close(self):
+        if self._process.is_alive():
+            self._ask("close")
+        self._process.join(20)
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def kill(self):
+        self._process.kill()
+        self._process.join()
+
+
+def remote_end(expert, attention, layout, folder, pipe):
+    if CUDA:
+        torch.cuda.set_device(expert % torch.cuda.device_count())
+    end, address = dist.listen(expert, attention, layout, "127.0.0.1", way(folder, expert))
+    pipe.send(("value", address))
+    while True:
+        word, *rest = pipe.recv()
+        try:
+            pipe.send(("value", act(end, word, rest)))
+        except PeerLost as error:
+            pipe.send(("lost", (error.peer, error.message)))
+        except AfserveError as error:
+            pipe.send(("error", error))
+        except (RuntimeError, ValueError):  # shown in the process that asked
+            pipe.send(("error", AssertionError(traceback.format_exc())))
+        if word == "close":
+            return
+
+
+def act(end, word, rest):
+    if word == "take":
+        return on_host(end.take(*rest))
+    if word == "post":
+        box, parcel = rest
+        fill(parcel, end.stage(box, parcel.header))
+        return end.post(box)
+    return getattr(end, word)(*rest)
+
+
+def between_processes(folder):
+    def open_ends(attention, experts, layout):
+        remotes = [Remote(f, attention, layout, folder) for f in range(experts)]
+        addresses = [remote.address for remote in remotes]
+        return Ends(
+            [OnHost(dist.connect(addresses, a, layout, 60.0, way(folder, a))) for a in range(attention)],
+            remotes,
+        )
+
+    return open_ends
+
+
+def in_this_process(folder):
+    def open_ends(attention, experts, layout):
+        pairs = [dist.listen(f, attention, layout, "127.0.0.1", way(folder)) for f in range(experts)]
+        addresses = [address for _, address in pairs]
+        fronts = [OnHost(dist.connect(addresses, a, layout, 10.0, way(folder))) for a in range(attention)]
+        return Ends(fronts, [OnHost(end) for end, _ in pairs])
+
+    return open_ends
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+def test_battery(check, tmp_path):
+    """In one process without a GPU: it is quicker, and symmetric memory of PyTorch is only ever between processes."""
+    check((between_processes if CUDA else in_this_process)(str(tmp_path)))
+
+
+@pytest.mark.process
+def test_two_processes_and_one_that_dies(tmp_path):
+    ends = between_processes(str(tmp_path))(1, 1, LAYOUT)
+    front, back = ends.attention[0], ends.experts[0]
+    for turn in range(3):
+        sent = send(front, BOX, turn, 4)
+        got = arrive(back, BOX)
+        assert got.header == sent.header and torch.equal(got.x_RH, sent.x_RH.cpu())
+        answer(back, BOX, got.header, 9 + turn)
+        assert torch.equal(arrive(front, BOX).x_RH.cpu(), content(9 + turn, 4, LAYOUT.hidden))
+    back.kill()
+    with pytest.raises(PeerLost, match="expert-0"):
+        front.wait([BOX], PATIENCE)
+    ends.close()
+
+
+def test_a_flag_that_is_never_raised_makes_the_payload_no_number_and_ends_the_pair(tmp_path, monkeypatch):
+    if CUDA:
+        pytest.skip("both ends are in this process")
+    ends = in_this_process(str(tmp_path))(1, 1, LAYOUT)
+    monkeypatch.setattr("afserve.comm.symm.SymmPair.send", lambda *_: None)
+    send(ends.attention[0], BOX, 1, 2)
+    got = arrive(ends.experts[0], BOX)
+    assert got.x_RH.isnan().all() and (got.slot_RK == -1).all()
+    monkeypatch.undo()
+    answer(ends.experts[0], BOX, got.header, 1)
+    with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
+        ends.experts[0].wait([BOX], PATIENCE)
+    ends.close()
+
+
+def test_a_mailbox_of_a_pair_that_ended_is_memory_of_its_own(tmp_path):
+    """Who stages before it knows that the peer is gone must not write where the peer's memory was."""
+    if CUDA:
+        pytest.skip("both ends are in this process")
+    ends = in_this_process(str(tmp_path))(1, 1, LAYOUT)
+    front = ends.attention[0]
+    outbox = front._lanes.outgoing(BOX)
+    before = outbox.payload_B.data_ptr()
+    ends.experts[0].close()
+    with pytest.raises(PeerLost, match="expert-0"):
+        front.wait([BOX], PATIENCE)
+    assert outbox.payload_B.data_ptr() != before
+    with pytest.raises(PeerLost, match="expert-0"):
+        send(front, BOX, 1, 2)
+    front.close()
+
+
+@pytest.mark.skipif(CUDA, reason="there is a GPU")
+def test_without_a_gpu_the_error_says_what_to_do():
+    with pytest.raises(ConfigError, match=r"device cpu is none of this machine's GPUs.*another --transport"):
+        symm.listen(0, 1, LAYOUT, "127.0.0.1", torch.device("cpu"))
+
+
+V3 = Layout(7168, 8, 128, 1, 2, 32, WireType.FLOAT8, WireType.BFLOAT16)
+
+
+def serve_graph(store_port, replays, pipe):
+    """An expert node whose whole layer is one graph: FFN of global slot s is (s + 1) * x."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    store = torch.distributed.TCPStore("127.0.0.1", store_port, is_master=False)
+    shared = share_boxes(store, 0, device)
+    end = SymmExpert(V3, [one_box(shared)], Patience(20_000_000_000), torch.bfloat16)
+
+    def layer():
+        arrival = end.receive(0)
+        here_NK = arrival.slot_NK >= 0
+        factor_N = (here_NK * arrival.weight_NK * (arrival.slot_NK + 1)).sum(1)
+        x_NH = torch.where(here_NK.any(1)[:, None], arrival.x_NH.float(), 0.0)
+        end.answer(arrival, (factor_N[:, None] * x_NH).to(torch.bfloat16))
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        layer()  # compiles; the front sends one dispatch without a graph first
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer()
+    pipe.send("captured")
+    for _ in range(replays):
+        graph.replay()
+    end.check()
+    pipe.send("done")
+    pipe.recv()
+
+
+def share_boxes(store, rank, device):
+    size = max(Region.of(kind, V3).size for kind in (Kind.DISPATCH, Kind.COMBINE))
+    return symm.NvlinkDomain().share("afserve-graph", rank, size, device, store)
+
+
+def one_box(shared):
+    return Boxes.at([shared.mine_B.data_ptr()], [shared.theirs_B.data_ptr()], shared.mine_B.device, shared)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_a_graph_replays_dispatch_and_combine_with_other_rows(monkeypatch):
+    monkeypatch.setenv(OVERLAP, "1")
+    replays, device = 5, torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=serve_graph, args=(store.port, replays, theirs), daemon=True)
+    process.start()
+    shared = share_boxes(store, 1, device)
+    end = SymmAttention(V3, [one_box(shared)], Patience(20_000_000_000))
+    x_TH = torch.zeros(128, 7168, dtype=torch.bfloat16, device=device)
+    slot_TK = torch.zeros(128, 8, dtype=torch.int32, device=device)
+    weight_TK = torch.ones(128, 8, device=device)
+    stamp = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    end.combine(end.dispatch(x_TH, slot_TK, weight_TK, stamp, 0))
+    end.check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_TH = end.combine(end.dispatch(x_TH, slot_TK, weight_TK, stamp, 0))
+    assert pipe.poll(120) and pipe.recv() == "captured"
+    for turn in range(replays):
+        x_TH.fill_(1.75 * (1 + turn))  # exact in e4m3 with any scale that is a power of two times it
+        slot_TK.copy_(torch.randint(-1, 32, (128, 8), device=device))
+        slot_TK[64 + turn :] = -1
+        graph.replay()
+        factor_T = ((slot_TK >= 0) * (slot_TK + 1)).sum(1, keepdim=True)
+        torch.testing.assert_close(y_TH, factor_T * x_TH.float(), rtol=2**-7, atol=0)
+    end.check()
+    assert pipe.poll(60) and pipe.recv() == "done"
+    pipe.send("bye")
+    process.join(20)

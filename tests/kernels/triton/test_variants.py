@@ -1,0 +1,26 @@
+"""Batch sizes of one class share their kernels: a variant that serving meets late is compiled while users wait."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MOST = {  # by what they are for: dtypes, with and without parts to join, one chunk of pairs or several
+    "_attend_latent": 2, "_decode": 2, "_join": 2, "_gate_up": 2, "_down": 2, "_place_chunk": 2, "_rms_norm": 2,
+}  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_kernel_is_compiled_once_for_all_batch_sizes():
+    command = [sys.executable, str(HERE / "variants.py")]
+    root = str(HERE.parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = json.loads(done.stdout)
+    assert len(counts) >= 15
+    assert {name: n for name, n in counts.items() if n > MOST.get(name, 1)} == {}
