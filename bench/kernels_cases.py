@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.engine.free_blocks import FreeBlocks
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.native import Native
 from afserve.kernels.packed import PackedExperts
@@ -85,17 +86,20 @@ def expert_case(
 
 
 def batches(sequences: int, context: int, blocks: int) -> list[PagedBatch]:
-    """Decode batches that together walk through the whole cache, its blocks in random order."""
-    each = context // BLOCK
-    order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()
+    """Decode batches that together walk through the whole cache, as sequences that grew in turn got their blocks."""
+    each, free = context // BLOCK, FreeBlocks(blocks)
     position = torch.full((sequences,), context - 1)
     made = []
-    for first in range(0, blocks - sequences * each + 1, sequences * each):
-        table = order[first : first + sequences * each].view(sequences, each)
+    for _ in range(min(blocks // (sequences * each), 20000 // sequences)):
+        rows: list[list[int]] = [[] for _ in range(sequences)]
+        for _ in range(each):
+            for row in rows:
+                row.append(free.take(row[-1] if row else None))
+        table = torch.tensor(rows, dtype=torch.int32)
         slot = table[:, -1].long() * BLOCK + BLOCK - 1
         start = torch.arange(sequences + 1, dtype=torch.int32)
         made.append(PagedBatch(position, slot, start, position.int() + 1, table, 1, context))
-    return made[: max(1, 20000 // sequences)]
+    return made
 
 
 def attention_cases(native: Native, quick: bool) -> Iterator[Case]:
@@ -103,7 +107,8 @@ def attention_cases(native: Native, quick: bool) -> Iterator[Case]:
     for heads, groups, size in HEADS[:1] if quick else HEADS:
         token = 2 * groups * size * 2
         blocks = max(out_of_cache() // (token * BLOCK), BATCHES[-1] * CONTEXTS[-1] // BLOCK)
-        k, v = (native.empty_cache((blocks, groups, BLOCK, size), BF16, cpu).fill_(0.5) for _ in range(2))
+        cache = native.empty_kv((blocks, groups, BLOCK), (size, size), BF16, cpu)
+        k, v = (tensor.fill_(0.5) for tensor in cache)
         for sequences in BATCHES:
             for context in CONTEXTS:
                 q = torch.randn(sequences, heads, size).to(BF16)
@@ -133,17 +138,14 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
     )  # fmt: skip
     bank = native.empty_experts(experts, hidden, inner, BF16)
     for sequences in (1, 64) if quick else (1, 8, 32, 64):
-        cache = [
-            native.empty_cache((sequences * 8, groups, BLOCK, size), BF16, torch.device("cpu")).fill_(0.5)
-            for _ in "kv"
-        ]
+        cache = native.empty_kv((sequences * 8, groups, BLOCK), (size, size), BF16, torch.device("cpu"))
         batch = batches(sequences, 128, sequences * 8)[0]
         x = torch.randn(sequences, hidden).to(BF16)
         qkv = torch.randn(sequences, heads + 2 * groups, size).to(BF16)
         _, k, v = qkv.split((heads, groups, groups), dim=1)
 
         def small(x: Tensor = x, qkv: Tensor = qkv, k: Tensor = k, v: Tensor = v, batch: PagedBatch = batch,
-                  cache: list[Tensor] = cache) -> None:  # fmt: skip
+                  cache: tuple[Tensor, Tensor] = cache) -> None:  # fmt: skip
             native.rms_norm(x, one, 1e-6)
             native.rms_norm(qkv, head, 1e-6)
             native.rope(qkv, layer.cos_PD, layer.sin_PD, batch.position_T, False)
@@ -151,7 +153,7 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
             native.add_rms_norm(x, x, one, 1e-6)
             native.route(x, gate, None, rule)
 
-        def whole(x: Tensor = x, batch: PagedBatch = batch, cache: list[Tensor] = cache) -> None:
+        def whole(x: Tensor = x, batch: PagedBatch = batch, cache: tuple[Tensor, Tensor] = cache) -> None:
             half = native.gqa_half(x, layer, cache[0], cache[1], batch)
             assert half.expert_TK is not None and half.weight_TK is not None
             native.expert_ffn(half.normed_TH, half.expert_TK, half.weight_TK, bank, x, True)

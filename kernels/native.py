@@ -4,10 +4,12 @@ An op falls back when its tensors are of a dtype the library does not know (floa
 `ops.py`; what is checked here is what addresses need: last stride 1, index dtypes.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from afserve.kernels import _native
+from afserve.kernels import _native, tiled
 from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.native_products import CODES, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
@@ -111,12 +113,27 @@ class Native(NativeProducts):
         _native.prefer_huge_pages(cache.data_ptr(), cache.numel() * cache.element_size())
         return cache
 
+    def empty_kv(
+        self,
+        shape: tuple[int, int, int],
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        if dtype not in CODES or not all(tiled.fits(shape[2], size) for size in sizes):
+            return super().empty_kv(shape, sizes, dtype, device)
+        flat = self.empty_cache((math.prod(shape) * sum(sizes),), dtype, device)
+        return tiled.views(flat, shape, sizes)
+
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:
         caches_fit = k_TGD.dtype is k_NGBD.dtype and v_TGD.dtype is v_NGBD.dtype
         if k_TGD.dtype not in CODES or not caches_fit or not _last_plain(k_NGBD, v_NGBD):
-            super().write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
+            if k_NGBD.dim() != tiled.ROWS:
+                self.write_kv(k_TGD.to(k_NGBD.dtype), v_TGD.to(v_NGBD.dtype), k_NGBD, v_NGBD, kv_slot_T)
+            else:
+                super().write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
             return
         slot = plain(kv_slot_T, torch.int64)
         _write(k_TGD, k_NGBD, slot)
@@ -141,8 +158,10 @@ class Native(NativeProducts):
     ) -> Tensor:
         fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
         if sink_A is not None or not fits or not _last_plain(k_NGBD, v_NGBD):
-            return super().attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A)
-        return self._attend(q_TAD, k_NGBD, v_NGBD, v_NGBD.shape[3], batch, scale, window or 0)
+            k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
+            return super().attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
+        columns = tiled.shape_of(v_NGBD)[3]
+        return self._attend(q_TAD, k_NGBD, v_NGBD, columns, batch, scale, window or 0)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -164,7 +183,7 @@ class Native(NativeProducts):
     ) -> Tensor:
         q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
         out = torch.empty((*q.shape[:2], columns), dtype=q.dtype)
-        blocks, groups, block_size, size = k_NGBD.shape
+        blocks, groups, block_size, size = tiled.shape_of(k_NGBD)
         _native.attend(
             self._engine,
             CODES[q.dtype],
@@ -174,10 +193,10 @@ class Native(NativeProducts):
             q.shape[1],
             groups,
             k_NGBD.data_ptr(),
-            k_NGBD.stride()[:3],
+            tiled.place(k_NGBD),
             size,
             v_NGBD.data_ptr(),
-            v_NGBD.stride()[:3],
+            tiled.place(v_NGBD),
             columns,
             blocks,
             block_size,
@@ -275,15 +294,15 @@ class Native(NativeProducts):
         if layer.rule is not None:
             expert = torch.empty((tokens, layer.rule.top_k), dtype=torch.int32)
             weight = torch.empty((tokens, layer.rule.top_k), dtype=torch.float32)
-        blocks, _, block_size, _ = k_NGBD.shape
+        blocks, _, block_size, _ = tiled.shape_of(k_NGBD)
         handle.run(
             self._engine,
             self._batch_handle(batch),
             x_TH.data_ptr(),
             k_NGBD.data_ptr(),
-            k_NGBD.stride()[:3],
+            tiled.place(k_NGBD),
             v_NGBD.data_ptr(),
-            v_NGBD.stride()[:3],
+            tiled.place(v_NGBD),
             blocks,
             block_size,
             normed.data_ptr(),
@@ -347,7 +366,7 @@ def _last_plain(*caches: Tensor) -> bool:
 
 def _write(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
     x = x_TGD if x_TGD.stride(2) == 1 else x_TGD.contiguous()
-    blocks, groups, block_size, size = cache_NGBD.shape
+    blocks, groups, block_size, size = tiled.shape_of(cache_NGBD)
     _native.write_cache(
         CODES[x.dtype],
         x.data_ptr(),
@@ -356,7 +375,7 @@ def _write(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
         x.shape[0],
         slot_T.data_ptr(),
         cache_NGBD.data_ptr(),
-        cache_NGBD.stride()[:3],
+        tiled.place(cache_NGBD),
         groups,
         size,
         blocks,

@@ -16,6 +16,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
+from afserve.kernels.tiled import KEYS, ROWS, VALUES, shape_of
 
 
 class Ops:
@@ -170,12 +171,20 @@ class Ops:
         """Zeros for a paged cache. Blocks are read in any order, so on a CPU this asks for huge pages."""
         return self._backend.empty_cache(shape, dtype, self.device)
 
+    def empty_kv(
+        self, blocks: int, groups: int, block_size: int, sizes: tuple[int, int], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """A GQA cache of zeros for keys and values of `sizes` elements: (N, G, B, D), or tiles of them (tiled.py)
+        where the backend reads those faster. The other ops take either; nobody else looks inside."""
+        return self._backend.empty_kv((blocks, groups, block_size), sizes, dtype, self.device)
+
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:
         """Store keys and values of T tokens at their slots (block * B + offset)."""
-        _shape("k_TGD", k_TGD, (kv_slot_T.shape[0], k_NGBD.shape[1], k_NGBD.shape[3]))
-        _shape("v_TGD", v_TGD, (kv_slot_T.shape[0], v_NGBD.shape[1], v_NGBD.shape[3]))
+        keys, values = _caches(k_NGBD, v_NGBD)
+        _shape("k_TGD", k_TGD, (kv_slot_T.shape[0], keys[1], keys[3]))
+        _shape("v_TGD", v_TGD, (kv_slot_T.shape[0], values[1], values[3]))
         self._backend.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
 
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
@@ -197,10 +206,9 @@ class Ops:
         `window`: a token sees itself and the `window - 1` before it.
         """
         _rank("q_TAD", q_TAD, 3)
-        if q_TAD.shape[1] % k_NGBD.shape[1]:
-            raise ValueError(
-                f"q_TAD: {q_TAD.shape[1]} heads do not divide by {k_NGBD.shape[1]} key/value heads"
-            )
+        groups = _caches(k_NGBD, v_NGBD)[0][1]
+        if q_TAD.shape[1] % groups:
+            raise ValueError(f"q_TAD: {q_TAD.shape[1]} heads do not divide by {groups} key/value heads")
         _batch("q_TAD", q_TAD, batch)
         return self._backend.attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
 
@@ -243,9 +251,12 @@ class Ops:
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
         _shape("x_TH", x_TH, (batch.tokens, layer.input_norm_H.shape[0]))
-        size = (layer.groups, k_NGBD.shape[2], layer.head_dim)
-        _shape("k_NGBD", k_NGBD, (k_NGBD.shape[0], *size))
-        _shape("v_NGBD", v_NGBD, (k_NGBD.shape[0], *size))
+        keys, values = _caches(k_NGBD, v_NGBD)
+        wanted = (keys[0], layer.groups, keys[2], layer.head_dim)
+        if keys != wanted:
+            raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
+        if values != wanted:
+            raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
         return self._backend.gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
 
     def route(
@@ -330,6 +341,16 @@ def _rank(name: str, x: Tensor, rank: int) -> None:
 def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
+
+
+def _caches(k_NGBD: Tensor, v_NGBD: Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """Both shapes as rows have them, (N, G, B, D)."""
+    if (k_NGBD.dim(), v_NGBD.dim()) not in ((ROWS, ROWS), (KEYS, VALUES)):
+        raise ValueError(
+            f"k_NGBD, v_NGBD: {k_NGBD.dim()} and {v_NGBD.dim()} dimensions, "
+            f"a cache has {ROWS} and {ROWS}, or {KEYS} and {VALUES} in tiles"
+        )
+    return shape_of(k_NGBD), shape_of(v_NGBD)
 
 
 def _blocks(name: str, weight: BlockScaled, shape: tuple[int, int]) -> None:

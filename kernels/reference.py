@@ -123,6 +123,18 @@ class Reference:
         first = -untouched.ctypes.data % align
         return torch.from_numpy(untouched[first : first + size]).view(dtype).view(shape)
 
+    def empty_kv(
+        self,
+        shape: tuple[int, int, int],
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        return (
+            self.empty_cache((*shape, sizes[0]), dtype, device),
+            self.empty_cache((*shape, sizes[1]), dtype, device),
+        )
+
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:

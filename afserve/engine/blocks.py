@@ -6,8 +6,10 @@ reused, least recently released first. It knows no tensors and no requests.
 
 import hashlib
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+
+from afserve.engine.free_blocks import FreeBlocks
 
 Hash = bytes
 ROOT: Hash = b""
@@ -22,7 +24,7 @@ class BlockPool:
     def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
         self.block_size = block_size
         self.caching = caching
-        self._free: deque[int] = deque(range(blocks))
+        self._free = FreeBlocks(blocks)
         self._references = [0] * blocks
         self._hash_of: dict[int, Hash] = {}
         self._block_of: dict[Hash, int] = {}
@@ -61,14 +63,19 @@ class BlockPool:
         spared = sum(1 for block in sparing if block in self._cached)
         return count <= self.available - spared
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` held blocks with unknown content. The caller asked `can_allocate`."""
+    def allocate(self, count: int, last: int | None = None) -> list[int]:
+        """`count` held blocks with unknown content, behind block `last` where those are free. The caller asked
+        `can_allocate`."""
         assert count <= self.available, f"{count} blocks asked, {self.available} available"
-        return [self._take() for _ in range(count)]
+        taken: list[int] = []
+        for _ in range(count):
+            last = self._take(last)
+            taken.append(last)
+        return taken
 
-    def _take(self) -> int:
+    def _take(self, last: int | None) -> int:
         if self._free:
-            block = self._free.popleft()
+            block = self._free.take(last)
         else:
             block, _ = self._cached.popitem(last=False)
             del self._block_of[self._hash_of.pop(block)]
@@ -90,7 +97,7 @@ class BlockPool:
                 if block in self._hash_of:
                     self._cached[block] = None
                 else:
-                    self._free.append(block)
+                    self._free.add(block)
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state."""

@@ -1,6 +1,6 @@
 """The KV cache's memory: one set of paged tensors per layer, allocated once.
 
-GQA keeps keys and values as (blocks, heads, block size, head size); MLA one latent row per token.
+GQA keeps keys and values in whatever order its ops read fastest; MLA one latent row per token.
 """
 
 import torch
@@ -18,9 +18,6 @@ def allocate(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, ops: Ops
     def layer() -> LayerCache:
         if a.kind == "mla":
             return (ops.empty_cache((blocks, size, a.kv_width), dtype),)
-        return (
-            ops.empty_cache((blocks, a.kv_heads, size, a.head_dim), dtype),
-            ops.empty_cache((blocks, a.kv_heads, size, a.value_dim), dtype),
-        )
+        return ops.empty_kv(blocks, a.kv_heads, size, (a.head_dim, a.value_dim), dtype)
 
     return [layer() for _ in range(spec.layers)]

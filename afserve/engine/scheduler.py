@@ -199,7 +199,7 @@ class Scheduler:
             if need <= 0:
                 return count
             if self.pool.can_allocate(need):
-                sequence.blocks += self.pool.allocate(need)
+                sequence.blocks += self.pool.allocate(need, sequence.blocks[-1] if sequence.blocks else None)
                 return count
             victim = self._victim(sequence)
             if victim is not None:

@@ -2,13 +2,20 @@
 // loop: MLA has one key/value head, and its values are the first columns of its keys.
 #pragma once
 #include "engine.h"
+#include "tiles.h"
 
-// One of the two caches, block by block. Strides in elements; the last dimension is contiguous.
+// One of the two caches, block by block. Strides in elements; within tiles token_stride means nothing. Tiles need
+// block and head sizes that are multiples of 16.
 template <class E>
 struct Cache {
   const E* data;
   size_t block_stride, group_stride, token_stride;
   int size;  // elements of one key or value
+  Layout layout = Layout::rows;
+
+  const E* at(int block, int group, int token) const {
+    return data + block * block_stride + group * group_stride + token_at(layout, token_stride, size, token);
+  }
 };
 
 // The integers of afserve.kernels.paged.PagedBatch, for S sequences.

@@ -1,5 +1,7 @@
 // Inner loops of paged attention over chunks of 64 keys: packing of keys and values, and the running softmax.
 #pragma once
+#include <math.h>
+
 #include "isa.h"
 #include "vec.h"
 
@@ -101,6 +103,35 @@ float softmax(const float* score, float scale, int low, int high, float* top, fl
     store(weight + v * LANES, w);
     sum += w;
   }
+  float kept = *top == peak ? 1.0f : exp_lanes(splat(*top - peak))[0];
+  *total = *total * kept + sum_lanes(sum);
+  *top = peak;
+  return kept;
+}
+
+template <class E>
+float softmax_tiles(const float* score, size_t step, float scale, int low, int high, int whole, float* top,
+                   float* total, E* weight) {
+  i32v lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  int begin = low / LANES * LANES, end = (high + LANES - 1) / LANES * LANES;
+  auto scores = [&](int c) { return load(score + c / PANEL * step + c % PANEL) * scale; };
+  auto seen = [&](int c) { return (lane + c >= low) & (lane + c < high); };
+  f32v best = splat(*top);
+  for (int c = begin; c < end; c += LANES) {
+    f32v s = scores(c);
+    best = maximum(c >= low && c + LANES <= high ? s : (seen(c) ? s : best), best);
+  }
+  float peak = max_lanes(best);
+  f32v sum = {};
+  for (int c = 0; c < begin; c += LANES) store(weight + c, f32v{});
+  for (int c = begin; c < end; c += LANES) {
+    f32v w = exp_lanes(scores(c) - peak);
+    if (c < low || c + LANES > high) w = seen(c) ? w : f32v{};
+    store(weight + c, w);
+    sum += w;
+  }
+  for (int c = end; c < whole; c += LANES) store(weight + c, f32v{});
   float kept = *top == peak ? 1.0f : exp_lanes(splat(*top - peak))[0];
   *total = *total * kept + sum_lanes(sum);
   *top = peak;

@@ -3,9 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <stdexcept>
 
-#include "element.h"
+#include "tiles.h"
 
 namespace py = pybind11;
 using Address = uintptr_t;
@@ -18,6 +19,14 @@ T* at(Address address) {
 inline Dtype dtype_of(int code) {
   if (code < 0 || code > 3) throw std::invalid_argument("dtype code " + std::to_string(code));
   return static_cast<Dtype>(code);
+}
+
+// A paged cache: strides of blocks, heads and tokens in elements, and the code of its layout.
+using Place = std::array<size_t, 4>;
+
+inline Layout layout_of(const Place& place) {
+  if (place[3] > 2) throw std::invalid_argument("cache layout " + std::to_string(place[3]));
+  return static_cast<Layout>(place[3]);
 }
 
 void bind_weights(py::module_& m);  // bind_weights.cpp

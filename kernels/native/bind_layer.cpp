@@ -11,11 +11,9 @@ LayerWeights weights(Address input_norm, Address q_norm, Address k_norm, Address
           std::move(qkv), std::move(out), std::move(gate), at<const float>(bias), rule};
 }
 
-using Strides = std::array<size_t, 3>;
-
 struct Arguments {
   Address x, normed, expert, weight, keys, values;
-  Strides key_strides, value_strides;
+  Place key_place, value_place;
   int blocks, block_size;
 };
 
@@ -23,10 +21,10 @@ template <class E>
 LayerCall<E> call_of(const Arguments& a, const LayerShape& shape, const Turn& turn, const Batch& batch) {
   Turn now = turn;
   now.position = batch.position;
-  auto store = [&](Address data, const Strides& s) {
-    return Store<E>{at<E>(data), s[0], s[1], s[2], shape.groups, shape.size, a.blocks, a.block_size};
+  auto store = [&](Address data, const Place& p) {
+    return Store<E>{at<E>(data), p[0], p[1], p[2], shape.groups, shape.size, a.blocks, a.block_size, layout_of(p)};
   };
-  return {at<E>(a.x), batch.tokens, now, batch.slot, store(a.keys, a.key_strides), store(a.values, a.value_strides),
+  return {at<E>(a.x), batch.tokens, now, batch.slot, store(a.keys, a.key_place), store(a.values, a.value_place),
           at<E>(a.normed), at<int32_t>(a.expert), at<float>(a.weight)};
 }
 
@@ -37,8 +35,8 @@ struct BoundLayer {
   GqaLayer layer;
 };
 
-void run(const BoundLayer& bound, Engine& engine, const Batch& batch, Address x, Address keys, const Strides& k,
-         Address values, const Strides& v, int blocks, int block_size, Address normed, Address expert,
+void run(const BoundLayer& bound, Engine& engine, const Batch& batch, Address x, Address keys, const Place& k,
+         Address values, const Place& v, int blocks, int block_size, Address normed, Address expert,
          Address weight) {
   py::gil_scoped_release released;
   Arguments a{x, normed, expert, weight, keys, values, k, v, blocks, block_size};

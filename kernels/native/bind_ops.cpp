@@ -26,13 +26,13 @@ void bind_attention(py::module_& m) {
                      sequences,                at<int64_t>(position), at<int64_t>(slot),  tokens};
       }));
   m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, int groups,
-                     Address keys, std::array<size_t, 3> key_strides, int key_size, Address values,
-                     std::array<size_t, 3> value_strides, int value_size, int blocks, int block_size, float scale,
+                     Address keys, const Place& key_place, int key_size, Address values,
+                     const Place& value_place, int value_size, int blocks, int block_size, float scale,
                      int window, Address out, const Batch& batch) {
     with_dtype(dtype, [&](auto e) {
       using E = decltype(e);
-      Cache<E> k{at<E>(keys), key_strides[0], key_strides[1], key_strides[2], key_size};
-      Cache<E> v{at<E>(values), value_strides[0], value_strides[1], value_strides[2], value_size};
+      Cache<E> k{at<E>(keys), key_place[0], key_place[1], key_place[2], key_size, layout_of(key_place)};
+      Cache<E> v{at<E>(values), value_place[0], value_place[1], value_place[2], value_size, layout_of(value_place)};
       attend(engine, Attention<E>{at<E>(q), q_token, q_head, heads, groups, k, v, blocks, block_size, scale, window,
                                   at<E>(out)}, batch);
     });
@@ -81,11 +81,11 @@ void bind_rows(py::module_& m) {
     });
   });
   m.def("write_cache", [](int dtype, Address x, size_t token_stride, size_t group_stride, int tokens, Address slot,
-                          Address cache, std::array<size_t, 3> strides, int groups, int size, int blocks,
+                          Address cache, const Place& place, int groups, int size, int blocks,
                           int block_size) {
     with_dtype(dtype, [&](auto e) {
       using E = decltype(e);
-      Store<E> store{at<E>(cache), strides[0], strides[1], strides[2], groups, size, blocks, block_size};
+      Store<E> store{at<E>(cache), place[0], place[1], place[2], groups, size, blocks, block_size, layout_of(place)};
       write_cache(at<E>(x), token_stride, group_stride, tokens, at<int64_t>(slot), store);
     });
   });

@@ -40,11 +40,23 @@ struct Loops {
   // scores[16][64] of 64 keys, whose sixteens begin at keys[0 .. 3] and lie `stride` elements apart, for 16 queries
   // that pack_keys packed; at least the first `rows` are written. Null where it would be no faster. Between enter and leave only.
   void (*score)(const E* queries, const E* const* keys, size_t stride, int blocks, int rows, float* scores);
+  // score[rows][64] of four tiles of keys (tiles.h), `lines` words each, which rows of queries are as long as; those of
+  // next[0 .. 3] will be read after. Rows as gemm's.
+  void (*score_tiles)(const E* queries, size_t stride, int rows, const E* const* tile, const E* const* next, int lines,
+                      float* score);
+  // sum[rows][64] += weights[rows][16 * tiles] * columns first .. first + 63 of so many tiles of values, `size` columns
+  // each; past the last, any. As many tiles of `next` will be read after. Rows as gemm's.
+  void (*add_values)(const E* weights, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
+                     int first, int size, float* sum);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
   // One row of 64 scores: the softmax so far (top, total), and this chunk's weights. [low, high) may be seen.
   // Returns what the earlier sums must be scaled by.
   float (*softmax)(const float* score, float scale, int low, int high, float* top, float* total, E* weight);
+  // The same of one row's scores of a window, 64 in a row of every `step`: weights of the first `whole`, a multiple of
+  // 16, 0 where nothing is seen.
+  float (*softmax_tiles)(const float* score, size_t step, float scale, int low, int high, int whole, float* top,
+                        float* total, E* weight);
   float (*dot)(const E* x, const E* y, int size);
 };
 

@@ -14,7 +14,7 @@
 #include "table.h"
 
 const Isa* amx_isa() {
-  static const Isa isa = isa_of("amx", loops_of<bf16, gemm_tiles>(score_tiles), loops_of<float, gemm_vector<float>>(), enter_tiles, leave_tiles);
+  static const Isa isa = isa_of("amx", loops_of<bf16, gemm_tiles>(score_by_panel<bf16, gemm_tiles>, values_by_panel<bf16, gemm_tiles>, score_tiles), loops_of<float, gemm_vector<float>>(), enter_tiles, leave_tiles);
   return &isa;
 }
 #ifdef __clang__

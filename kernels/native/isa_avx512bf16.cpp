@@ -13,7 +13,7 @@
 #include "table.h"
 
 const Isa* avx512bf16_isa() {
-  static const Isa isa = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(), loops_of<float, gemm_vector<float>>());
+  static const Isa isa = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp), loops_of<float, gemm_vector<float>>());
   return &isa;
 }
 #ifdef __clang__

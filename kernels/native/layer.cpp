@@ -21,7 +21,7 @@ class Carver {
 
 template <class E>
 Cache<E> cache_of(const Store<E>& s) {
-  return {s.data, s.block_stride, s.group_stride, s.token_stride, s.size};
+  return {s.data, s.block_stride, s.group_stride, s.token_stride, s.size, s.layout};
 }
 
 }  // namespace
@@ -40,8 +40,10 @@ void GqaLayer::place_heads(Engine& engine, const LayerCall<E>& call, const E* qk
     const E* row = qkv + t * wide * size;
     for (int h = 0; h < heads; h++) turn(row + h * size, weights_.q_norm, t, q + (t * heads + h) * size);
     for (int g = 0; g < groups; g++) {
-      turn(row + (heads + g) * size, weights_.k_norm, t, call.keys.at(call.slot[t], g));
-      memcpy(call.values.at(call.slot[t], g), row + (heads + groups + g) * size, size * sizeof(E));
+      E key[MOST_HEAD];
+      turn(row + (heads + g) * size, weights_.k_norm, t, key);
+      call.keys.put(call.slot[t], g, key);
+      call.values.put(call.slot[t], g, row + (heads + groups + g) * size);
     }
   });
 }

@@ -62,7 +62,7 @@ void write_cache(const E* x, size_t token_stride, size_t group_stride, int token
   check_slots(cache, slot, tokens);
   for (int t = 0; t < tokens; t++)
     for (int g = 0; g < cache.groups; g++)
-      memcpy(cache.at(slot[t], g), x + t * token_stride + g * group_stride, cache.size * sizeof(E));
+      cache.put(slot[t], g, x + t * token_stride + g * group_stride);
 }
 
 #define FOR(E)                                                                                                    \

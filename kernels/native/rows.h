@@ -1,6 +1,7 @@
 // Ops on single rows: norms, rotary embedding, cache writes, router scores.
 #pragma once
 #include "engine.h"
+#include "tiles.h"
 
 // Calls work(row) for every row, a few rows per task.
 template <class Work>
@@ -42,15 +43,18 @@ template <class E>
 void rope(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, int heads, const Turn& turn,
           E* out);
 
-// Rows of `size` elements at each slot's place: block slot / block_size, offset slot % block_size.
+// A cache as it is written: `size` elements at each slot's place, block slot / block_size, offset slot % block_size.
 template <class E>
 struct Store {
   E* data;
   size_t block_stride, group_stride, token_stride;
   int groups, size, blocks, block_size;
+  Layout layout = Layout::rows;
 
-  E* at(int64_t slot, int group) const {
-    return data + slot / block_size * block_stride + group * group_stride + slot % block_size * token_stride;
+  void put(int64_t slot, int group, const E* row) const {
+    int token = int(slot % block_size);
+    E* block = data + slot / block_size * block_stride + group * group_stride;
+    put_token(layout, block + token_at(layout, token_stride, size, token), size, token, row);
   }
 };
 

@@ -83,7 +83,17 @@ INLINE void store_part(E* p, f32v v, int n) {
 INLINE f32v rounded(const float*, f32v v) { return v; }
 INLINE f32v rounded(const bf16*, f32v v) { return widen(narrow(v)); }
 
+// a > b ? a : b, and so b where either is no number.
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+INLINE f32v maximum(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE f32v minimum(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+INLINE f32v maximum(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE f32v minimum(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 INLINE f32v maximum(f32v a, f32v b) { return a > b ? a : b; }
+INLINE f32v minimum(f32v a, f32v b) { return a < b ? a : b; }
+#endif
 
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -132,8 +142,7 @@ INLINE float max_lanes(f32v v) {
 
 // e^x to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial).
 INLINE f32v exp_lanes(f32v x) {
-  x = x > -87.0f ? x : splat(-87.0f);
-  x = x < 88.0f ? x : splat(88.0f);
+  x = minimum(maximum(x, splat(-87.0f)), splat(88.0f));
   f32v shifted = x * 1.44269504f + 12582912.0f;
   f32v n = shifted - 12582912.0f;
   f32v r = x - n * 0.693359375f;

@@ -166,6 +166,8 @@ template <class E>
 void layer(Engine& engine) {
   Paged paged;
   int groups = up_to(3), heads = groups * up_to(6), size = 2 * up_to(50), hidden = up_to(120), count = up_to(40);
+  bool tiles = paged.block % TILE_TOKENS == 0 && random_bits() % 4;
+  if (tiles) size = 16 * up_to(9);
   Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
   Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
   paged.write(start, length, table, position, slot);
@@ -193,8 +195,10 @@ void layer(Engine& engine) {
   GqaLayer half({hidden, heads, groups, size, 1e-6f, 0.1f, window}, weights);
   Buffer<int32_t> expert(size_t(paged.tokens) * choices);
   Buffer<float> weight(size_t(paged.tokens) * choices);
-  Store<E> k{keys.get(), block, group, token, groups, size, paged.blocks, paged.block};
-  Store<E> v{values.get(), block, group, token, groups, size, paged.blocks, paged.block};
+  Store<E> k{keys.get(), block, group, token, groups, size, paged.blocks, paged.block,
+             tiles ? Layout::key_tiles : Layout::rows};
+  Store<E> v{values.get(), block, group, token, groups, size, paged.blocks, paged.block,
+             tiles ? Layout::value_tiles : Layout::rows};
   Turn turn{cos.get(), sin.get(), position.get(), 1200, size / 2, false};
   half.run(engine, LayerCall<E>{x.get(), paged.tokens, turn, slot.get(), k, v, normed.get(), expert.get(),
                                 weight.get()}, batch);

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from afserve.kernels import tiled
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 
@@ -56,6 +57,24 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int, used: Tensor) 
     return cache
 
 
+def in_tiles(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same caches as tiles; here in torch, in the library by `put_token`."""
+    keys = torch.empty(tiled.key_shape(*k.shape, k.dtype), dtype=k.dtype)
+    values = torch.empty(tiled.value_shape(*v.shape, v.dtype), dtype=v.dtype)
+    for cache, rows in ((keys, k), (values, v)):
+        view = tiled.by_token(cache)
+        view.copy_(rows.reshape(view.shape))
+    return keys, values
+
+
+def unseen_is_nan(cache: Tensor, batch: PagedBatch) -> None:
+    """NaN wherever no context reaches in the blocks that are used."""
+    for s, context in enumerate(batch.context_S.tolist()):
+        block, offset = divmod(context, cache.shape[2])
+        if offset:
+            cache[batch.block_table_SB[s, block].long(), :, offset:] = float("nan")
+
+
 def exact(q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch, scale: float, window: int | None) -> Tensor:
     out = torch.empty((*q.shape[:2], v.shape[3]), dtype=torch.float64)
     share = q.shape[1] // k.shape[1]
@@ -99,6 +118,67 @@ def test_gqa_is_close_to_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", BATCHES)
+@pytest.mark.parametrize(
+    ("heads", "groups", "size", "window", "block"),
+    [
+        (8, 2, 64, None, 16),
+        (3, 3, 48, 50, 32),
+        (4, 1, 80, 700, 16),
+        (16, 2, 128, 7, 16),
+        (2, 1, 272, None, 64),
+    ],
+)
+def test_tiles_are_close_to_float64(
+    ops: Ops,
+    lengths: list[tuple[int, int]],
+    dtype: torch.dtype,
+    heads: int,
+    groups: int,
+    size: int,
+    window: int | None,
+    block: int,
+) -> None:
+    """Nothing outside a context is ever in a result, were it NaN."""
+    batch, blocks = paged(lengths, block)
+    k = filled((blocks, groups, block, size), dtype, 1, batch.block_table_SB)
+    v = filled((blocks, groups, block, size), dtype, 2, batch.block_table_SB)
+    q = torch.randn(batch.tokens, heads, size, generator=torch.Generator().manual_seed(3)).to(dtype)
+    wanted = exact(q, k, v, batch, size**-0.5, window)
+    unseen_is_nan(k, batch)
+    unseen_is_nan(v, batch)
+    out = ops.attend_gqa(q, *in_tiles(k, v), batch, size**-0.5, window)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.double(), wanted, atol=tolerance, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("block", "size"), [(16, 64), (32, 80)])
+def test_tiles_are_written_where_they_are_read(ops: Ops, dtype: torch.dtype, block: int, size: int) -> None:
+    batch, blocks = paged([(5, 5), (1, 130), (16, 70)], block)
+    keys, values = ops.empty_kv(blocks, 2, block, (size, size), dtype)
+    assert (keys.dim(), values.dim()) == (tiled.KEYS, tiled.VALUES)
+    k, v = torch.randn(2, batch.tokens, 2, size).to(dtype)
+    ops.write_kv(k, v, keys, values, batch.kv_slot_T)
+    rows = [torch.zeros(blocks, 2, block, size, dtype=dtype) for _ in "kv"]
+    for cache, new in zip(rows, (k, v), strict=True):
+        cache[batch.kv_slot_T // block, :, batch.kv_slot_T % block] = new
+    assert torch.equal(tiled.as_rows(keys), rows[0])
+    assert torch.equal(tiled.as_rows(values), rows[1])
+    assert all(torch.equal(a, b) for a, b in zip(in_tiles(*rows), (keys, values), strict=True))
+
+
+def test_a_cache_that_is_half_tiles_is_refused(ops: Ops) -> None:
+    batch, blocks = paged([(1, 40)], 16)
+    keys, values = ops.empty_kv(blocks, 1, 16, (32, 32), torch.float32)
+    rows = torch.zeros(blocks, 1, 16, 32)
+    for pair in ((keys, rows), (rows, values), (values, keys)):
+        with pytest.raises(ValueError, match="in tiles"):
+            ops.attend_gqa(torch.zeros(1, 2, 32), *pair, batch, 1.0)
+    assert [cache.dim() for cache in ops.empty_kv(3, 1, 8, (32, 32), torch.float32)] == [tiled.ROWS] * 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", BATCHES)
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(8, 64, 16), (70, 96, 8)])
 def test_mla_is_close_to_float64(
     ops: Ops, lengths: list[tuple[int, int]], dtype: torch.dtype, heads: int, rank: int, rope: int
@@ -115,13 +195,15 @@ def test_mla_is_close_to_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("tiles", [False, True])
 def test_a_token_gets_the_same_bits_in_a_prefill_alone_and_with_threads(
-    pair: tuple[Ops, Ops], dtype: torch.dtype, window: int | None
+    pair: tuple[Ops, Ops], dtype: torch.dtype, window: int | None, tiles: bool
 ) -> None:
     one, many = pair
     batch, blocks = paged([(600, 600), (1, 30)], 16)
     k = filled((blocks, 2, 16, 64), dtype, 1, batch.block_table_SB)
     v = filled((blocks, 2, 16, 64), dtype, 2, batch.block_table_SB)
+    k, v = in_tiles(k, v) if tiles else (k, v)
     q = torch.randn(601, 8, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
     whole = many.attend_gqa(q, k, v, batch, 0.125, window)
     for p in (0, 1, 63, 64, 130, 511, 512, 599):

@@ -1,0 +1,86 @@
+// How one call's queries become tasks for threads, and splits of long contexts results again.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "attention.h"
+
+namespace {
+
+// Keys are taken 64 at a time and their sums merged every 512, both counted from position 0. A token's result is
+// then a function of its own position and context, whoever computes it, alone, in a batch or in a prefill.
+constexpr int CHUNK = 64;
+constexpr int SPLIT = 512;
+constexpr int MOST_ROWS = 64;  // query rows of one task, unless one token's group of heads is larger
+
+struct Task {
+  int sequence, group, groups;  // key/value heads group .. group + groups - 1
+  int token, tokens;      // first query token, count
+  int position;           // of the first query token
+  int context;
+  int first, last;        // keys
+  size_t partial;         // offset of this task's sums in the shared partials
+};
+
+// A run of tasks over the same query rows, one per split; `group` counts from the tasks' first.
+struct Merge {
+  int first, count, group;
+};
+
+struct Plan {
+  std::vector<Task> tasks;
+  std::vector<Merge> merges;
+  size_t partials = 0;
+  int rows = 0;
+};
+
+int lowest_key(int position, int window) { return window && position + 1 > window ? position + 1 - window : 0; }
+
+// Where the sixteen tokens of the first key that any row of a task sees begin.
+inline int first_tile(const Task& task, int window) {
+  return std::max(task.first, lowest_key(task.position, window)) / TILE_TOKENS * TILE_TOKENS;
+}
+
+// How many key/value heads one task takes. They lie side by side in a block, so all of them make a longer read; but
+// every thread must get something to do. No result depends on it.
+int heads_together(const Batch& batch, int groups, int threads) {
+  int pieces = 0;
+  for (int s = 0; s < batch.sequences; s++) {
+    if (batch.query_start[s + 1] - batch.query_start[s] != 1) return 1;
+    pieces += (batch.context[s] + SPLIT - 1) / SPLIT;
+  }
+  return threads == 1 || pieces >= 2 * threads ? groups : 1;
+}
+
+Plan plan(const Batch& batch, int groups, int together, int share, int columns, int window) {
+  Plan plan;
+  int step = std::max(1, MOST_ROWS / share);
+  for (int s = 0; s < batch.sequences; s++) {
+    int begin = batch.query_start[s], end = batch.query_start[s + 1], context = batch.context[s];
+    for (int t = begin; t < end; t += step) {
+      int n = std::min(step, end - t), position = context - (end - t);
+      int from = lowest_key(position, window) / SPLIT * SPLIT, to = position + n;
+      plan.rows = std::max(plan.rows, whole_groups(n * share));
+      for (int g = 0; g < groups; g += together) {
+        for (int i = 0; i < together; i++)
+          plan.merges.push_back({int(plan.tasks.size()), (to - from + SPLIT - 1) / SPLIT, i});
+        for (int key = from; key < to; key += SPLIT) {
+          int last = std::min(key + SPLIT, to);
+          plan.tasks.push_back({s, g, together, t, n, position, context, key, last, plan.partials});
+          plan.partials += size_t(together) * n * share * (columns + 2);
+        }
+      }
+    }
+  }
+  return plan;
+}
+
+// Where row r of a task's result goes: rows are tokens, then the heads that share one key/value head.
+template <class E>
+E* out_row(const Attention<E>& a, const Task& task, int group, int r) {
+  int share = a.heads / a.groups;
+  size_t head = size_t(task.group + group) * share + r % share;
+  return a.out + ((task.token + r / share) * size_t(a.heads) + head) * a.values.size;
+}
+
+}  // namespace

@@ -1,0 +1,64 @@
+// How a paged cache lies in memory. Rows: a token's elements side by side. Tiles: as a product's panel has its columns
+// (isa.h), sixteen tokens of a head at a time, so that attention multiplies them where they lie.
+//
+// A word is 4 bytes, so `lane` elements: 2 of bf16, 1 of float. Sixteen tokens are 16 * size elements:
+//   keys    [size / lane words][16 tokens][lane]           a column is a token, inputs are the head's elements
+//   values  [size / 16][16 / lane][16 columns][lane tokens]  a column is an element of the head, inputs are tokens
+#pragma once
+#include <stddef.h>
+#include <string.h>
+
+#include "element.h"
+
+enum class Layout { rows, key_tiles, value_tiles };
+
+constexpr int TILE_TOKENS = 16;
+
+template <class E>
+constexpr int lane_of() {
+  return 4 / sizeof(E);
+}
+
+// Where token `token` of a block begins, for rows; where its tile begins, for tiles.
+inline size_t token_at(Layout layout, size_t token_stride, int size, int token) {
+  return layout == Layout::rows ? token * token_stride : size_t(token) / TILE_TOKENS * TILE_TOKENS * size;
+}
+
+// One token's elements to their places; `at` is what token_at says.
+template <class E>
+void put_token(Layout layout, E* at, int size, int token, const E* row) {
+  constexpr int lane = lane_of<E>(), word = TILE_TOKENS * lane;
+  int i = token % TILE_TOKENS;
+  switch (layout) {
+    case Layout::rows:
+      memcpy(at, row, size * sizeof(E));
+      return;
+    case Layout::key_tiles:
+      for (int d = 0; d < size; d += lane) memcpy(at + d / lane * word + i * lane, row + d, 4);
+      return;
+    case Layout::value_tiles:
+      at += i / lane * word + i % lane;
+      for (int c = 0; c < size; c += 16, at += TILE_TOKENS * 16, row += 16)
+        for (int d = 0; d < 16; d++) at[d * lane] = row[d];
+  }
+}
+
+// Sixteen values with all but tokens low .. high - 1 as zeros: what another sequence left there may be no number.
+template <class E>
+void copy_seen(const E* tile, int size, int low, int high, E* out) {
+  constexpr int lane = lane_of<E>(), lines = TILE_TOKENS / lane;
+  uint32_t mask[lines];
+  for (int p = 0; p < lines; p++) {
+    mask[p] = 0;
+    for (int e = 0; e < lane; e++)
+      if (p * lane + e >= low && p * lane + e < high) mask[p] |= (lane == 1 ? ~0u : 0xffffu << e * 16);
+  }
+  for (int c = 0; c < size / 16; c++) {
+    for (int p = 0; p < lines; p++, tile += 16 * lane, out += 16 * lane) {
+      uint32_t word[16];
+      memcpy(word, tile, 64);
+      for (uint32_t& w : word) w &= mask[p];
+      memcpy(out, word, 64);
+    }
+  }
+}
