@@ -3,8 +3,9 @@
     python -m bench.peers --model DIR [--vllm-python PY] [--llama-bench BIN --gguf FILE] [--save]
 
 Every engine is started once and stays; at each batch they take turns, `--rounds` times, so that a machine that slows
-down slows all of them. vLLM runs in a Python of its own (its torch differs), llama.cpp as `llama-batched-bench` on the
-same weights as GGUF. Rates are of the steady state: prompts processed, nobody finished. Ratios are by round.
+down slows all of them. vLLM runs in a Python of its own (its torch differs) and twice: as it comes, with one core kept
+for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF. Rates
+are of the steady state: prompts processed, nobody finished. Ratios are by round.
 """
 
 import argparse
@@ -39,7 +40,9 @@ class Engine(Protocol):
 class Worker:
     """A process that answers {"batch", "seed"} lines with {"rate"} lines; its first line says that it is ready."""
 
-    def __init__(self, name: str, command: Sequence[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], env: dict[str, str] | None = None, suffix: str = ""
+    ) -> None:
         self.name = name
         self._process = subprocess.Popen(
             command,
@@ -50,7 +53,7 @@ class Worker:
             env={**os.environ, **(env or {})},
         )
         ready = self._read()
-        self.name = ready.get("name", name)
+        self.name = ready.get("name", name) + suffix
 
     def rate(self, batch: int, seed: int) -> float:
         assert self._process.stdin is not None
@@ -123,7 +126,11 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
         script = str(ROOT / "bench" / "peers_vllm.py")
         preload = {"LD_PRELOAD": options.vllm_preload} if options.vllm_preload else {}
         # -P: this folder holds a kernels.py, which vLLM's dependencies would take for the package of that name.
-        engines.append(Worker("vllm", [options.vllm_python, "-P", script, *case], preload))
+        command = [options.vllm_python, "-P", script, *case]
+        engines.append(Worker("vllm", command, preload))
+        # As it comes, vLLM keeps one core for its front end; on two cores that is half of them.
+        whole = {**preload, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+        engines.append(Worker("vllm", command, whole, " on all cores"))
     if options.llama_bench:
         lengths = (options.prompt_len, options.output_len)
         engines.append(Llama(options.llama_bench, options.gguf, *lengths, options.threads))
@@ -157,7 +164,7 @@ def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace)
 def _line(row: dict[str, object]) -> str:
     spread = f"{row['low']} to {row['high']}"
     rate = f"{row['tokens_per_second']:>9} tok/s"
-    return f"batch {row['batch']:>3}  {row['engine']:<22} {rate}  ({spread})  {row['ratio'] or ''}"
+    return f"batch {row['batch']:>3}  {row['engine']:<26} {rate}  ({spread})  {row['ratio'] or ''}"
 
 
 def _options() -> argparse.Namespace:

@@ -18,7 +18,7 @@ void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
       __m512bh w[4];
       for (int t = 0; t < 4; t++) {
         w[t] = (__m512bh)_mm512_loadu_si512(panel + t * TILE + p * 32);
-        _mm_prefetch((const char*)(panel + t * TILE + p * 32 + 2 * PANEL_BLOCK), _MM_HINT_T0);
+        _mm_prefetch((const char*)(panel + PANEL_BLOCK / 2 + (p * 4 + t) * 32), _MM_HINT_T0);
       }
       for (int r = 0; r < R; r++) {
         int pair;
