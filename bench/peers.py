@@ -4,8 +4,8 @@
 
 Every engine is started once and stays; at each batch they take turns, `--rounds` times, so that a machine that slows
 down slows all of them. vLLM runs in a Python of its own (its torch differs) and twice: as it comes, with one core kept
-for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF. Rates
-are of the steady state: prompts processed, nobody finished. Ratios are by round.
+for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF.
+Rates are of the steady state: prompts processed, nobody finished. Ratios are by round.
 """
 
 import argparse

@@ -83,6 +83,17 @@ class LayerShape:
         self, hidden: int, heads: int, groups: int, size: int, eps: float, scale: float, window: int
     ) -> None: ...
 
+class CachePair:
+    def __init__(
+        self,
+        keys: int,
+        key_place: Sequence[int],
+        values: int,
+        value_place: Sequence[int],
+        blocks: int,
+        block_size: int,
+    ) -> None: ...
+
 class LayerWeights:
     def __init__(
         self,
@@ -105,13 +116,8 @@ class GqaLayer:
         self,
         engine: Engine,
         batch: Batch,
+        cache: CachePair,
         x: int,
-        keys: int,
-        key_place: Sequence[int],
-        values: int,
-        value_place: Sequence[int],
-        blocks: int,
-        block_size: int,
         normed: int,
         expert: int,
         weight: int,

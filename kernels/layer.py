@@ -16,7 +16,8 @@ from afserve.kernels.routing import RouterRule
 class GqaLayer:
     """Projections are packed: `qkv` stacks heads of q, then k, then v. Norms have the rows' dtype.
 
-    Without a router `gate_EH` and `rule` are None. `handle` is what a fast backend keeps; nobody else reads it.
+    Without a router `gate_EH` and `rule` are None. `handle` is what a fast backend keeps, `cache` what the door does;
+    nobody else reads them.
     """
 
     input_norm_H: Tensor
@@ -37,6 +38,16 @@ class GqaLayer:
     scale: float
     window: int | None = None
     handle: object | None = None
+    cache: "BoundCache | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCache:
+    """The keys and values that a layer was last called with, which were found to fit; a step calls with the same."""
+
+    k_NGBD: Tensor
+    v_NGBD: Tensor
+    handle: object | None
 
 
 class Half(NamedTuple):

@@ -280,31 +280,40 @@ class Native(NativeProducts):
         handle = self.pack_linear(layer.gate_EH.to(dtype), None).handle
         return handle if isinstance(handle, _native.Linear) else None
 
-    def gqa_half(
-        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
-    ) -> Half:
-        handle, dtype = layer.handle, x_TH.dtype
-        fits = dtype is k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype
-        if not isinstance(handle, _native.GqaLayer):
-            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
-        if not fits or not x_TH.is_contiguous() or not _last_plain(k_NGBD, v_NGBD):
-            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
-        tokens = x_TH.shape[0]
-        normed, expert, weight = torch.empty_like(x_TH), None, None
-        if layer.rule is not None:
-            expert = torch.empty((tokens, layer.rule.top_k), dtype=torch.int32)
-            weight = torch.empty((tokens, layer.rule.top_k), dtype=torch.float32)
+    def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
+        if k_NGBD.dtype not in CODES or not _last_plain(k_NGBD, v_NGBD):
+            return None
         blocks, _, block_size, _ = tiled.shape_of(k_NGBD)
-        handle.run(
-            self._engine,
-            self._batch_handle(batch),
-            x_TH.data_ptr(),
+        return _native.CachePair(
             k_NGBD.data_ptr(),
             tiled.place(k_NGBD),
             v_NGBD.data_ptr(),
             tiled.place(v_NGBD),
             blocks,
             block_size,
+        )
+
+    def gqa_half(
+        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
+    ) -> Half:
+        handle, bound, dtype = layer.handle, layer.cache, x_TH.dtype
+        known = bound is not None and bound.k_NGBD is k_NGBD and bound.v_NGBD is v_NGBD
+        cache = bound.handle if bound is not None and known else self.bind_cache(k_NGBD, v_NGBD)
+        fits = dtype is k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype
+        if not isinstance(handle, _native.GqaLayer) or not isinstance(cache, _native.CachePair):
+            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+        if not fits or not x_TH.is_contiguous():
+            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+        tokens = x_TH.shape[0]
+        normed, expert, weight = torch.empty_like(x_TH), None, None
+        if layer.rule is not None:
+            expert = torch.empty((tokens, layer.rule.top_k), dtype=torch.int32)
+            weight = torch.empty((tokens, layer.rule.top_k), dtype=torch.float32)
+        handle.run(
+            self._engine,
+            self._batch_handle(batch),
+            cache,
+            x_TH.data_ptr(),
             normed.data_ptr(),
             _address(expert),
             _address(weight),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.layer import BoundCache, GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -251,12 +251,15 @@ class Ops:
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
         _shape("x_TH", x_TH, (batch.tokens, layer.input_norm_H.shape[0]))
-        keys, values = _caches(k_NGBD, v_NGBD)
-        wanted = (keys[0], layer.groups, keys[2], layer.head_dim)
-        if keys != wanted:
-            raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
-        if values != wanted:
-            raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
+        bound = layer.cache
+        if bound is None or bound.k_NGBD is not k_NGBD or bound.v_NGBD is not v_NGBD:
+            keys, values = _caches(k_NGBD, v_NGBD)
+            wanted = (keys[0], layer.groups, keys[2], layer.head_dim)
+            if keys != wanted:
+                raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
+            if values != wanted:
+                raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
+            layer.cache = BoundCache(k_NGBD, v_NGBD, self._backend.bind_cache(k_NGBD, v_NGBD))
         return self._backend.gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
 
     def route(

@@ -188,6 +188,10 @@ class Reference:
     def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
         return layer
 
+    def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
+        """What a backend wants to know of a layer's cache in every step."""
+        return None
+
     def gqa_half(
         self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
     ) -> Half:

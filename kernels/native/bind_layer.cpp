@@ -11,20 +11,28 @@ LayerWeights weights(Address input_norm, Address q_norm, Address k_norm, Address
           std::move(qkv), std::move(out), std::move(gate), at<const float>(bias), rule};
 }
 
-struct Arguments {
-  Address x, normed, expert, weight, keys, values;
-  Place key_place, value_place;
+struct CachePair {
+  Address keys;
+  Place key_place;
+  Address values;
+  Place value_place;
   int blocks, block_size;
 };
 
+struct Arguments {
+  Address x, normed, expert, weight;
+};
+
 template <class E>
-LayerCall<E> call_of(const Arguments& a, const LayerShape& shape, const Turn& turn, const Batch& batch) {
+LayerCall<E> call_of(const Arguments& a, const CachePair& cache, const LayerShape& shape, const Turn& turn,
+                     const Batch& batch) {
   Turn now = turn;
   now.position = batch.position;
   auto store = [&](Address data, const Place& p) {
-    return Store<E>{at<E>(data), p[0], p[1], p[2], shape.groups, shape.size, a.blocks, a.block_size, layout_of(p)};
+    return Store<E>{at<E>(data), p[0], p[1], p[2], shape.groups, shape.size, cache.blocks, cache.block_size, layout_of(p)};
   };
-  return {at<E>(a.x), batch.tokens, now, batch.slot, store(a.keys, a.key_place), store(a.values, a.value_place),
+  return {at<E>(a.x), batch.tokens, now, batch.slot, store(cache.keys, cache.key_place),
+          store(cache.values, cache.value_place),
           at<E>(a.normed), at<int32_t>(a.expert), at<float>(a.weight)};
 }
 
@@ -35,15 +43,14 @@ struct BoundLayer {
   GqaLayer layer;
 };
 
-void run(const BoundLayer& bound, Engine& engine, const Batch& batch, Address x, Address keys, const Place& k,
-         Address values, const Place& v, int blocks, int block_size, Address normed, Address expert,
-         Address weight) {
+void run(const BoundLayer& bound, Engine& engine, const Batch& batch, const CachePair& cache, Address x, Address normed,
+         Address expert, Address weight) {
   py::gil_scoped_release released;
-  Arguments a{x, normed, expert, weight, keys, values, k, v, blocks, block_size};
+  Arguments a{x, normed, expert, weight};
   if (bound.dtype == Dtype::f32)
-    bound.layer.run(engine, call_of<float>(a, bound.shape, bound.turn, batch), batch);
+    bound.layer.run(engine, call_of<float>(a, cache, bound.shape, bound.turn, batch), batch);
   else
-    bound.layer.run(engine, call_of<bf16>(a, bound.shape, bound.turn, batch), batch);
+    bound.layer.run(engine, call_of<bf16>(a, cache, bound.shape, bound.turn, batch), batch);
 }
 
 }  // namespace
@@ -52,6 +59,11 @@ void bind_layer(py::module_& m) {
   py::class_<LayerShape>(m, "LayerShape")
       .def(py::init([](int hidden, int heads, int groups, int size, float eps, float scale, int window) {
         return LayerShape{hidden, heads, groups, size, eps, scale, window};
+      }));
+  py::class_<CachePair>(m, "CachePair")
+      .def(py::init([](Address keys, const Place& key_place, Address values, const Place& value_place, int blocks,
+                       int block_size) {
+        return CachePair{keys, key_place, values, value_place, blocks, block_size};
       }));
   py::class_<LayerWeights>(m, "LayerWeights").def(py::init(&weights));
   py::class_<BoundLayer>(m, "GqaLayer")

@@ -92,7 +92,7 @@ def test_a_captured_step_follows_its_inputs(device):
 META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_experts", "pack_heads", "empty_experts", "set_expert", "set_expert_fp8", "prepare_gqa",
-    "empty_cache", "empty_kv", "explain",
+    "empty_cache", "empty_kv", "bind_cache", "explain",
 }  # fmt: skip
 
 
