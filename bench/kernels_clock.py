@@ -20,6 +20,9 @@ class Times:
     median: float
     p90: float
 
+    def less(self, seconds: float) -> "Times":
+        return Times(*(max(0.0, each - seconds) for each in (self.best, self.median, self.p90)))
+
 
 def best_of(run: Callable[[], object], repeats: int) -> Times:
     run()

@@ -6,7 +6,8 @@
 Nothing is fitted to the measured runs. The planner's curves give the stage times of each layout; colocated, its closed
 form gives the step. Disaggregated, the closed form gives every process hardware of its own, but here all processes
 (and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the same stage times
-over so many cores, longer where another core is busy by as much as the calibration measured. The rate is that of the
+over so many cores, longer where another core is busy by as much as the calibration measured; where processes outnumber
+cores, all of it takes longer by as much as the calibration's own run of such a kind did. The rate is that of the
 steady state, while the whole batch decodes; TPOT is what a client saw, median over requests. Calibrations with equal
 threads are fitted together: made before and after the runs they bridge a machine whose speed drifts. The threads of a
 run are taken, else the nearest.
@@ -66,6 +67,7 @@ class Predictor:
         self._shape, self._chip, self._cores = load_model(model), load_hardware(CHIP), cores
         self._curves = {}
         self._beside = {"attention": 1.0, "experts": 1.0}
+        self._crowd = 1.0
         found: dict[int, list[str]] = {}
         for path in calibrations:
             for line in filter(str.strip, read_lines(path, "calibration")):
@@ -75,6 +77,26 @@ class Predictor:
             self._beside |= _beside(lines)
             rows = read_calibration(source, lines)
             self._curves[threads] = fit_calibration(source, rows, self._shape, self._chip, WIDTH)
+        self._crowd = self._crowding(found.get(1, []))
+
+    def _crowding(self, lines: Iterable[str]) -> float:
+        """How many times as long a step takes as its stages say, where processes outnumber cores: the median."""
+        rows = [row for row in map(json.loads, lines) if row.get("part") == "crowded"]
+        runs = [
+            Measured(
+                row["attention"],
+                row["experts"],
+                row["micro_batches"],
+                1,
+                row["requests"],
+                row["context"],
+                0.0,
+                0.0,
+            )
+            for row in rows
+        ]
+        ratios = (row["seconds"] / self.tpot(run) for row, run in zip(rows, runs, strict=True))
+        return max(1.0, median(ratios)) if rows else 1.0
 
     @property
     def threads(self) -> int:
@@ -91,7 +113,8 @@ class Predictor:
         if run.experts == 0:
             one = np.ones(1)
             return float(colocated_stages(setting, self._chip, 1, micro_batches, one, one * each).tpot[0])
-        return step_seconds(
+        crowd = self._crowd if ranks + run.experts > self._cores else 1.0
+        return crowd * step_seconds(
             self._stages(setting, ranks, run.experts, micro_batches, each),
             cores=max(1, self._cores // threads),
             ranks=ranks,

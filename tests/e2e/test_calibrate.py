@@ -13,7 +13,7 @@ from afserve.cli.main import run
 from afserve.placement.calibration import read_calibration
 from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, middle, summary
 
-TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), 16, 1)
+TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), (2,), 16, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control"}
 
 
@@ -41,6 +41,26 @@ def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
     beside = {row["stage"]: row for row in rows if row["part"] == "beside"}
     assert set(beside) == {"experts", "attention"}
     assert all(row["alone"] > 0 and row["seconds"] > 0 for row in beside.values())
+
+
+@pytest.mark.process
+def test_more_processes_than_cores_are_measured_and_met(calibration: Path, tmp_path: Path) -> None:
+    """A crowd that took thrice as long as predicted does so in every layout that has one, and in no other."""
+    lines = [json.loads(line) for line in calibration.read_text().splitlines()]
+    (crowd,) = [row for row in lines if row["part"] == "crowded"]
+    nodes = crowd["attention"] + crowd["experts"]
+    assert nodes == crowd["experts"] + 1 and crowd["seconds"] > 0
+    without, slow = tmp_path / "without.jsonl", tmp_path / "slow.jsonl"
+    others = [row for row in lines if row["part"] != "crowded"]
+    without.write_text("".join(json.dumps(row) + "\n" for row in others))
+    run = Measured(1, crowd["experts"], 2, 1, 2, crowd["context"], 5.0, 1e3)
+    predicted = Predictor("nano", [without], cores=nodes - 1).tpot(run)
+    slow.write_text("".join(json.dumps(row) + "\n" for row in [*others, crowd | {"seconds": 3 * predicted}]))
+    crowded = Predictor("nano", [slow], cores=nodes - 1)
+    assert crowded.tpot(run) == pytest.approx(3 * predicted)
+    alone = Measured(1, 1, 2, 1, 2, 24.0, 5.0, 1e3)
+    roomy = Predictor("nano", [without], cores=nodes - 1)
+    assert crowded.tpot(alone) == (roomy.tpot(alone) if nodes > 2 else pytest.approx(3 * roomy.tpot(alone)))
 
 
 @pytest.mark.process

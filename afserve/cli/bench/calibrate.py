@@ -1,8 +1,8 @@
 """`afserve bench calibrate`: this machine's stage times through the real engine, as rows that `afserve plan` fits.
 
 Attention halves and whole steps by requests and context, expert calls by rows and distinct experts, exchanges between
-two processes by size, what the control plane adds to a step, and how cores slow each other down. Nothing here is a
-prediction.
+two processes by size, what the control plane adds to a step, how cores slow each other down, and what it costs to have
+more processes than cores. Nothing here is a prediction.
 """
 
 import itertools
@@ -30,13 +30,14 @@ _WARM_UP = 2  # sequences of the control plane's first batch, which is not count
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Sizes to measure. `steps` of each; `tokens` at most in all caches together; `control`: sequences at a time."""
+    """Sizes to measure. `steps` of each; `tokens` at most in all caches together; `control` and `crowd`: sequences at a time."""
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (96, 256, 1024)
     tokens: int = 8192
     steps: int = 24
     control: tuple[int, ...] = (2, 6, 20, 48)
+    crowd: tuple[int, ...] = (4, 12, 24, 48)
     prompt: int = 64
     repeats: int = 3
 
@@ -53,7 +54,7 @@ class Grid:
                     yield requests, context
 
 
-SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), 16, 1)
+SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), (2,), 16, 1)
 
 
 @click.command()
@@ -117,6 +118,8 @@ def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
                 f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
             )
         yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
+        if threads == 1:
+            yield from crowded(model, grid)
 
 
 def control(model: str, threads: int, grid: Grid) -> Iterator[Row]:
@@ -136,6 +139,23 @@ def control(model: str, threads: int, grid: Grid) -> Iterator[Row]:
         seconds = row.batch / row.tokens_per_second if row.tokens_per_second else row.tpot
         yield {"part": "served", "requests": row.batch, "seconds": max(seconds, 1e-6)}
         spent = time.process_time()
+
+
+def crowded(model: str, grid: Grid) -> Iterator[Row]:
+    """Served runs with a node process more than this machine has cores: seconds from a token to the same request's
+    next. What it costs to share a core is in no stage's own time."""
+    from afserve.cli.bench.case import Case
+    from afserve.cli.bench.ours import Shape, measure
+    from afserve.launch.machine import this_machine
+
+    nodes = this_machine().cores
+    case = Case(model, grid.crowd, grid.prompt, grid.output, grid.repeats, 1)
+    for row in measure(case, Shape(False, 1, nodes, "2")):
+        assert row.tpot is not None
+        yield {
+            "part": "crowded", "requests": row.batch, "context": grid.prompt + grid.output / 2, "attention": 1,
+            "experts": nodes, "micro_batches": 2, "seconds": row.tpot,
+        }  # fmt: skip
 
 
 def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Iterator[Row]:
