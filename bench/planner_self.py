@@ -113,7 +113,9 @@ class Predictor:
         if run.experts == 0:
             one = np.ones(1)
             return float(colocated_stages(setting, self._chip, 1, micro_batches, one, one * each).tpot[0])
-        crowd = self._crowd if ranks + run.experts > self._cores else 1.0
+        # One micro-batch is either with the attention node or with the expert nodes.
+        busy = ranks + run.experts if ranks * micro_batches > 1 else run.experts
+        crowd = self._crowd if busy > self._cores else 1.0
         return crowd * step_seconds(
             self._stages(setting, ranks, run.experts, micro_batches, each),
             cores=max(1, self._cores // threads),
