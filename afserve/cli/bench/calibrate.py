@@ -30,7 +30,7 @@ _WARM_UP = 2  # sequences of the control plane's first batch, which is not count
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Sizes to measure. `steps` of each; `tokens` at most in all caches together; `control`, `crowd`: sequences at once."""
+    """Sizes to measure. `steps` of each; `tokens` at most in all caches; `control`, `crowd`: sequences at once."""
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (96, 256, 1024)
