@@ -294,7 +294,9 @@ def kernels() -> str:
         for t, r in limits.items()
     )
     small = ", ".join(
-        f"{r['share_of_layer']:.1%} at {r['case']} on {r['threads']} thread(s)" for r in found if r["op"] == "small_ops"
+        f"{r['share_of_layer']:.1%} at {r['case']} on {r['threads']} thread(s)"
+        for r in found
+        if r["op"] == "small_ops"
     )
     return (
         f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels --quick`. Limits in the same run, a plain read and "
