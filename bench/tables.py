@@ -68,7 +68,8 @@ def peers() -> str:
     return (
         f"**The engine beside its peers** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
         f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
-        "tokens per second by batch; `python -m bench.peers`.\n\n"
+        "tokens per second by batch; `python -m bench.peers`. As it comes, vLLM keeps one core for its front end; the other "
+        "row lets it compute on all.\n\n"
         + table(["engine", *map(str, batches)], lines)
         + "\n\n"
         + table(["ratio, by round", *map(str, batches)], ratios)
