@@ -7,9 +7,8 @@
 
 namespace {
 
-// Keys are taken 64 at a time and their sums merged every 512, both counted from position 0. A token's result is
-// then a function of its own position and context, whoever computes it, alone, in a batch or in a prefill.
-constexpr int CHUNK = 64;
+// Sums are merged every 512 keys, counted from position 0. A token's result is then a function of its own position and
+// context, whoever computes it, alone, in a batch or in a prefill.
 constexpr int SPLIT = 512;
 constexpr int MOST_ROWS = 64;  // query rows of one task, unless one token's group of heads is larger
 
@@ -35,11 +34,6 @@ struct Plan {
 };
 
 int lowest_key(int position, int window) { return window && position + 1 > window ? position + 1 - window : 0; }
-
-// Where the sixteen tokens of the first key that any row of a task sees begin.
-inline int first_tile(const Task& task, int window) {
-  return std::max(task.first, lowest_key(task.position, window)) / TILE_TOKENS * TILE_TOKENS;
-}
 
 // How many key/value heads one task takes. They lie side by side in a block, so all of them make a longer read; but
 // every thread must get something to do. No result depends on it.

@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr int CHUNK = 64;  // keys taken at a time, counted from position 0
+
 // One thread's working memory for tasks of up to `rows` query rows of each of `groups` key/value heads.
 template <class E>
 struct RowsSpace {

@@ -9,6 +9,11 @@ namespace {
 constexpr int WINDOW = 128;                    // keys whose softmax is taken at once, counted from position 0
 constexpr int TILES = WINDOW / TILE_TOKENS;
 
+// Where the sixteen tokens of the first key that any row of a task sees begin.
+inline int first_tile(const Task& task, int window) {
+  return std::max(task.first, lowest_key(task.position, window)) / TILE_TOKENS * TILE_TOKENS;
+}
+
 // The tiles of a task in the order of their addresses, window by window, and then those of the task after it.
 template <class E>
 class TilesAhead {

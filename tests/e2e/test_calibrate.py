@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.bench.calibrate import Grid, rows
+from afserve.cli.bench.calibrate import _CROWDED, Grid, rows
 from afserve.cli.main import run
+from afserve.launch.machine import this_machine
 from afserve.placement.calibration import read_calibration
 from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, middle, summary
 
@@ -46,6 +47,8 @@ def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
 @pytest.mark.process
 def test_more_processes_than_cores_are_measured_and_met(calibration: Path, tmp_path: Path) -> None:
     """A crowd that took thrice as long as predicted does so in every layout that has one, and in no other."""
+    if this_machine().cores > _CROWDED:
+        pytest.skip("measured on few cores only")
     lines = [json.loads(line) for line in calibration.read_text().splitlines()]
     (crowd,) = [row for row in lines if row["part"] == "crowded"]
     nodes = crowd["attention"] + crowd["experts"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from afserve.models.experts import ExpertBank
 
 Row = dict[str, object]
+_CROWDED = 4  # cores: on more of them nobody starts more node processes than there are
 _WARM_UP = 2  # sequences of the control plane's first batch, which is not counted
 
 
@@ -71,7 +72,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), (2,), 16, 1)
     help="The file to write, one row per line.",
 )
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
-    """Measure stage times on this machine, about half a minute; then `afserve plan --curves FILE`."""
+    """Measure stage times on this machine, about a minute; then `afserve plan --curves FILE`."""
     begin = time.perf_counter()
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")
@@ -109,6 +110,7 @@ def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
     import tempfile
 
     from afserve.config import ModelSource
+    from afserve.launch.machine import this_machine
     from afserve.launch.models import find_model
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -118,7 +120,7 @@ def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
                 f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
             )
         yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
-        if threads == 1:
+        if threads == 1 and this_machine().cores <= _CROWDED:
             yield from crowded(model, grid)
 
 
