@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,4 +115,25 @@ def _build(name: str, folder: Path) -> Path:
         if key.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fp8_folder(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny V3 in DeepSeek's layout: e4m3 projections with 128x128 `weight_scale_inv`."""
+    from safetensors.torch import load_file, save_file
+
+    from afserve.kernels.scaled import quantised_blocks
+
+    source, folder = tiny_checkpoint("v3"), tmp_path_factory.mktemp("fp8")
+    stored = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        stored[name] = tensor
+        if "_proj" in name and tensor.dim() == 2:
+            blocks = quantised_blocks(tensor)
+            stored[name], stored[name + "_scale_inv"] = blocks.q_OI, blocks.scale
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(stored, folder / "model.safetensors")
     return folder

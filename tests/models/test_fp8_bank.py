@@ -1,8 +1,5 @@
 """An FP8 checkpoint's experts: kept as stored where the backend multiplies blocks, de-quantised everywhere else."""
 
-import json
-
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -10,25 +7,8 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, spec_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.reference_fp8 import BlockReference
-from afserve.kernels.scaled import FP8, quantised_blocks
+from afserve.kernels.scaled import FP8
 from afserve.models.weights import Checkpoint, DummyCheckpoint
-
-
-@pytest.fixture(scope="module")
-def fp8_folder(tiny_checkpoint, tmp_path_factory):
-    """The tiny V3 in DeepSeek's layout: e4m3 projections with 128x128 `weight_scale_inv`."""
-    source, folder = tiny_checkpoint("v3"), tmp_path_factory.mktemp("fp8")
-    stored = {}
-    for name, tensor in load_file(source / "model.safetensors").items():
-        stored[name] = tensor
-        if "_proj" in name and tensor.dim() == 2:
-            blocks = quantised_blocks(tensor)
-            stored[name], stored[name + "_scale_inv"] = blocks.q_OI, blocks.scale
-    config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(stored, folder / "model.safetensors")
-    return folder
 
 
 class Watched(BlockReference):

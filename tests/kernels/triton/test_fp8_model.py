@@ -1,10 +1,7 @@
 """A tiny DeepSeek-V3 in FP8, served by the Triton backend: its experts stay e4m3 and give what the CPU oracle gives."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from afserve.comm.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
@@ -18,20 +15,9 @@ from afserve.kernels.triton_backend import TritonBackend
 pytestmark = pytest.mark.usefixtures("fp8")
 
 
-@pytest.fixture(scope="module")
-def source(tiny_checkpoint, tmp_path_factory):
-    plain, folder = tiny_checkpoint("v3"), tmp_path_factory.mktemp("fp8")
-    stored = {}
-    for name, tensor in load_file(plain / "model.safetensors").items():
-        stored[name] = tensor
-        if "_proj" in name and tensor.dim() == 2:
-            blocks = quantised_blocks(tensor)
-            stored[name], stored[name + "_scale_inv"] = blocks.q_OI, blocks.scale
-    config = json.loads((plain / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(stored, folder / "model.safetensors")
-    return ModelSource(str(folder), "fp8", dtype="bfloat16")
+@pytest.fixture
+def source(fp8_folder):
+    return ModelSource(str(fp8_folder), "fp8", dtype="bfloat16")
 
 
 def held(spec, experts):
