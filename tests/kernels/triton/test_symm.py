@@ -5,60 +5,18 @@ import multiprocessing
 import pytest
 import torch
 
-from afserve.comm.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
+from afserve.comm.symm_device import Patience, Region
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
+from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
 
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-LONG = Patience() if CUDA else Patience(20_000, timed=False)
 SHORT = Patience(50_000_000) if CUDA else Patience(50, timed=False)
 STAMP = torch.tensor([1, 7], dtype=torch.int32, device=DEVICE)
-FORK = multiprocessing.get_context("fork")
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def make_layout(out=WireType.BFLOAT16, back=WireType.FLOAT32, hidden=200, top_k=3, most=5, micro_batches=1):
     return Layout(hidden, top_k, most, micro_batches, 2, 4, out, back)
-
-
-class Domain:
-    """Attention and expert nodes whose memory is all here: on one GPU, or shared so that forked processes reach it."""
-
-    def __init__(self, attention, experts, layout, patience=LONG):
-        size = max(Region.of(kind, layout).size for kind in (Kind.DISPATCH, Kind.COMBINE))
-        shape = 2, layout.micro_batches, attention, experts, size
-        self.memory = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
-        if not CUDA:
-            self.memory.share_memory_()
-        self.layout, self.patience = layout, patience
-        self.attention_nodes, self.expert_nodes = attention, experts
-
-    def _at(self, *index):
-        return self.memory[index].data_ptr()
-
-    def attention(self, a):
-        boxes = [
-            Boxes.at(
-                [self._at(1, m, a, f) for f in range(self.expert_nodes)],
-                [self._at(0, m, a, f) for f in range(self.expert_nodes)],
-                DEVICE,
-                self.memory,
-            )
-            for m in range(self.layout.micro_batches)
-        ]
-        return SymmAttention(self.layout, boxes, self.patience)
-
-    def expert(self, f):
-        boxes = [
-            Boxes.at(
-                [self._at(0, m, a, f) for a in range(self.attention_nodes)],
-                [self._at(1, m, a, f) for a in range(self.attention_nodes)],
-                DEVICE,
-                self.memory,
-            )
-            for m in range(self.layout.micro_batches)
-        ]
-        return SymmExpert(self.layout, boxes, self.patience, torch.float32)
 
 
 def scripted(rows, layout, nodes, seed):
@@ -70,14 +28,6 @@ def scripted(rows, layout, nodes, seed):
     if rows > 2:
         slot_TK[1] = -1
     return x_TH.to(DEVICE), slot_TK.to(DEVICE), weight_TK.to(DEVICE)
-
-
-def compute(arrival, node, slots):
-    """FFN of global slot s: (s + 1) * x; slots below 0 are skipped."""
-    here_NK = arrival.slot_NK >= 0
-    factor_N = (here_NK * arrival.weight_NK * (arrival.slot_NK + node * slots + 1)).sum(1)
-    x_NH = torch.where(here_NK.any(1)[:, None], arrival.x_NH.float(), 0.0)
-    return (factor_N[:, None] * x_NH).contiguous()
 
 
 def by_hand(x_TH, slot_TK, weight_TK):
@@ -213,25 +163,16 @@ def test_a_graph_of_both_ends_on_one_gpu_replays_with_other_rows():
     front.check()
 
 
-def serve(domain, f, turns):
-    back = domain.expert(f)
-    for _ in range(turns):
-        for m in range(domain.layout.micro_batches):
-            arrival = back.receive(m)
-            back.answer(arrival, compute(arrival, f, domain.layout.slots))
-    back.check()
-
-
 @pytest.mark.process
 @pytest.mark.skipif(CUDA, reason="with a GPU, test_symm_transport does this")
-def test_processes_that_write_into_each_others_memory():
+def test_processes_that_write_into_each_others_memory(tmp_path):
     """Two micro-batches under way at once; nobody but the flags says when a message is there."""
     layout, turns = make_layout(hidden=64, micro_batches=2), 3
-    domain = Domain(1, 2, layout, Patience(5_000_000, timed=False))
-    backs = [FORK.Process(target=serve, args=(domain, f, turns), daemon=True) for f in range(2)]
+    shared = 1, 2, layout, Patience(5_000_000, timed=False), tmp_path / "memory"
+    front = Domain(*shared).attention(0)
+    backs = [SPAWN.Process(target=serve, args=(shared, f, turns), daemon=True) for f in range(2)]
     for back in backs:
         back.start()
-    front = domain.attention(0)
     for turn in range(turns):
         sent = [scripted(layout.max_rows - m, layout, 2, 2 * turn + m) for m in range(2)]
         tickets = [front.dispatch(*one, STAMP, m) for m, one in enumerate(sent)]

@@ -6,8 +6,6 @@ With a GPU everything is `pytest tests/kernels/triton/test_symm.py tests/kernels
 
 import multiprocessing
 import os
-import traceback
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,37 +14,13 @@ from afserve.comm import dist, symm
 from afserve.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 from afserve.comm.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from afserve.comm.transport import Box, Kind, Layout, Parcel, WireType
-from afserve.errors import AfserveError, ConfigError, PeerLost
+from afserve.errors import ConfigError, PeerLost
+from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way
 
 CUDA = torch.cuda.is_available()
 BOX = Box(0, 0, 0)
-SPAWN = multiprocessing.get_context("spawn")
-PROCESSES = multiprocessing.get_context("spawn" if CUDA else "fork")  # the interpreter's switch is inherited
+SPAWN = multiprocessing.get_context("spawn")  # a fork would crash in what this process's threads held
 OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # several processes may then share one GPU
-
-
-class FileDomain:
-    """Memory of two ends as two files that both map."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def share(self, name, rank, size, device, store):
-        def mapped(of):
-            path = Path(self.folder, f"{name.replace('/', '-')}-{of}")
-            return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-        mine_B = mapped(rank)
-        store.set(f"made-{rank}", "1")
-        store.wait([f"made-{1 - rank}"])
-        return symm.Shared(mine_B, mapped(1 - rank))
-
-
-def way(folder, index=0):
-    """On the GPU of that index, or on one that is shared."""
-    if CUDA:
-        return symm.on_gpu(torch.device("cuda", index % torch.cuda.device_count()))
-    return symm.carriage(torch.device("cpu"), FileDomain(folder), timed=False)
 
 
 class OnHost:
@@ -73,24 +47,14 @@ class OnHost:
         return on_host(self._end.take(box))
 
 
-def on_host(parcel):
-    return Parcel(*(part.cpu().clone() if isinstance(part, torch.Tensor) else part for part in parcel))
-
-
-def fill(source, target):
-    for there, here in zip(target, source):
-        if isinstance(there, torch.Tensor):
-            there.copy_(here)
-
-
 class Remote:
     """An expert node's end in a process of its own, as if it were here: what it takes and stages is copied."""
 
     def __init__(self, expert, attention, layout, folder):
         self.layout, self._staged = layout, {}
-        self._pipe, theirs = PROCESSES.Pipe()
+        self._pipe, theirs = SPAWN.Pipe()
         os.environ[OVERLAP] = "1"
-        self._process = PROCESSES.Process(
+        self._process = SPAWN.Process(
             target=remote_end, args=(expert, attention, layout, folder, theirs), daemon=True
         )
         self._process.start()
@@ -99,7 +63,11 @@ class Remote:
 
     def _answer(self):
         assert self._pipe.poll(120), "the other process does not answer"
-        kind, value = self._pipe.recv()
+        try:
+            kind, value = self._pipe.recv()
+        except EOFError:
+            self._process.join(20)
+            raise AssertionError(f"the other process ended with {self._process.exitcode}") from None
         if kind == "lost":
             raise PeerLost(*value)
         if kind == "error":
@@ -144,35 +112,6 @@ class Remote:
     def kill(self):
         self._process.kill()
         self._process.join()
-
-
-def remote_end(expert, attention, layout, folder, pipe):
-    if CUDA:
-        torch.cuda.set_device(expert % torch.cuda.device_count())
-    end, address = dist.listen(expert, attention, layout, "127.0.0.1", way(folder, expert))
-    pipe.send(("value", address))
-    while True:
-        word, *rest = pipe.recv()
-        try:
-            pipe.send(("value", act(end, word, rest)))
-        except PeerLost as error:
-            pipe.send(("lost", (error.peer, error.message)))
-        except AfserveError as error:
-            pipe.send(("error", error))
-        except (RuntimeError, ValueError):  # shown in the process that asked
-            pipe.send(("error", AssertionError(traceback.format_exc())))
-        if word == "close":
-            return
-
-
-def act(end, word, rest):
-    if word == "take":
-        return on_host(end.take(*rest))
-    if word == "post":
-        box, parcel = rest
-        fill(parcel, end.stage(box, parcel.header))
-        return end.post(box)
-    return getattr(end, word)(*rest)
 
 
 def between_processes(folder):
