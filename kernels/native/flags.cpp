@@ -24,7 +24,7 @@ constexpr int64_t kShortestSpin = 2000;   // ns
 constexpr int64_t kBeforeYield = 4000;    // ns of pause instructions before the core is offered to others
 constexpr int64_t kTakenAway = 20000;     // ns that a yield may take before the cores count as contended
 constexpr uint32_t kLate = 1 << 16;       // dispatches that may have been given up since the one whose answer comes now
-constexpr int kShyWaits = 64;            // waits without a spin after that
+constexpr int kShyWaits = 64;            // waits without a spin after that, at most: one at first, twice as many each time
 
 int64_t since(FlagBoard::Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(FlagBoard::Clock::now() - start).count();
@@ -206,7 +206,10 @@ bool FlagBoard::spin(const std::vector<size_t>& which, Clock::time_point start, 
     }
     int64_t budget = std::min(budget_, limit), quiet_since = 0;
     for (int64_t spent = 0; spent < budget; spent = since(start)) {
-        if (any(which)) return true;
+        if (any(which)) {
+            shyness_ /= 2;
+            return true;
+        }
         if (pull(which)) quiet_since = spent;
         pause_briefly();
         if (spent - quiet_since > kBeforeYield && !offer_core()) return any(which);
@@ -220,7 +223,7 @@ bool FlagBoard::offer_core() {
     auto before = Clock::now();
     sched_yield();
     if (since(before) > kTakenAway) {
-        shy_ = kShyWaits;
+        shy_ = shyness_ = std::clamp(2 * shyness_, 1, kShyWaits);
         return false;
     }
 #endif

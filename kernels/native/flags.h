@@ -78,6 +78,7 @@ class FlagBoard {
     std::vector<uint32_t> counts_;
     int64_t usual_;   // ns
     int64_t budget_;  // ns
-    int shy_ = 0;
+    int shy_ = 0;      // waits left without a spin
+    int shyness_ = 0;  // how many there were last
     bool spins_;
 };

@@ -4,9 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "past_caches.h"
 
 namespace {
 
@@ -25,37 +23,6 @@ void fetch_to_write(const char* at) {
     asm volatile("prefetchw %0" : : "m"(*at));  // a hint; without it the compiler would ask for a plain read
 #else
     __builtin_prefetch(at, 1, 2);
-#endif
-}
-
-// Whether rows go past the caches to memory, from where the receiver streams them. On AMD's processors a line that is
-// in another core's cache comes slower than from memory; Intel's have not shown it.
-bool past_caches(int64_t bytes) {
-#if defined(__x86_64__)
-    static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
-    return amd && bytes > kPiece;
-#else
-    return false;
-#endif
-}
-
-void copy_past_caches(char* to, const char* from, int64_t bytes) {
-#if defined(__x86_64__)
-    int64_t at = std::min<int64_t>(bytes, -reinterpret_cast<uintptr_t>(to) % kLine);
-    std::memcpy(to, from, at);
-    for (; at + kLine <= bytes; at += kLine)
-        for (int64_t i = at; i < at + kLine; i += 16)
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-    std::memcpy(to + at, from + at, bytes - at);
-#else
-    std::memcpy(to, from, bytes);
-#endif
-}
-
-// Before a flag says that they are there.
-void settle_streams() {
-#if defined(__x86_64__)
-    _mm_sfence();
 #endif
 }
 
@@ -111,7 +78,7 @@ void Mailbox::write(const Load& load, uint32_t epoch, uint32_t sequence, uint32_
 
 void Mailbox::write_rows(const Load& load, char* to, uint32_t sequence) {
     int64_t size = terms_.row_bytes, from = x_offset(load.rows);
-    bool past = past_caches(load.rows * size);
+    bool past = load.rows * size > kPiece && past_caches();
     bool tells = !past && load.rows * size > kPiece && from + load.rows * size <= kLongestPull;
     bool whole = !load.index && load.stride == size;
     int64_t step = whole ? load.rows : 1, done = 0, told = 0;
@@ -127,7 +94,7 @@ void Mailbox::write_rows(const Load& load, char* to, uint32_t sequence) {
             told = done;
         }
     }
-    if (past) settle_streams();
+    if (past) settle_past_caches();
 }
 
 bool Mailbox::read(uint32_t sequence, Header& header) const {
