@@ -17,6 +17,7 @@ from afserve.comm.greeting import answer, ask
 from afserve.comm.lanes import Lanes
 from afserve.comm.lost import Lost
 from afserve.comm.segment import Segment, SegmentMap
+from afserve.comm.spinning import Spinner
 from afserve.comm.stream import MessageStream
 from afserve.comm.transport import Box, Header, Kind, Layout, Parcel
 from afserve.comm.wire import HEADER_BYTES, check_layout, extent, sequence_of
@@ -39,6 +40,7 @@ class TcpTransport:
         self._taken_from: dict[Box, MessageStream | None] = {}
         self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
         self._poll = select.poll()
+        self._spinner = Spinner()
         self._newcomers: queue.SimpleQueue[tuple[int, MessageStream]] = queue.SimpleQueue()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -69,16 +71,20 @@ class TcpTransport:
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         deadline = time.monotonic() + timeout
-        while True:
-            found = self._lanes.ready(boxes)
-            if found:
-                return found
-            if self._lost:
-                self._lost.raise_for(boxes)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return []
-            self._turn(left)
+        self._spinner.begin()
+        try:
+            while True:
+                found = self._lanes.ready(boxes)
+                if found:
+                    return found
+                if self._lost:
+                    self._lost.raise_for(boxes)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return []
+                self._turn(left)
+        finally:
+            self._spinner.end()
 
     def take(self, box: Box) -> Parcel:
         self._taken_from[box] = self._streams.get(self._peer(box))
@@ -131,14 +137,18 @@ class TcpTransport:
         return box.attention if self._attention is None else box.expert
 
     def _turn(self, seconds: float) -> None:
-        """Move bytes; park at most so long for the first."""
-        for fd, _ in self._poll.poll(1e3 * seconds):
+        """Move bytes; wait at most so long for the first."""
+        events = self._spinner.look(self._look) if seconds > 0 else self._look()
+        for fd, _ in events or self._poll.poll(1e3 * seconds):
             if fd == self._bell.fileno():
                 self._let_in()
                 continue
             for peer, stream in list(self._streams.items()):
                 if stream.fileno() == fd:
                     self._move(peer, stream)
+
+    def _look(self) -> list[tuple[int, int]]:
+        return self._poll.poll(0)
 
     def _let_in(self) -> None:
         for _ in self._bell.recv(1024):

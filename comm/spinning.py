@@ -1,0 +1,58 @@
+"""How long a waiter looks again and again before it parks: up to twice as long as its news usually takes, or hardly at
+all where that is long or where somebody else wants the core. The rule of the native board, for waits on sockets.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+_Found = TypeVar("_Found")
+
+_LONGEST = (
+    300e-6  # s; a wake-up on an idle core takes some 50 us at either end, and waits that park look that long
+)
+_SHORTEST = 2e-6  # s
+_TAKEN_AWAY = 20e-6  # s that a yield may take before the cores count as contended
+_SHY_WAITS = 64  # waits without looking again after that, at most: one at first, twice as many each time
+_WEIGHT = 1 / 8  # of the newest wait in the usual one
+
+
+class Spinner:
+    """Of one waiter. `clock` returns seconds; `give_way` lets another runnable thread have the core."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, give_way: Callable[[], None] = os.sched_yield
+    ) -> None:
+        self._clock, self._give_way = clock, give_way
+        self._usual = _LONGEST / 4
+        self._shy = self._shyness = 0
+        self._began = self._until = 0.0
+
+    def begin(self) -> None:
+        """A wait begins."""
+        self._began = self._until = self._clock()
+        if self._shy:
+            self._shy -= 1
+        else:
+            self._until += min(2 * self._usual, _LONGEST) if self._usual < _LONGEST else _SHORTEST
+
+    def look(self, look: Callable[[], Sequence[_Found]]) -> Sequence[_Found]:
+        """What `look` finds before it is time to park; nothing then."""
+        found = look()
+        now = self._clock()
+        while not found and now < self._until:
+            self._give_way()
+            before, now = now, self._clock()
+            found = look()
+            if now - before > _TAKEN_AWAY:
+                self._shy = self._shyness = min(max(1, 2 * self._shyness), _SHY_WAITS)
+                self._until = now
+        return found
+
+    def end(self) -> None:
+        """The wait is over, however it ended."""
+        now = self._clock()
+        if now <= self._until:
+            self._shyness //= 2
+        self._usual += _WEIGHT * (min(now - self._began, 10 * _LONGEST) - self._usual)
