@@ -32,10 +32,6 @@ class CompactPanel {
                 const char* after) const;
 
  private:
-  struct Patch {
-    uint32_t place;
-    bf16 value;
-  };
   std::vector<Patch> patches_;  // ascending
   Memory whole_;                // the panel itself, when patches would outweigh what is saved
 };

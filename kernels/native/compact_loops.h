@@ -6,19 +6,31 @@
 
 namespace {
 
+// The sixteen high bytes of a panel, ready for lookups.
+struct HighBytes {
+  explicit HighBytes(const uint8_t* high) : bytes(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)high))) {}
+  const __m512i bytes, mask = _mm512_set1_epi8(15);
+};
+
+// Two of a unit's four lines: its first 64 weights or the others.
+INLINE void expand_half(const uint8_t* unit, int half, const HighBytes& high, __m512i (&line)[2]) {
+  __m512i codes = _mm512_loadu_si512(unit), low = _mm512_loadu_si512(unit + 64 * (1 + half));
+  __m512i code = _mm512_and_si512(half ? _mm512_srli_epi16(codes, 4) : codes, high.mask);
+  __m512i top = _mm512_shuffle_epi8(high.bytes, code);
+  line[0] = _mm512_unpacklo_epi8(low, top);
+  line[1] = _mm512_unpackhi_epi8(low, top);
+}
+
 void expand(const uint8_t* units, int count, const uint8_t* high, bf16* out, const char* ahead) {
-  const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)high)), mask = _mm512_set1_epi8(15);
+  const HighBytes bytes(high);
   for (int i = 0; i < count; i++, units += UNIT_BYTES, out += UNIT) {
-    __m512i codes = _mm512_loadu_si512(units);
     for (int half = 0; half < 2; half++) {
-      __m512i low = _mm512_loadu_si512(units + 64 * (1 + half));
-      __m512i code = _mm512_and_si512(half ? _mm512_srli_epi16(codes, 4) : codes, mask);
-      __m512i top = _mm512_shuffle_epi8(bytes, code);
-      _mm512_storeu_si512(out + half * 64, _mm512_unpacklo_epi8(low, top));
-      _mm512_storeu_si512(out + half * 64 + 32, _mm512_unpackhi_epi8(low, top));
+      __m512i line[2];
+      expand_half(units, half, bytes, line);
+      for (int l = 0; l < 2; l++) _mm512_storeu_si512(out + half * 64 + l * 32, line[l]);
     }
     if (!ahead) continue;
-    for (int line = 0; line < UNIT_BYTES; line += 64) _mm_prefetch(ahead + i * UNIT_BYTES + line, _MM_HINT_T1);
+    for (int at = 0; at < UNIT_BYTES; at += 64) _mm_prefetch(ahead + i * UNIT_BYTES + at, _MM_HINT_T1);
   }
 }
 

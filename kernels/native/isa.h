@@ -19,6 +19,12 @@ struct Next {
   int lines = 0;
 };
 
+// A compact weight whose high byte is none of its panel's sixteen; `place` counts the panel's elements.
+struct Patch {
+  uint32_t place;
+  bf16 value;
+};
+
 template <class E>
 struct Loops {
   // sum[rows][64] (+)= a[rows][32 * blocks] * panel. May read and write rows up to the next multiple of ROW_GROUP.
@@ -78,6 +84,11 @@ struct Isa {
   void (*compact)(const bf16* panel, int units, const uint8_t* high, uint8_t* out, uint64_t* missing);
   // `ahead`: as many units that will be needed next, or null.
   void (*expand)(const uint8_t* units, int count, const uint8_t* high, bf16* out, const char* ahead);
+
+  // sum[rows][64] = a * panel of compact units in one, with gemm's bits. False where expanding first is as fast; may be null.
+  // `patch` to `end` ascend; `after` is the panel that will most likely be read next.
+  bool (*compact_gemm)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
+                       const Patch* patch, const Patch* end, float* sum, const char* after);
 
   template <class E>
   const Loops<E>& of() const;

@@ -11,9 +11,14 @@
 #define HAS_BF16_CONVERSION
 #include "gemm_avx512bf16.h"
 #include "table.h"
+#include "compact_avx512bf16.h"
 
 const Isa* avx512bf16_isa() {
-  static const Isa isa = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp), loops_of<float, gemm_vector<float>>());
+  static const Isa isa = [] {
+    Isa made = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp), loops_of<float, gemm_vector<float>>());
+    made.compact_gemm = compact_dp;
+    return made;
+  }();
   return &isa;
 }
 #ifdef __clang__
