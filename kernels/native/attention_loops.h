@@ -109,6 +109,24 @@ float softmax(const float* score, float scale, int low, int high, float* top, fl
   return kept;
 }
 
+// e^(x - top), as exactly as an E keeps it.
+template <class E>
+INLINE f32v weight_lanes(f32v x, float top) {
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  if constexpr (sizeof(E) == sizeof(bf16)) {
+    // 2^t: the whole part goes to the exponent, a polynomial (minimax, 2^-18) has the rest.
+    __m512 t = _mm512_fmsub_ps((__m512)x, _mm512_set1_ps(1.44269504f), _mm512_set1_ps(1.44269504f * top));
+    __m512 part = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
+    __m512 p = _mm512_fmadd_ps(part, _mm512_set1_ps(0.013534165f), _mm512_set1_ps(0.052011468f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.24144275f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.69300383f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(1.0000026f));
+    return (f32v)_mm512_scalef_ps(p, t);
+  }
+#endif
+  return exp_lanes(x - top);
+}
+
 template <class E>
 float softmax_tiles(const float* score, size_t step, float scale, int low, int high, int whole, float* top,
                    float* total, E* weight) {
@@ -126,7 +144,7 @@ float softmax_tiles(const float* score, size_t step, float scale, int low, int h
   f32v sum = {};
   for (int c = 0; c < begin; c += LANES) store(weight + c, f32v{});
   for (int c = begin; c < end; c += LANES) {
-    f32v w = exp_lanes(scores(c) - peak);
+    f32v w = weight_lanes<E>(scores(c), peak);
     if (c < low || c + LANES > high) w = seen(c) ? w : f32v{};
     store(weight + c, w);
     sum += w;

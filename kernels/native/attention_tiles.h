@@ -1,6 +1,7 @@
 // Attention over a cache of tiles: keys and values are multiplied where they lie, a window of 128 tokens after the
 // other, all heads of a window before the next. Tiles are asked for about a window ahead in the order of their
-// addresses: a core keeps up with memory along a stream, and reaches a third of that speed in pieces of 2 KiB.
+// addresses: a core keeps up with memory along a stream, and reaches a third of that speed in pieces of 2 KiB. Three of
+// every four are asked for during the products and one during the softmax, so that memory never pauses.
 #pragma once
 #include "attention_plan.h"
 
@@ -25,26 +26,34 @@ class TilesAhead {
     if (task_ != &task) {
       go_to(&task);
       next_ = next;
-      for (int i = 0; i < 2 * TILES * task.groups; i++) {
-        const char* tile = reinterpret_cast<const char*>(take());
-        for (size_t at = 0; at < size_t(TILE_TOKENS) * a_.keys.size * sizeof(E); at += 64)
-          __builtin_prefetch(tile + at, 0, 2);
-      }
+      ask(2 * TILES * task.groups);
     }
     next_ = next;
   }
+
+  // Asks for so many tiles at once.
+  void ask(int tiles) {
+    for (int i = 0; i < tiles; i++) {
+      const char* tile = reinterpret_cast<const char*>(take());
+      for (size_t at = 0; at < size_t(TILE_TOKENS) * a_.keys.size * sizeof(E); at += 64)
+        __builtin_prefetch(tile + at, 0, 2);
+    }
+  }
+
+  // The next of three tiles in every four places, and the last one again.
+  const E* take(int place) { return place % 4 < 3 ? take() : tile_; }
 
   // The next tile; once there is none, the last.
   const E* take() {
     if (task_ && position_ >= task_->last) go_to(next_);
     if (!task_) return tile_;
-    int block = batch_.table[task_->sequence * batch_.table_stride + position_ / a_.block_size];
+    int block = *entry_;
     if (block < 0 || block >= a_.blocks) return tile_;
     const Cache<E>& cache = values_ ? a_.values : a_.keys;
-    tile_ = cache.at(block, task_->group + group_, position_ % a_.block_size);
+    tile_ = cache.at(block, task_->group + group_, inside_);
     if (++group_ < task_->groups) return tile_;
     group_ = 0;
-    if (values_) position_ += TILE_TOKENS;
+    if (values_) go_on();
     values_ = !values_;
     return tile_;
   }
@@ -55,13 +64,26 @@ class TilesAhead {
     next_ = nullptr;
     group_ = 0;
     values_ = false;
-    if (task) position_ = first_tile(*task, a_.window);
+    if (!task) return;
+    position_ = first_tile(*task, a_.window);
+    entry_ = batch_.table + task->sequence * batch_.table_stride + position_ / a_.block_size;
+    inside_ = position_ % a_.block_size;
+  }
+
+  void go_on() {
+    position_ += TILE_TOKENS;
+    inside_ += TILE_TOKENS;
+    if (inside_ < a_.block_size) return;
+    inside_ = 0;
+    entry_++;
   }
 
   const Attention<E>& a_;
   const Batch& batch_;
   const Task *task_ = nullptr, *next_ = nullptr;
   int position_ = 0, group_ = 0;
+  const int32_t* entry_ = nullptr;  // of the block table at `position_`, which is token `inside_` of that block
+  int inside_ = 0;
   bool values_ = false;
   const E* tile_ = a_.keys.data;
 };
@@ -131,7 +153,11 @@ class TilesWorker {
         s_ = all_.of(g);
         if (!point_at_tiles(task, task.group + g)) return false;
         score();
-        for (int r = 0; r < rows_; r++) weigh(task, r);
+        for (int r = 0; r < rows_; r++) {
+          ahead_.ask(r < tiles_ / 2);
+          weigh(task, r);
+        }
+        ahead_.ask(std::max(tiles_ / 2 - rows_, 0));
         copy_edges(task);
         add_values();
       }
@@ -160,12 +186,17 @@ class TilesWorker {
   }
 
   bool point_at_tiles(const Task& task, int group) {
-    const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
+    const int32_t* entry = batch_.table + task.sequence * batch_.table_stride + start_ / a_.block_size;
+    int inside = start_ % a_.block_size;
     for (int t = 0; t < tiles_; t++) {
-      int position = start_ + t * TILE_TOKENS, block = table[position / a_.block_size];
+      int block = *entry;
       if (block < 0 || block >= a_.blocks) return false;
-      key_[t] = a_.keys.at(block, group, position % a_.block_size);
-      value_[t] = a_.values.at(block, group, position % a_.block_size);
+      key_[t] = a_.keys.at(block, group, inside);
+      value_[t] = a_.values.at(block, group, inside);
+      inside += TILE_TOKENS;
+      if (inside < a_.block_size) continue;
+      inside = 0;
+      entry++;
     }
     return true;
   }
@@ -176,7 +207,7 @@ class TilesWorker {
       const E *tile[4], *next[4];
       for (int i = 0; i < 4; i++) {
         tile[i] = key_[std::min(t + i, tiles_ - 1)];
-        next[i] = t + i < tiles_ ? ahead_.take() : next[i - 1];
+        next[i] = ahead_.take(t + i < tiles_ ? i : 3);
       }
       loops_.score_tiles(s_.queries, size_t(s_.key_blocks) * BLOCK, rows_, tile, next, a_.keys.size / lane_of<E>(),
                          s_.scores + size_t(t) / 4 * padded_ * PANEL);
@@ -207,7 +238,7 @@ class TilesWorker {
   }
 
   void add_values() {
-    for (int t = 0; t < tiles_; t++) next_[t] = ahead_.take();
+    for (int t = 0; t < tiles_; t++) next_[t] = ahead_.take(t);
     for (int p = 0; p < s_.panels; p++)
       loops_.add_values(s_.weights, WINDOW, rows_, value_, next_, tiles_, p * PANEL, a_.values.size,
                         s_.sums + size_t(p) * padded_ * PANEL);
