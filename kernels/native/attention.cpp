@@ -47,11 +47,11 @@ void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
     workers.emplace_back(isa, a, batch, space.at(engine.scratch<char>(i)));
   std::vector<bool> alone(todo.tasks.size());
   for (const Merge& merge : todo.merges) alone[merge.first] = merge.count == 1;
-  engine.pool.run_within(int(todo.tasks.size()), [&](int index, int thread) {
-    size_t next = size_t(index) + 1;
-    if (!workers[thread].run(todo.tasks[index], next < todo.tasks.size() ? &todo.tasks[next] : nullptr,
-                    alone[index] ? nullptr : partials))
-      bad = true;
+  std::vector<int> ends = runs(todo.tasks, engine.pool.threads());
+  engine.pool.run_within(int(ends.size()), [&](int run, int thread) {
+    for (int i = run ? ends[run - 1] : 0; i < ends[run]; i++)
+      if (!workers[thread].run(todo.tasks[i], i + 1 < ends[run] ? &todo.tasks[i + 1] : nullptr, alone[i] ? nullptr : partials))
+        bad = true;
   });
   if (bad) throw std::out_of_range("block_table_SB: a block id is not in 0 .. " + std::to_string(a.blocks - 1));
   if (!split) return;

@@ -69,6 +69,25 @@ Plan plan(const Batch& batch, int groups, int together, int share, int columns, 
   return plan;
 }
 
+// Where runs of neighbouring tasks end, each of which one thread takes: it knows then what it will read next. Three
+// quarters of the work in a run for each thread, then shorter ones, so that all end together.
+std::vector<int> runs(const std::vector<Task>& tasks, int threads) {
+  if (threads == 1) return {int(tasks.size())};
+  auto work = [](const Task& task) { return size_t(task.last - task.first) * (task.tokens + 3); };
+  size_t all = 0, done = 0, until = 0;
+  for (const Task& task : tasks) all += work(task);
+  std::vector<int> ends;
+  for (size_t i = 0; i < tasks.size(); i++) {
+    if (done >= until) {
+      if (i) ends.push_back(int(i));
+      until = done + (int(ends.size()) < threads ? all * 3 / (4 * threads) : all / (8 * threads));
+    }
+    done += work(tasks[i]);
+  }
+  ends.push_back(int(tasks.size()));
+  return ends;
+}
+
 // Where row r of a task's result goes: rows are tokens, then the heads that share one key/value head.
 template <class E>
 E* out_row(const Attention<E>& a, const Task& task, int group, int r) {
