@@ -89,6 +89,8 @@ struct Isa {
   // `patch` to `end` ascend; `after` is the panel that will most likely be read next.
   bool (*compact_gemm)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
                        const Patch* patch, const Patch* end, float* sum, const char* after);
+  // The same with int8 weights, unscaled.
+  bool (*int8_few_rows)(const bf16* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, const char* after);
 
   template <class E>
   const Loops<E>& of() const;

@@ -11,7 +11,7 @@ namespace {
 
 INLINE void widen_tile(const int8_t* tile, bf16* wide) {
   for (int i = 0; i < TILE; i += LANES) {
-    u32v u = (u32v)__builtin_convertvector(load_raw<i8v>(tile + i), f32v) >> 16;
+    u32v u = (u32v)widened(load_raw<i8v>(tile + i)) >> 16;
     store_raw(wide + i, low_halves(u));
   }
 }

@@ -37,12 +37,19 @@ INLINE void store_raw(void* p, V v) {
 #if defined(__x86_64__) && VECTOR_BYTES == 64
 INLINE u32v zero_extended(u16v v) { return (u32v)_mm512_cvtepu16_epi32((__m256i)v); }
 INLINE u16v low_halves(u32v v) { return (u16v)_mm512_cvtepi32_epi16((__m512i)v); }
+INLINE f32v widened(i8v v) { return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)v)); }
 #elif defined(__x86_64__) && VECTOR_BYTES == 32
 INLINE u32v zero_extended(u16v v) { return (u32v)_mm256_cvtepu16_epi32((__m128i)v); }
 INLINE u16v low_halves(u32v v) { return __builtin_convertvector(v, u16v); }
+INLINE f32v widened(i8v v) {
+  int64_t bytes;
+  memcpy(&bytes, &v, sizeof(v));
+  return (f32v)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
+}
 #else
 INLINE u32v zero_extended(u16v v) { return __builtin_convertvector(v, u32v); }
 INLINE u16v low_halves(u32v v) { return __builtin_convertvector(v, u16v); }
+INLINE f32v widened(i8v v) { return __builtin_convertvector(v, f32v); }
 #endif
 
 INLINE f32v widen(u16v v) { return (f32v)(zero_extended(v) << 16); }

@@ -49,7 +49,11 @@ class Panels {
       isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);
       return;
     }
-    isa.of<E>().gemm_i8(a, stride, rows, reinterpret_cast<const int8_t*>(at), blocks_, sum, false);
+    const int8_t* whole = reinterpret_cast<const int8_t*>(at);
+    bool done = false;
+    if constexpr (sizeof(E) == sizeof(bf16))
+      done = isa.int8_few_rows && isa.int8_few_rows(a, stride, rows, whole, blocks_, sum, after);
+    if (!done) isa.of<E>().gemm_i8(a, stride, rows, whole, blocks_, sum, false);
     isa.scale_columns(sum, rows, scales_.data() + number * PANEL);
   }
 

@@ -1,4 +1,4 @@
-"""Compact bf16 weights: 12 bits each, and not one bit of a result is different from the whole weights'."""
+"""Weights in fewer bits. Compact bf16 takes 12 each, and not one bit of a result is different from the whole weights'."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 _native = pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-WHOLE, COMPACT, FLOAT = 1, 3, 0
+WHOLE, INT8, COMPACT, FLOAT = 1, 2, 3, 0
 ISAS = ("amx", "avx512bf16", "avx512")
 
 
@@ -107,3 +107,14 @@ def test_experts_filled_again_forget_their_patches() -> None:
         return result
 
     assert same_bits(out(COMPACT, ("every exponent", "sparse", "trained")), out(WHOLE, ("trained",)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", [(64, 32), (70, 100), (130, 544)])
+def test_a_row_of_int8_has_the_same_bits_with_any_number_of_others(isa: str, shape: tuple[int, int]) -> None:
+    made, weight = engine(isa), drawn("trained", shape)
+    x = torch.randn(40, shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    together = product(made, x, weight, INT8)[0]
+    for rows in (1, 2, 3, 4, 5, 6, 7, 13, 24, 25):
+        parts = [product(made, part, weight, INT8)[0] for part in x.split(rows)]
+        assert same_bits(torch.cat(parts), together), (rows, shape)
