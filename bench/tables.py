@@ -287,7 +287,7 @@ def kernels() -> str:
             f"{r['us_best']:,.0f}",
             *(ratio(r, k) for k in ("of_read", "of_mm", "over_peer")),
         ]
-        for r in found
+        for r in sorted(found, key=lambda r: (r["threads"], r["op"]))
         if r["op"] in ("expert_ffn", "attend_gqa")
     ]
     reads = ", ".join(
@@ -300,9 +300,9 @@ def kernels() -> str:
         if r["op"] == "small_ops"
     )
     return (
-        f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels --quick`. Limits in the same run, a plain read and "
-        f"`torch.mm`: {reads}. Experts' bytes are those of bf16, of which 12 bits are read. Aims: 0.80 of the read for few rows, "
-        "0.60 of `mm` at 128 rows, 0.70 of the read for attention. What a layer does beside products and attention is "
+        f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels`. Limits in the same run, a plain read and "
+        f"`torch.mm`: {reads}. Experts' bytes are those of bf16, of which 12 bits are read, or of int8. Aims: 0.80 of the "
+        "read for few rows, 0.60 of `mm` at 128 rows, 0.70 of the read for attention. What a layer does beside products and attention is "
         f"{small} of it (aim: under 15 %).\n\n"
         + table(["op", "case", "threads", "us", "of the read", "of mm", "over torch's loop"], lines)
     )

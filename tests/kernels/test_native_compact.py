@@ -1,4 +1,4 @@
-"""Weights in fewer bits. Compact bf16 takes 12 each, and not one bit of a result is different from the whole weights'."""
+"""Weights in fewer bits. Compact bf16 takes 12, and not one bit of a result is different from the whole weights'."""
 
 import pytest
 import torch
