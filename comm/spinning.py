@@ -10,7 +10,7 @@ from typing import TypeVar
 _Found = TypeVar("_Found")
 
 _LONGEST = (
-    300e-6  # s; a wake-up on an idle core takes some 50 us at either end, and waits that park look that long
+    300e-6  # s; a wake-up on an idle core takes some 50 us at either end, so waits that park look that long
 )
 _SHORTEST = 2e-6  # s
 _TAKEN_AWAY = 20e-6  # s that a yield may take before the cores count as contended
@@ -29,13 +29,14 @@ class Spinner:
         self._shy = self._shyness = 0
         self._began = self._until = 0.0
 
-    def begin(self) -> None:
-        """A wait begins."""
+    def begin(self, limit: float) -> None:
+        """A wait of at most `limit` seconds begins."""
         self._began = self._until = self._clock()
         if self._shy:
             self._shy -= 1
         else:
-            self._until += min(2 * self._usual, _LONGEST) if self._usual < _LONGEST else _SHORTEST
+            budget = min(2 * self._usual, _LONGEST) if self._usual < _LONGEST else _SHORTEST
+            self._until += min(budget, limit)
 
     def look(self, look: Callable[[], Sequence[_Found]]) -> Sequence[_Found]:
         """What `look` finds before it is time to park; nothing then."""

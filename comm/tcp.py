@@ -71,7 +71,7 @@ class TcpTransport:
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         deadline = time.monotonic() + timeout
-        self._spinner.begin()
+        self._spinner.begin(timeout)
         try:
             while True:
                 found = self._lanes.ready(boxes)
@@ -138,14 +138,19 @@ class TcpTransport:
 
     def _turn(self, seconds: float) -> None:
         """Move bytes; wait at most so long for the first."""
-        events = self._spinner.look(self._look) if seconds > 0 else self._look()
-        for fd, _ in events or self._poll.poll(1e3 * seconds):
+        for fd, _ in self._await(seconds) if seconds > 0 else self._look():
             if fd == self._bell.fileno():
                 self._let_in()
                 continue
             for peer, stream in list(self._streams.items()):
                 if stream.fileno() == fd:
                     self._move(peer, stream)
+
+    def _await(self, seconds: float) -> Sequence[tuple[int, int]]:
+        began = time.monotonic()
+        events = self._spinner.look(self._look)
+        left = began + seconds - time.monotonic()
+        return events if events or left <= 0 else self._poll.poll(1e3 * left)
 
     def _look(self) -> list[tuple[int, int]]:
         return self._poll.poll(0)

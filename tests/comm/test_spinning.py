@@ -31,10 +31,10 @@ def spinner(core):
     return Spinner(core.clock, core.give_way)
 
 
-def wait(core, spinner, seconds):
+def wait(core, spinner, seconds, limit=1.0):
     """How often the waiter looked, and whether it had to park, for news that come after `seconds`."""
     due, core.given = core.now + seconds, 0
-    spinner.begin()
+    spinner.begin(limit)
     parked = not spinner.look(lambda: ["news"] if core.now >= due else [])
     core.now = max(core.now, due)
     spinner.end()
@@ -81,3 +81,8 @@ def test_one_moment_of_somebody_else_costs_one_wait(core, spinner):
     core.gone = 1 * US
     assert wait(core, spinner, 50 * US)[0] == 0
     assert not wait(core, spinner, 50 * US)[1]
+
+
+def test_nobody_looks_beyond_the_end_of_the_wait(core, spinner):
+    looked, parked = wait(core, spinner, 100 * US, limit=10 * US)
+    assert parked and looked == 10
