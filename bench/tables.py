@@ -296,7 +296,7 @@ def kernels() -> str:
     )
     small = ", ".join(
         f"{r['share_of_layer']:.1%} at {r['case']} on {r['threads']} thread(s)"
-        for r in found
+        for r in sorted(found, key=lambda r: (r["threads"], r["us_best"] if r["op"] == "small_ops" else 0))
         if r["op"] == "small_ops"
     )
     return (

@@ -50,7 +50,7 @@ void CompactPanel::multiply(const Isa& isa, const char* at, const bf16* a, size_
   const uint8_t* high = reinterpret_cast<const uint8_t*>(at);
   const uint8_t* units = high + COMPACT_HEAD;
   const Patch *patch = patches_.data(), *end = patch + patches_.size();
-  if (isa.compact_gemm && isa.compact_gemm(a, stride, rows, units, high, blocks, patch, end, sum, after)) return;
+  if (isa.compact_few_rows && isa.compact_few_rows(a, stride, rows, units, high, blocks, patch, end, sum, after)) return;
   // What is expanded stays in the nearest cache. With few rows it is most of the work, and asks for what is after it
   // itself; with many, the product has the time.
   constexpr int MOST = 4;

@@ -85,10 +85,10 @@ struct Isa {
   // `ahead`: as many units that will be needed next, or null.
   void (*expand)(const uint8_t* units, int count, const uint8_t* high, bf16* out, const char* ahead);
 
-  // sum[rows][64] = a * panel of compact units in one, with gemm's bits. False where expanding first is as fast; may be null.
-  // `patch` to `end` ascend; `after` is the panel that will most likely be read next.
-  bool (*compact_gemm)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
-                       const Patch* patch, const Patch* end, float* sum, const char* after);
+  // sum[rows][64] = a * panel of compact units, widened in registers, with gemm's bits. False, and nothing done, for more rows
+  // than pay; null where it never does. `patch` to `end` ascend; `after` is the panel that will most likely be read next.
+  bool (*compact_few_rows)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
+                           const Patch* patch, const Patch* end, float* sum, const char* after);
   // The same with int8 weights, unscaled.
   bool (*int8_few_rows)(const bf16* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, const char* after);
 

@@ -49,15 +49,19 @@ class Panels {
       isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);
       return;
     }
-    const int8_t* whole = reinterpret_cast<const int8_t*>(at);
-    bool done = false;
-    if constexpr (sizeof(E) == sizeof(bf16))
-      done = isa.int8_few_rows && isa.int8_few_rows(a, stride, rows, whole, blocks_, sum, after);
-    if (!done) isa.of<E>().gemm_i8(a, stride, rows, whole, blocks_, sum, false);
+    multiply_i8(isa, reinterpret_cast<const int8_t*>(at), a, stride, rows, sum, after);
     isa.scale_columns(sum, rows, scales_.data() + number * PANEL);
   }
 
  private:
+  template <class E>
+  void multiply_i8(const Isa& isa, const int8_t* at, const E* a, size_t stride, int rows, float* sum,
+                   const char* after) const {
+    if constexpr (sizeof(E) == sizeof(bf16))
+      if (isa.int8_few_rows && isa.int8_few_rows(a, stride, rows, at, blocks_, sum, after)) return;
+    isa.of<E>().gemm_i8(a, stride, rows, at, blocks_, sum, false);
+  }
+
   template <class E>
   void pack_panels(int index, const Source& source, const std::function<int(int)>& row_of);
   void pack_column(char* panel, int column, const Source& source, int row, float* scale);
