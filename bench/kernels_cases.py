@@ -124,7 +124,10 @@ def attention_cases(native: Native, quick: bool) -> Iterator[Case]:
                         native.attend_gqa(q, k, v, batch, 0.1, None)
 
                 name = f"{heads}/{groups} heads of {size}, batch {sequences}, context {context}"
-                yield Case("attend_gqa", name, run, len(steps), sequences * context * token, repeats=5)
+                seen = sequences * context
+                yield Case(
+                    "attend_gqa", name, run, len(steps), seen * token, 4 * seen * heads * size, repeats=5
+                )
 
 
 def small_cases(native: Native, quick: bool) -> Iterator[Case]:

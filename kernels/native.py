@@ -5,6 +5,7 @@ An op falls back when its tensors are of a dtype the library does not know (floa
 """
 
 import math
+import weakref
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Native(NativeProducts):
         super().__init__(threads, isa)
         self._rules: dict[RouterRule, _native.Rule] = {}
         self._batch: tuple[PagedBatch, _native.Batch] | None = None
+        self._cache: tuple[weakref.ref[Tensor], weakref.ref[Tensor], _native.CachePair] | None = None
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
@@ -157,11 +159,11 @@ class Native(NativeProducts):
         sink_A: Tensor | None = None,
     ) -> Tensor:
         fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
-        if sink_A is not None or not fits or not _last_plain(k_NGBD, v_NGBD):
+        cache = self._cache_handle(k_NGBD, v_NGBD) if fits and sink_A is None else None
+        if cache is None:
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
             return super().attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
-        columns = tiled.shape_of(v_NGBD)[3]
-        return self._attend(q_TAD, k_NGBD, v_NGBD, columns, batch, scale, window or 0)
+        return self._attend(q_TAD, cache, tiled.shape_of(v_NGBD)[3], batch, scale, window or 0)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -169,43 +171,46 @@ class Native(NativeProducts):
         if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not _last_plain(cache_NBC):
             return super().attend_mla(q_TAC, cache_NBC, rank, batch, scale)
         cache = cache_NBC.unsqueeze(1)
-        return self._attend(q_TAC, cache, cache, rank, batch, scale, 0)
+        return self._attend(q_TAC, _pair(cache, cache, rank), rank, batch, scale, 0)
 
     def _attend(
         self,
         q_TAD: Tensor,
-        k_NGBD: Tensor,
-        v_NGBD: Tensor,
+        cache: _native.CachePair,
         columns: int,
         batch: PagedBatch,
         scale: float,
         window: int,
     ) -> Tensor:
         q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
-        out = torch.empty((*q.shape[:2], columns), dtype=q.dtype)
-        blocks, groups, block_size, size = tiled.shape_of(k_NGBD)
+        tokens, heads, size = q.shape
+        same = columns == size and q.is_contiguous()
+        out = torch.empty_like(q) if same else torch.empty((tokens, heads, columns), dtype=q.dtype)
         _native.attend(
             self._engine,
             CODES[q.dtype],
             q.data_ptr(),
             q.stride(0),
             q.stride(1),
-            q.shape[1],
-            groups,
-            k_NGBD.data_ptr(),
-            tiled.place(k_NGBD),
-            size,
-            v_NGBD.data_ptr(),
-            tiled.place(v_NGBD),
-            columns,
-            blocks,
-            block_size,
+            heads,
+            cache,
             scale,
             window,
             out.data_ptr(),
             self._batch_handle(batch),
         )
         return out
+
+    def _cache_handle(self, k_NGBD: Tensor, v_NGBD: Tensor) -> _native.CachePair | None:
+        """Addresses of a layer's caches, of which the last ones are kept; None if the library can't read them."""
+        known = self._cache
+        if known is not None and known[0]() is k_NGBD and known[1]() is v_NGBD:
+            return known[2]
+        if not _last_plain(k_NGBD, v_NGBD):
+            return None
+        handle = _pair(k_NGBD, v_NGBD)
+        self._cache = weakref.ref(k_NGBD), weakref.ref(v_NGBD), handle
+        return handle
 
     def _batch_handle(self, batch: PagedBatch) -> _native.Batch:
         """Addresses of the batch's integers. All layers of a step pass the same batch, so the last one is kept."""
@@ -283,15 +288,7 @@ class Native(NativeProducts):
     def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
         if k_NGBD.dtype not in CODES or not _last_plain(k_NGBD, v_NGBD):
             return None
-        blocks, _, block_size, _ = tiled.shape_of(k_NGBD)
-        return _native.CachePair(
-            k_NGBD.data_ptr(),
-            tiled.place(k_NGBD),
-            v_NGBD.data_ptr(),
-            tiled.place(v_NGBD),
-            blocks,
-            block_size,
-        )
+        return _pair(k_NGBD, v_NGBD)
 
     def gqa_half(
         self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
@@ -367,6 +364,22 @@ class Native(NativeProducts):
 
 def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
+
+
+def _pair(k_NGBD: Tensor, v_NGBD: Tensor, columns: int = 0) -> _native.CachePair:
+    """What the native library is told of two caches; of the values only so many columns, if any number is given."""
+    blocks, groups, block_size, size = tiled.shape_of(k_NGBD)
+    return _native.CachePair(
+        k_NGBD.data_ptr(),
+        tiled.place(k_NGBD),
+        size,
+        v_NGBD.data_ptr(),
+        tiled.place(v_NGBD),
+        columns or tiled.shape_of(v_NGBD)[3],
+        groups,
+        blocks,
+        block_size,
+    )
 
 
 def _last_plain(*caches: Tensor) -> bool:

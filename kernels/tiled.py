@@ -3,17 +3,17 @@
 Shapes: N blocks, G key/value heads, B tokens of a block, D elements of a head; a word is 4 bytes, so L = 2 elements
 of bf16 or 1 of float32. Rows are (N, G, B, D). Tiles are sixteen tokens of a head:
 
-    keys    (N, G, B / 16, D / L, 16 tokens, L)            products over D, a column per token
-    values  (N, G, B / 16, D / 16, 16 / L, 16 columns, L)  products over tokens, a column per element
+    keys    (N, G, B / 16, D / L, 16 tokens, L)                    products over D, a column per token
+    values  (N, G, B / 16, D / 16 W, 16 / L, W, 16 columns, L)     products over tokens, a column per element
 
-so the number of dimensions says which of the three a cache is.
+where W is 4 if D is a multiple of 64, else 1. The number of dimensions says which of the three a cache is.
 """
 
 import torch
 from torch import Tensor
 
 TOKENS = 16
-ROWS, KEYS, VALUES = 4, 6, 7  # dimensions
+ROWS, KEYS, VALUES = 4, 6, 8  # dimensions
 _LAYOUT = {ROWS: 0, KEYS: 1, VALUES: 2}  # codes of native/tiles.h
 
 
@@ -29,7 +29,8 @@ def key_shape(blocks: int, groups: int, block_size: int, size: int, dtype: torch
 
 def value_shape(blocks: int, groups: int, block_size: int, size: int, dtype: torch.dtype) -> tuple[int, ...]:
     lane = 4 // dtype.itemsize
-    return blocks, groups, block_size // TOKENS, size // TOKENS, TOKENS // lane, TOKENS, lane
+    wide = 4 if size % (4 * TOKENS) == 0 else 1
+    return blocks, groups, block_size // TOKENS, size // (TOKENS * wide), TOKENS // lane, wide, TOKENS, lane
 
 
 def views(flat: Tensor, shape: tuple[int, int, int], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -49,7 +50,7 @@ def shape_of(cache: Tensor) -> tuple[int, int, int, int]:
     if len(shape) == KEYS:
         return shape[0], shape[1], shape[2] * TOKENS, shape[3] * shape[5]
     if len(shape) == VALUES:
-        return shape[0], shape[1], shape[2] * TOKENS, shape[3] * TOKENS
+        return shape[0], shape[1], shape[2] * TOKENS, shape[3] * shape[5] * TOKENS
     return shape[0], shape[1], shape[2], shape[3]
 
 
@@ -60,7 +61,7 @@ def as_rows(cache: Tensor) -> Tensor:
 
 def by_token(cache: Tensor) -> Tensor:
     """A view of tiles with tokens before elements: the dimensions of B, then those of D."""
-    return cache.permute((0, 1, 2, 4, 3, 5) if cache.dim() == KEYS else (0, 1, 2, 4, 6, 3, 5))
+    return cache.permute((0, 1, 2, 4, 3, 5) if cache.dim() == KEYS else (0, 1, 2, 4, 7, 3, 5, 6))
 
 
 def place(cache: Tensor) -> tuple[int, int, int, int]:

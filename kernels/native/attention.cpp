@@ -35,7 +35,7 @@ void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
   int together = heads_together(batch, a.groups, engine.pool.threads());
   Plan todo = plan(batch, a.groups, together, share, columns, a.window);
   if (todo.tasks.empty()) return;
-  auto space = Worker::space(a, todo.rows, together);
+  auto space = Worker::space(isa, a, todo.rows, together);
   engine.reserve(space.bytes());
   bool split = todo.tasks.size() * together != todo.merges.size();
   float* partials = split ? engine.shared[2].at_least<float>(todo.partials) : nullptr;
@@ -71,6 +71,7 @@ void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
 
 template <class E>
 void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
+  if (!(a.scale > 0)) throw std::invalid_argument("scale: " + std::to_string(a.scale) + " is not above 0");
   if (a.keys.layout == Layout::rows)
     attend_with<RowsWorker<E>>(engine, a, batch);
   else

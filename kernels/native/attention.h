@@ -42,6 +42,6 @@ struct Attention {
   E* out;      // (tokens, heads, values.size)
 };
 
-// Throws when a block id is not below a.blocks.
+// Throws when a block id is not below a.blocks, or the scale not above 0.
 template <class E>
 void attend(Engine& engine, const Attention<E>& a, const Batch& batch);

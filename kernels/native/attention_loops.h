@@ -109,51 +109,65 @@ float softmax(const float* score, float scale, int low, int high, float* top, fl
   return kept;
 }
 
-// e^(x - top), as exactly as an E keeps it.
+// e^(scale * (x - top)), as exactly as an E keeps it.
 template <class E>
-INLINE f32v weight_lanes(f32v x, float top) {
+INLINE f32v weight_lanes(f32v x, float scale, float top) {
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   if constexpr (sizeof(E) == sizeof(bf16)) {
-    // 2^t: the whole part goes to the exponent, a polynomial (minimax, 2^-18) has the rest.
-    __m512 t = _mm512_fmsub_ps((__m512)x, _mm512_set1_ps(1.44269504f), _mm512_set1_ps(1.44269504f * top));
+    // 2^t: the whole part goes to the exponent, a polynomial (minimax, 2^-13) has the rest.
+    scale *= 1.44269504f;
+    __m512 t = _mm512_fmsub_ps((__m512)x, _mm512_set1_ps(scale), _mm512_set1_ps(scale * top));
     __m512 part = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
-    __m512 p = _mm512_fmadd_ps(part, _mm512_set1_ps(0.013534165f), _mm512_set1_ps(0.052011468f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.24144275f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.69300383f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(1.0000026f));
+    __m512 p = _mm512_fmadd_ps(part, _mm512_set1_ps(0.07802454f), _mm512_set1_ps(0.2260672f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.69583349f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.99992523f));
     return (f32v)_mm512_scalef_ps(p, t);
   }
 #endif
-  return exp_lanes(x - top);
+  return exp_lanes((x - top) * scale);
 }
 
 template <class E>
-float softmax_tiles(const float* score, size_t step, float scale, int low, int high, int whole, float* top,
-                   float* total, E* weight) {
+INLINE void softmax_row(const TilesSoftmax<E>& s, int r, int keys, int low, int high) {
   i32v lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;
-  int begin = low / LANES * LANES, end = (high + LANES - 1) / LANES * LANES;
-  auto scores = [&](int c) { return load(score + c / PANEL * step + c % PANEL) * scale; };
+  const float* score = s.score + r * s.row;
+  E* weight = s.weight + r * s.window;
+  auto score_at = [&](int c) { return load(score + c / PANEL * s.step + c % PANEL); };
+  auto whole = [&](int c) { return low <= c && c + LANES <= high; };
   auto seen = [&](int c) { return (lane + c >= low) & (lane + c < high); };
-  f32v best = splat(*top);
-  for (int c = begin; c < end; c += LANES) {
-    f32v s = scores(c);
-    best = maximum(c >= low && c + LANES <= high ? s : (seen(c) ? s : best), best);
+  f32v best = splat(-INFINITY);
+  for (int c = 0; c < keys; c += LANES) best = maximum(whole(c) ? score_at(c) : (seen(c) ? score_at(c) : best), best);
+  float* total = s.total + r * 16;
+  if (any_above(best, s.top[r] + s.slack)) {
+    float peak = max_lanes(best), kept = exp_lanes(splat((s.top[r] - peak) * s.scale))[0];
+    for (int i = 0; i < 16; i++) total[i] *= kept;
+    for (int p = 0; p < s.panels; p++)
+      for (int c = 0; c < PANEL; c += LANES) {
+        float* sum = s.sum + p * s.sum_step + r * PANEL + c;
+        store(sum, load(sum) * kept);
+      }
+    s.top[r] = peak;
   }
-  float peak = max_lanes(best);
-  f32v sum = {};
-  for (int c = 0; c < begin; c += LANES) store(weight + c, f32v{});
-  for (int c = begin; c < end; c += LANES) {
-    f32v w = weight_lanes<E>(scores(c), peak);
-    if (c < low || c + LANES > high) w = seen(c) ? w : f32v{};
+  float top = s.top[r];
+  f32v sum = load(total);
+  for (int c = 0; c < keys; c += LANES) {
+    f32v w = weight_lanes<E>(score_at(c), s.scale, top);
+    if (!whole(c)) w = seen(c) ? w : f32v{};
     store(weight + c, w);
     sum += w;
   }
-  for (int c = end; c < whole; c += LANES) store(weight + c, f32v{});
-  float kept = *top == peak ? 1.0f : exp_lanes(splat(*top - peak))[0];
-  *total = *total * kept + sum_lanes(sum);
-  *top = peak;
-  return kept;
+  store(total, sum);
+}
+
+template <class E>
+void softmax_tiles(const TilesSoftmax<E>& s, int first, int rows) {
+  if (s.low)
+    for (int r = first; r < first + rows; r++) softmax_row(s, r, s.keys, s.low[r], s.high[r]);
+  else if (s.keys == 16)
+    for (int r = first; r < first + rows; r++) softmax_row(s, r, 16, 0, 16);
+  else
+    for (int r = first; r < first + rows; r++) softmax_row(s, r, s.keys, 0, s.keys);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ Plan plan(const Batch& batch, int groups, int together, int share, int columns, 
     for (int t = begin; t < end; t += step) {
       int n = std::min(step, end - t), position = context - (end - t);
       int from = lowest_key(position, window) / SPLIT * SPLIT, to = position + n;
-      plan.rows = std::max(plan.rows, whole_groups(n * share));
+      plan.rows = std::max(plan.rows, n * share);
       for (int g = 0; g < groups; g += together) {
         for (int i = 0; i < together; i++)
           plan.merges.push_back({int(plan.tasks.size()), (to - from + SPLIT - 1) / SPLIT, i});

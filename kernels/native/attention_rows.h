@@ -55,8 +55,8 @@ class RowsWorker {
  public:
   using Space = RowsSpace<E>;
 
-  static Space space(const Attention<E>& a, int rows, int together) {
-    return {rows, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), together};
+  static Space space(const Isa&, const Attention<E>& a, int rows, int together) {
+    return {whole_groups(rows), ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), together};
   }
 
   RowsWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const RowsSpace<E>& all)

@@ -1,126 +1,137 @@
-// Attention over a cache of tiles: keys and values are multiplied where they lie, a window of 128 tokens after the
-// other, all heads of a window before the next. Tiles are asked for about a window ahead in the order of their
-// addresses: a core keeps up with memory along a stream, and reaches a third of that speed in pieces of 2 KiB. Three of
-// every four are asked for during the products and one during the softmax, so that memory never pauses.
+// Attention over a cache of tiles: keys and values are multiplied where they lie, a window of tokens after the other,
+// all heads of a window before the next. A window is what an instruction set takes at once: one tile of each head, which
+// then are read in the order of their addresses, or eight, which become panels. Tiles are asked for some way ahead in the
+// order of their addresses: a core keeps up with memory along a stream, and reaches a third of that speed in pieces of 2 KiB.
 #pragma once
 #include "attention_plan.h"
 
 namespace {
 
-constexpr int WINDOW = 128;                    // keys whose softmax is taken at once, counted from position 0
-constexpr int TILES = WINDOW / TILE_TOKENS;
+constexpr int MOST_TILES = 8;  // of a window
+constexpr int RUN = 16;        // blocks
+constexpr float SLACK = 8;     // natural: the sums so far are scaled when a weight would exceed e^8
 
 // Where the sixteen tokens of the first key that any row of a task sees begin.
 inline int first_tile(const Task& task, int window) {
   return std::max(task.first, lowest_key(task.position, window)) / TILE_TOKENS * TILE_TOKENS;
 }
 
-// The tiles of a task in the order of their addresses, window by window, and then those of the task after it.
+// Whether a window is better one tile than eight: what all heads need for a tile has to stay in the nearest cache while keys
+// and values pass through it, and the rows of a head should read a tile once.
 template <class E>
-class TilesAhead {
+bool one_tile_pays(const Attention<E>& a) {
+  size_t row = a.keys.size * sizeof(E) + (a.values.size + TILE_TOKENS) * sizeof(float) + TILE_TOKENS * (sizeof(E) + sizeof(float));
+  return a.heads * row <= 12 << 10 && a.heads / a.groups <= 6;
+}
+
+// Walks through the tiles of a task in the order of their addresses: of each sixteen tokens all heads' keys, then all
+// heads' values; and then through those of the task after it.
+template <class E>
+class Cursor {
  public:
-  TilesAhead(const Attention<E>& a, const Batch& batch) : a_(a), batch_(batch) {}
+  Cursor(const Attention<E>& a, const Batch& batch) : a_(a), batch_(batch) {}
 
-  // Begins with a task unless it is under way already, then asks for about a window.
-  void start(const Task& task, const Task* next) {
-    if (task_ != &task) {
-      go_to(&task);
-      next_ = next;
-      ask(2 * TILES * task.groups);
-    }
-    next_ = next;
-  }
+  const Task* task() const { return task_; }
+  void follow_with(const Task* next) { next_ = next; }
 
-  // Asks for so many tiles at once.
-  void ask(int tiles) {
-    for (int i = 0; i < tiles; i++) {
-      const char* tile = reinterpret_cast<const char*>(take());
-      for (size_t at = 0; at < size_t(TILE_TOKENS) * a_.keys.size * sizeof(E); at += 64)
-        __builtin_prefetch(tile + at, 0, 2);
-    }
-  }
-
-  // The next of three tiles in every four places, and the last one again.
-  const E* take(int place) { return place % 4 < 3 ? take() : tile_; }
-
-  // The next tile; once there is none, the last.
-  const E* take() {
-    if (task_ && position_ >= task_->last) go_to(next_);
-    if (!task_) return tile_;
-    int block = *entry_;
-    if (block < 0 || block >= a_.blocks) return tile_;
-    const Cache<E>& cache = values_ ? a_.values : a_.keys;
-    tile_ = cache.at(block, task_->group + group_, inside_);
-    if (++group_ < task_->groups) return tile_;
-    group_ = 0;
-    if (values_) go_on();
-    values_ = !values_;
-    return tile_;
-  }
-
- private:
-  void go_to(const Task* task) {
+  void go_to(const Task* task, int before = -2) {
     task_ = task;
     next_ = nullptr;
-    group_ = 0;
-    values_ = false;
     if (!task) return;
     position_ = first_tile(*task, a_.window);
     entry_ = batch_.table + task->sequence * batch_.table_stride + position_ / a_.block_size;
     inside_ = position_ % a_.block_size;
+    look(before);
   }
 
-  void go_on() {
+  // The tiles of the first head at hand; null past the end, and where the table names no block.
+  const E* keys() const { return task_ ? keys_ : nullptr; }
+  const E* values() const { return values_; }
+
+  // To the next sixteen tokens.
+  void step() {
+    int before = *entry_;
     position_ += TILE_TOKENS;
     inside_ += TILE_TOKENS;
-    if (inside_ < a_.block_size) return;
-    inside_ = 0;
-    entry_++;
+    if (position_ >= task_->last) return go_to(next_, before);
+    if (inside_ >= a_.block_size) inside_ = 0, entry_++;
+    look(before);
+  }
+
+  // The next tile; null past the end, where there is no block, and in runs if they need not be asked for.
+  const E* take(bool runs) {
+    if (!keys()) return nullptr;
+    const E* tile = past_ < task_->groups ? keys_ + past_ * a_.keys.group_stride
+                                          : values_ + (past_ - task_->groups) * a_.values.group_stride;
+    bool skipped = in_run_ && !runs;
+    if (++past_ == 2 * task_->groups) step();
+    return skipped ? nullptr : tile;
+  }
+
+ private:
+  void look(int before) {
+    int block = *entry_;
+    past_ = 0;
+    if (block != before && block != before + 1) in_run_ = begins_run();
+    bool exists = block >= 0 && block < a_.blocks;
+    keys_ = exists ? a_.keys.at(block, task_->group, inside_) : nullptr;
+    values_ = exists ? a_.values.at(block, task_->group, inside_) : nullptr;
+  }
+
+  // Whether so many neighbouring blocks follow that a processor's prefetcher does better than we.
+  bool begins_run() const {
+    if ((task_->context - position_ + inside_) / a_.block_size < RUN) return false;
+    for (int i = 1; i < RUN; i++)
+      if (entry_[i] != *entry_ + i) return false;
+    return true;
   }
 
   const Attention<E>& a_;
   const Batch& batch_;
   const Task *task_ = nullptr, *next_ = nullptr;
-  int position_ = 0, group_ = 0;
+  int position_ = 0, inside_ = 0;
   const int32_t* entry_ = nullptr;  // of the block table at `position_`, which is token `inside_` of that block
-  int inside_ = 0;
-  bool values_ = false;
-  const E* tile_ = a_.keys.data;
+  const E *keys_ = nullptr, *values_ = nullptr;
+  int past_ = 0;  // tiles taken of these sixteen tokens
+  bool in_run_ = false;
 };
 
 // One thread's working memory for tasks of up to `rows` query rows of each of `groups` key/value heads.
 template <class E>
 struct TilesSpace {
-  int rows, groups, key_blocks, panels, columns;
+  int rows, groups, key_blocks, panels, columns, window;
   float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr;
   E *queries = nullptr, *weights = nullptr, *edges = nullptr;
 
   size_t bytes() const {
     size_t all = size_t(rows) * groups;
-    return sizeof(float) * (size_t(rows) * WINDOW + all * (PANEL * panels + 2)) +
-           sizeof(E) * (size_t(rows) * WINDOW + all * key_blocks * BLOCK + size_t(2) * TILE_TOKENS * columns);
+    return sizeof(float) * all * (window + PANEL * panels + 16 + 1) +
+           sizeof(E) * (all * (window + key_blocks * BLOCK) + size_t(2) * TILE_TOKENS * columns);
   }
 
   TilesSpace at(char* memory) const {
     TilesSpace s = *this;
     size_t all = size_t(rows) * groups;
     s.scores = reinterpret_cast<float*>(memory);
-    s.sums = s.scores + size_t(rows) * WINDOW;
-    s.edges = reinterpret_cast<E*>(s.sums + all * PANEL * panels);
+    s.sums = s.scores + all * window;
+    s.total = s.sums + all * PANEL * panels;
+    s.edges = reinterpret_cast<E*>(s.total + all * 16);
     s.queries = s.edges + size_t(2) * TILE_TOKENS * columns;
     s.weights = s.queries + all * key_blocks * BLOCK;
-    s.top = reinterpret_cast<float*>(s.weights + size_t(rows) * WINDOW);
-    s.total = s.top + all;
+    s.top = reinterpret_cast<float*>(s.weights + all * window);
     return s;
   }
 
   // The same with the parts of one head.
   TilesSpace of(int group) const {
     TilesSpace s = *this;
-    s.sums += size_t(group) * rows * PANEL * panels;
-    s.queries += size_t(group) * rows * key_blocks * BLOCK;
-    s.top += group * rows;
-    s.total += group * rows;
+    size_t before = size_t(group) * rows;
+    s.scores += before * window;
+    s.sums += before * PANEL * panels;
+    s.total += before * 16;
+    s.queries += before * key_blocks * BLOCK;
+    s.weights += before * window;
+    s.top += before;
     return s;
   }
 };
@@ -130,125 +141,185 @@ class TilesWorker {
  public:
   using Space = TilesSpace<E>;
 
-  static Space space(const Attention<E>& a, int rows, int together) {
-    return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size};
+  static Space space(const Isa& isa, const Attention<E>& a, int rows, int together) {
+    bool in_place = isa.of<E>().in_place;
+    if (!in_place) rows = whole_groups(rows);  // as panels' products take them
+    return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size,
+            in_place && one_tile_pays(a) ? TILE_TOKENS : MOST_TILES * TILE_TOKENS};
   }
 
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
-      : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), all_(space), share_(a.heads / a.groups), ahead_(a, batch) {}
+      : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), share_(a.heads / a.groups),
+        window_(space.window), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
+    for (int g = 0; g < space.groups; g++) {
+      Space s = space.of(g);
+      heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr, s.top, s.total,
+                            s.weights, s.window, s.sums, 0, s.panels}});
+    }
+  }
 
   // False when the block table names a block that does not exist. `next`: the task this thread most likely takes after
   // this one, or null. partials: where sums of one of several splits go; null for the only one, whose result is written.
   bool run(const Task& task, const Task* next, float* partials) {
     rows_ = task.tokens * share_;
-    padded_ = whole_groups(rows_);
-    low_ = std::max(task.first, lowest_key(task.position, a_.window));
-    ahead_.start(task, next);
-    for (int g = 0; g < task.groups; g++) begin(all_.of(g), task, task.group + g);
-    for (int key = task.first / WINDOW * WINDOW; key < task.last; key += WINDOW) {
-      if (key + WINDOW <= low_) continue;
+    padded_ = loops_.in_place ? rows_ : whole_groups(rows_);
+    lowest_ = std::max(task.first, lowest_key(task.position, a_.window));
+    start(task, next);
+    for (int g = 0; g < task.groups; g++) begin(heads_[g], task, task.group + g);
+    int heads = one_by_one_ ? task.groups : 1;
+    for (int key = task.first / window_ * window_; key < task.last; key += window_) {
+      if (key + window_ <= lowest_) continue;
       start_ = std::max(key, first_tile(task, a_.window));
-      tiles_ = ceil_div(std::min(key + WINDOW, task.last) - start_, TILE_TOKENS);
-      for (int g = 0; g < task.groups; g++) {
-        s_ = all_.of(g);
-        if (!point_at_tiles(task, task.group + g)) return false;
-        score();
-        for (int r = 0; r < rows_; r++) {
-          ahead_.ask(r < tiles_ / 2);
-          weigh(task, r);
-        }
-        ahead_.ask(std::max(tiles_ / 2 - rows_, 0));
-        copy_edges(task);
-        add_values();
+      tiles_ = ceil_div(std::min(key + window_, task.last) - start_, TILE_TOKENS);
+      whole_ = see_all(task);
+      if (!take_tiles()) return false;
+      for (int g = 0; g < task.groups; g += heads) {
+        for (int i = g; i < g + heads; i++) score(heads_[i].space, i);
+        for (int i = g; i < g + heads; i++) weigh(heads_[i].softmax);
+        for (int i = g; i < g + heads; i++) add_values(heads_[i].space, task, i);
       }
     }
     for (int g = 0; g < task.groups; g++) {
       if (partials)
-        keep(all_.of(g), partials + task.partial + size_t(g) * rows_ * (a_.values.size + 2));
+        keep(heads_[g].space, partials + task.partial + size_t(g) * rows_ * (a_.values.size + 2));
       else
-        write(all_.of(g), task, g);
+        write(heads_[g].space, task, g);
     }
     return true;
   }
 
  private:
-  void begin(const Space& s, const Task& task, int group) {
+  struct Head {
+    Space space;
+    TilesSoftmax<E> softmax;
+  };
+
+  void begin(Head& head, const Task& task, int group) {
+    const Space& s = head.space;
+    head.softmax.step = head.softmax.sum_step = size_t(padded_) * PANEL;
     size_t wide = size_t(s.key_blocks) * BLOCK;
     for (int r = 0; r < rows_; r++) {
       size_t head = size_t(group) * share_ + r % share_;
+      const E* q = a_.q + (task.token + r / share_) * a_.q_token + head * a_.q_head;
+      if (loops_.in_place) {
+        const int words = a_.keys.size / lane_of<E>(), step = rows_;
+        const char* from = reinterpret_cast<const char*>(q);
+        char* to = reinterpret_cast<char*>(s.queries) + 4 * r;
+        for (int w = 0; w < words; w++, from += 4, to += 4 * step) memcpy(to, from, 4);
+        continue;
+      }
       E* to = s.queries + r * wide;
-      memcpy(to, a_.q + (task.token + r / share_) * a_.q_token + head * a_.q_head, a_.keys.size * sizeof(E));
+      memcpy(to, q, a_.keys.size * sizeof(E));
       memset(to + a_.keys.size, 0, (wide - a_.keys.size) * sizeof(E));
     }
     std::fill(s.top, s.top + rows_, -INFINITY);
-    std::fill(s.total, s.total + rows_, 0.0f);
+    std::fill(s.total, s.total + rows_ * 16, 0.0f);
     memset(s.sums, 0, size_t(padded_) * PANEL * s.panels * sizeof(float));
   }
 
-  bool point_at_tiles(const Task& task, int group) {
-    const int32_t* entry = batch_.table + task.sequence * batch_.table_stride + start_ / a_.block_size;
-    int inside = start_ % a_.block_size;
+  // Whether every row sees every key of the window; which each does, where not.
+  bool see_all(const Task& task) {
+    int keys = tiles_ * TILE_TOKENS, end = start_ + keys, last = task.position + task.tokens - 1;
+    if (end <= std::min(task.position + 1, task.last) && start_ >= lowest_key(last, a_.window)) return true;
+    low_.resize(rows_), high_.resize(rows_);
+    for (int r = 0; r < rows_; r++) {
+      int position = task.position + r / share_;
+      low_[r] = std::max(lowest_key(position, a_.window) - start_, 0);
+      high_[r] = std::clamp(position + 1 - start_, 0, std::min(task.last - start_, keys));
+    }
+    return false;
+  }
+
+  // Begins with a task; asks for its first tiles unless they were asked for during the one before.
+  void start(const Task& task, const Task* next) {
+    here_.go_to(&task);
+    bool under_way = ahead_.task() == &task;
+    if (!under_way) ahead_.go_to(&task);
+    ahead_.follow_with(next);
+    if (!under_way) ask(2 * task.groups * window_ / TILE_TOKENS);
+  }
+
+  void ask(int tiles) {
+    for (int i = 0; i < tiles; i++) {
+      const char* tile = reinterpret_cast<const char*>(ahead_.take(true));
+      for (size_t at = 0; tile && at < size_t(TILE_TOKENS) * a_.keys.size * sizeof(E); at += 64) __builtin_prefetch(tile + at, 0, 2);
+    }
+  }
+
+  bool take_tiles() {
     for (int t = 0; t < tiles_; t++) {
-      int block = *entry;
-      if (block < 0 || block >= a_.blocks) return false;
-      key_[t] = a_.keys.at(block, group, inside);
-      value_[t] = a_.values.at(block, group, inside);
-      inside += TILE_TOKENS;
-      if (inside < a_.block_size) continue;
-      inside = 0;
-      entry++;
+      if (!here_.keys()) return false;
+      key_[t] = here_.keys(), value_[t] = here_.values();
+      here_.step();
     }
     return true;
   }
 
-  // Four tiles at a time, their scores 64 to a row. Where fewer are left, the last stands in and is never read.
-  void score() {
-    for (int t = 0; t < tiles_; t += 4) {
-      const E *tile[4], *next[4];
-      for (int i = 0; i < 4; i++) {
-        tile[i] = key_[std::min(t + i, tiles_ - 1)];
-        next[i] = ahead_.take(t + i < tiles_ ? i : 3);
+  // Points at the tiles of a head, so many elements behind those of the task's first, and at what to ask for meanwhile:
+  // all that follows or nothing, or three tiles of every four.
+  void point_at(const E* const* tile, size_t behind) {
+    for (int t = 0; t < tiles_; t++) {
+      tile_[t] = tile[t] + behind;
+      if (one_by_one_) {
+        next_[t] = ahead_.take(false);
+      } else {
+        const E* next = t % 4 < 3 ? ahead_.take(true) : nullptr;
+        next_[t] = next ? next : tile_[t];
       }
-      loops_.score_tiles(s_.queries, size_t(s_.key_blocks) * BLOCK, rows_, tile, next, a_.keys.size / lane_of<E>(),
-                         s_.scores + size_t(t) / 4 * padded_ * PANEL);
     }
   }
 
-  void weigh(const Task& task, int r) {
-    int position = task.position + r / share_;
-    int low = std::max(lowest_key(position, a_.window) - start_, 0);
-    int high = std::clamp(position + 1 - start_, 0, std::min(task.last - start_, tiles_ * TILE_TOKENS));
-    float kept = loops_.softmax_tiles(s_.scores + r * PANEL, size_t(padded_) * PANEL, a_.scale, low, high,
-                                      tiles_ * TILE_TOKENS, s_.top + r, s_.total + r, s_.weights + size_t(r) * WINDOW);
-    if (kept == 1.0f) return;
-    for (int p = 0; p < s_.panels; p++) isa_.scale_row(s_.sums + (size_t(p) * padded_ + r) * PANEL, kept, PANEL);
+  void score(const Space& s, int group) {
+    point_at(key_, group * a_.keys.group_stride);
+    size_t stride = loops_.in_place ? rows_ * lane_of<E>() : s.key_blocks * BLOCK;
+    loops_.score_tiles(s.queries, stride, rows_, tile_, next_, tiles_, a_.keys.size / lane_of<E>(), s.scores,
+                       std::min(window_, PANEL), size_t(padded_) * PANEL);
+  }
+
+  void weigh(TilesSoftmax<E>& softmax) {
+    softmax.keys = tiles_ * TILE_TOKENS;
+    softmax.low = whole_ ? nullptr : low_.data();
+    softmax.high = whole_ ? nullptr : high_.data();
+    if (one_by_one_) return loops_.softmax_tiles(softmax, 0, rows_);
+    for (int r = 0; r < rows_; r++) {  // and the fourth of every four tiles
+      ask(r < tiles_ / 2);
+      loops_.softmax_tiles(softmax, r, 1);
+    }
+    ask(std::max(tiles_ / 2 - rows_, 0));
+  }
+
+  void add_values(const Space& s, const Task& task, int group) {
+    point_at(value_, group * a_.values.group_stride);
+    if (!whole_) copy_edges(s, task);
+    for (int p = 0; p < s.panels; p++)
+      loops_.add_values(s.weights, s.window, rows_, tile_, next_, tiles_, p * PANEL, a_.values.size,
+                        s.sums + size_t(p) * padded_ * PANEL);
   }
 
   // The first and the last tile may hold what no row sees.
-  void copy_edges(const Task& task) {
+  void copy_edges(const Space& s, const Task& task) {
     int ends[] = {0, tiles_ - 1};
     for (int i = 0; i < (tiles_ > 1 ? 2 : 1); i++) {
       int position = start_ + ends[i] * TILE_TOKENS;
-      int first = std::max(low_ - position, 0), end = std::min(task.last - position, TILE_TOKENS);
+      int first = std::max(lowest_ - position, 0), end = std::min(task.last - position, TILE_TOKENS);
       if (end - first == TILE_TOKENS) continue;
-      E* copy = s_.edges + i * TILE_TOKENS * a_.values.size;
-      copy_seen(value_[ends[i]], a_.values.size, first, end, copy);
-      value_[ends[i]] = copy;
+      E* copy = s.edges + i * TILE_TOKENS * a_.values.size;
+      copy_seen(tile_[ends[i]], a_.values.size, first, end, copy);
+      tile_[ends[i]] = copy;
     }
   }
 
-  void add_values() {
-    for (int t = 0; t < tiles_; t++) next_[t] = ahead_.take(t);
-    for (int p = 0; p < s_.panels; p++)
-      loops_.add_values(s_.weights, WINDOW, rows_, value_, next_, tiles_, p * PANEL, a_.values.size,
-                        s_.sums + size_t(p) * padded_ * PANEL);
+  float total(const Space& s, int r) const {
+    float all = 0;
+    for (int i = 0; i < 16; i++) all += s.total[r * 16 + i];
+    return all;
   }
 
   void write(const Space& s, const Task& task, int group) {
     for (int p = 0; p < s.panels; p++) {
       float* sums = s.sums + size_t(p) * padded_ * PANEL;
       int columns = std::min(PANEL, a_.values.size - p * PANEL);
-      for (int r = 0; r < rows_; r++) isa_.scale_row(sums + r * PANEL, 1.0f / s.total[r], PANEL);
+      for (int r = 0; r < rows_; r++) isa_.scale_row(sums + r * PANEL, 1.0f / total(s, r), PANEL);
       for (int n = 0; n < task.tokens; n++)
         loops_.store(sums + n * share_ * PANEL, share_, nullptr, out_row(a_, task, group, n * share_) + p * PANEL,
                      a_.values.size, columns);
@@ -258,8 +329,8 @@ class TilesWorker {
   void keep(const Space& s, float* partials) const {
     int columns = a_.values.size;
     for (int r = 0; r < rows_; r++, partials += columns + 2) {
-      partials[0] = s.top[r];
-      partials[1] = s.total[r];
+      partials[0] = s.top[r] * a_.scale;
+      partials[1] = total(s, r);
       for (int p = 0; p < s.panels; p++)
         memcpy(partials + 2 + p * PANEL, s.sums + (size_t(p) * padded_ + r) * PANEL,
                std::min(PANEL, columns - p * PANEL) * sizeof(float));
@@ -270,13 +341,17 @@ class TilesWorker {
   const Loops<E>& loops_;
   const Attention<E>& a_;
   const Batch& batch_;
-  const Space all_;
-  Space s_ = all_;  // of the head at hand
   const int share_;
-  TilesAhead<E> ahead_;
+  const int window_;
+  const bool one_by_one_;  // a window is a tile
+  std::vector<Head> heads_;
+  Cursor<E> here_, ahead_;
   int rows_ = 0, padded_ = 0;
-  int low_ = 0, start_ = 0, tiles_ = 0;  // first key any row sees; where this window's tiles begin, how many
-  const E *key_[TILES], *value_[TILES], *next_[TILES];
+  int lowest_ = 0, start_ = 0, tiles_ = 0;  // first key any row sees; where this window's tiles begin, how many
+  bool whole_ = false;                      // every row sees all of this window
+  std::vector<int> low_, high_;             // else what it sees, counted from the window's first key
+  const E *key_[MOST_TILES], *value_[MOST_TILES];  // of the first head
+  const E *tile_[MOST_TILES], *next_[MOST_TILES];  // of the head at hand
 };
 
 }  // namespace

@@ -29,6 +29,13 @@ inline Layout layout_of(const Place& place) {
   return static_cast<Layout>(place[3]);
 }
 
+// The two caches of a layer, or one twice where values are a part of keys.
+struct CachePair {
+  Address keys, values;
+  Place key_place, value_place;
+  int key_size, value_size, groups, blocks, block_size;
+};
+
 void bind_weights(py::module_& m);  // bind_weights.cpp
 void bind_ops(py::module_& m);      // bind_ops.cpp
 void bind_layer(py::module_& m);    // bind_layer.cpp

@@ -11,14 +11,6 @@ LayerWeights weights(Address input_norm, Address q_norm, Address k_norm, Address
           std::move(qkv), std::move(out), std::move(gate), at<const float>(bias), rule};
 }
 
-struct CachePair {
-  Address keys;
-  Place key_place;
-  Address values;
-  Place value_place;
-  int blocks, block_size;
-};
-
 struct Arguments {
   Address x, normed, expert, weight;
 };
@@ -59,11 +51,6 @@ void bind_layer(py::module_& m) {
   py::class_<LayerShape>(m, "LayerShape")
       .def(py::init([](int hidden, int heads, int groups, int size, float eps, float scale, int window) {
         return LayerShape{hidden, heads, groups, size, eps, scale, window};
-      }));
-  py::class_<CachePair>(m, "CachePair")
-      .def(py::init([](Address keys, const Place& key_place, Address values, const Place& value_place, int blocks,
-                       int block_size) {
-        return CachePair{keys, key_place, values, value_place, blocks, block_size};
       }));
   py::class_<LayerWeights>(m, "LayerWeights").def(py::init(&weights));
   py::class_<BoundLayer>(m, "GqaLayer")

@@ -25,15 +25,20 @@ void bind_attention(py::module_& m) {
         return Batch{at<int32_t>(query_start), at<int32_t>(context), at<int32_t>(table), table_stride,
                      sequences,                at<int64_t>(position), at<int64_t>(slot),  tokens};
       }));
-  m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, int groups,
-                     Address keys, const Place& key_place, int key_size, Address values,
-                     const Place& value_place, int value_size, int blocks, int block_size, float scale,
-                     int window, Address out, const Batch& batch) {
+  py::class_<CachePair>(m, "CachePair")
+      .def(py::init([](Address keys, const Place& key_place, int key_size, Address values, const Place& value_place,
+                       int value_size, int groups, int blocks, int block_size) {
+        return CachePair{keys, values, key_place, value_place, key_size, value_size, groups, blocks, block_size};
+      }));
+  m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, const CachePair& c,
+                     float scale, int window, Address out, const Batch& batch) {
     with_dtype(dtype, [&](auto e) {
       using E = decltype(e);
-      Cache<E> k{at<E>(keys), key_place[0], key_place[1], key_place[2], key_size, layout_of(key_place)};
-      Cache<E> v{at<E>(values), value_place[0], value_place[1], value_place[2], value_size, layout_of(value_place)};
-      attend(engine, Attention<E>{at<E>(q), q_token, q_head, heads, groups, k, v, blocks, block_size, scale, window,
+      auto cache = [](Address data, const Place& place, int size) {
+        return Cache<E>{at<E>(data), place[0], place[1], place[2], size, layout_of(place)};
+      };
+      attend(engine, Attention<E>{at<E>(q), q_token, q_head, heads, c.groups, cache(c.keys, c.key_place, c.key_size),
+                                  cache(c.values, c.value_place, c.value_size), c.blocks, c.block_size, scale, window,
                                   at<E>(out)}, batch);
     });
   });

@@ -3,9 +3,16 @@
 #include <immintrin.h>
 
 #include "isa.h"
+#include "tiles.h"
 #include "vec.h"
 
 namespace {
+
+INLINE __m512bh pair_at(const bf16* x) {
+  int pair;
+  memcpy(&pair, x, 4);
+  return (__m512bh)_mm512_set1_epi32(pair);
+}
 
 template <int R>
 void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float* sum, bool add) {
@@ -21,9 +28,7 @@ void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
         _mm_prefetch((const char*)(panel + PANEL_BLOCK / 2 + (p * 4 + t) * 32), _MM_HINT_T0);
       }
       for (int r = 0; r < R; r++) {
-        int pair;
-        memcpy(&pair, a + r * stride + 2 * p, 4);
-        __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+        __m512bh x = pair_at(a + r * stride + 2 * p);
         for (int t = 0; t < 4; t++) total[r][t] = _mm512_dpbf16_ps(total[r][t], x, w[t]);
       }
     }
@@ -32,82 +37,86 @@ void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
     for (int t = 0; t < 4; t++) _mm512_storeu_ps(sum + r * PANEL + t * 16, total[r][t]);
 }
 
-// `lines` words of inputs of four columns of sixteen; meanwhile four tiles' parts of as many lines are asked for, one
-// after the other.
-template <int R>
-INLINE void add_lines(__m512 (&total)[R][4], const bf16* a, size_t stride, const bf16* const* column,
-                      const bf16* next, int lines) {
-  const bf16 *c0 = column[0], *c1 = column[1], *c2 = column[2], *c3 = column[3];
-  for (int p = 0; p < lines; p++) {
-    __m512bh w[4] = {(__m512bh)_mm512_loadu_si512(c0 + p * 32), (__m512bh)_mm512_loadu_si512(c1 + p * 32),
-                     (__m512bh)_mm512_loadu_si512(c2 + p * 32), (__m512bh)_mm512_loadu_si512(c3 + p * 32)};
-    const char* ahead = (const char*)(next + p * 128);
-    for (int i = 0; i < 4; i++) _mm_prefetch(ahead + i * 64, _MM_HINT_T1);
-    for (int r = 0; r < R; r++) {
-      int pair;
-      memcpy(&pair, a + r * stride + 2 * p, 4);
-      __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-      for (int t = 0; t < 4; t++) total[r][t] = _mm512_dpbf16_ps(total[r][t], x, w[t]);
+// Tiles of a cache are read line by line in the order of their addresses, which is what prefetchers follow, so each line
+// of keys goes to the next of two sums. Meanwhile as many lines of `next` are asked for. Queries: word by word, each of all rows.
+template <int R, bool ASK>
+__attribute__((noinline)) void score_rows(const bf16* queries, size_t stride, const bf16* tile, const bf16* next, int lines,
+                                          float* score, size_t row) {
+  __m512 total[R][2];
+  for (int r = 0; r < R; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
+  const bf16* end = tile + lines * 32;
+  do {
+    for (int i = 0; i < 2; i++, tile += 32, next += 32, queries += stride) {
+      __m512bh w = (__m512bh)_mm512_loadu_si512(tile);
+      if (ASK) _mm_prefetch((const char*)next, _MM_HINT_T1);
+      for (int r = 0; r < R; r++) total[r][i] = _mm512_dpbf16_ps(total[r][i], w, pair_at(queries + 2 * r));
     }
-  }
+  } while (tile != end);
+  for (int r = 0; r < R; r++) _mm512_storeu_ps(score + r * row, _mm512_add_ps(total[r][0], total[r][1]));
 }
 
-template <int R>
-struct TileRows {
-  static void score(const bf16* queries, size_t stride, const bf16* const* tile, const bf16* const* next, int lines,
-                    float* score) {
-    __m512 total[R][4] = {};
-    const bf16* column[4];
-    for (int i = 0, done = 0; i < 4; done += lines / 4, i++) {
-      for (int t = 0; t < 4; t++) column[t] = tile[t] + done * 32;
-      add_lines<R>(total, queries + done * 2, stride, column, next[i], lines / 4);
+// Eight token pairs of each tile, in four columns of sixteen at at[0 .. 3]; from one pair to the next are `step` elements.
+template <int R, bool ASK>
+__attribute__((noinline)) void value_rows(const bf16* weights, size_t stride, const bf16* const* tile, const bf16* const* next,
+                                          int tiles, const int* at, size_t step, float* sum) {
+  __m512 total[R][4];
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < 4; t++) total[r][t] = _mm512_loadu_ps(sum + r * PANEL + t * 16);
+  const bf16* const* end = tile + tiles;
+  do {
+    const bf16 *c0 = *tile + at[0], *c1 = *tile + at[1], *c2 = *tile + at[2], *c3 = *tile + at[3];
+    const char* ahead = ASK ? (const char*)(*next++ + at[0]) : nullptr;
+    for (int p = 0; p < TILE_TOKENS / 2; p++, weights += 2) {
+      __m512bh w[4] = {(__m512bh)_mm512_loadu_si512(c0), (__m512bh)_mm512_loadu_si512(c1),
+                       (__m512bh)_mm512_loadu_si512(c2), (__m512bh)_mm512_loadu_si512(c3)};
+      if (ASK)
+        for (int t = 0; t < 4; t++) _mm_prefetch(ahead + (p * 4 + t) * 64, _MM_HINT_T1);
+      for (int r = 0; r < R; r++) {
+        __m512bh x = pair_at(weights + r * stride);
+        for (int t = 0; t < 4; t++) total[r][t] = _mm512_dpbf16_ps(total[r][t], x, w[t]);
+      }
+      c0 += step, c1 += step, c2 += step, c3 += step;
     }
-    store(total, score);
-  }
+  } while (++tile != end);
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < 4; t++) _mm512_storeu_ps(sum + r * PANEL + t * 16, total[r][t]);
+}
 
-  static void add(const bf16* weights, size_t stride, const bf16* const* tile, const bf16* const* next, int tiles,
-                  const int* at, float* sum) {
-    __m512 total[R][4];
-    for (int r = 0; r < R; r++)
-      for (int t = 0; t < 4; t++) total[r][t] = _mm512_loadu_ps(sum + r * PANEL + t * 16);
-    for (int i = 0; i < tiles; i++) {
-      const bf16* column[4];
-      for (int t = 0; t < 4; t++) column[t] = tile[i] + at[t];
-      add_lines<R>(total, weights + i * 16, stride, column, next[i] + at[0], 8);
-    }
-    store(total, sum);
-  }
+template <bool ASK>
+constexpr decltype(&score_rows<1, ASK>) score_some[] = {nullptr, score_rows<1, ASK>, score_rows<2, ASK>, score_rows<3, ASK>, score_rows<4, ASK>, score_rows<5, ASK>, score_rows<6, ASK>, score_rows<7, ASK>, score_rows<8, ASK>};
+template <bool ASK>
+constexpr decltype(&value_rows<1, ASK>) value_some[] = {nullptr, value_rows<1, ASK>, value_rows<2, ASK>, value_rows<3, ASK>, value_rows<4, ASK>, value_rows<5, ASK>, value_rows<6, ASK>};
 
-  static INLINE void store(const __m512 (&total)[R][4], float* out) {
-    for (int r = 0; r < R; r++)
-      for (int t = 0; t < 4; t++) _mm512_storeu_ps(out + r * PANEL + t * 16, total[r][t]);
-  }
-};
-
-// Calls work(TileRows<R>, first row) for all rows, six at a time.
+// Calls work(first row, rows) for all rows, in as few groups of up to `most` as there are and all alike.
 template <class Work>
-INLINE void by_six(int rows, const Work& work) {
-  int r = 0;
-  for (; r + 6 <= rows; r += 6) work(TileRows<6>{}, r);
-  switch (rows - r) {
-    case 1: return work(TileRows<1>{}, r);
-    case 2: return work(TileRows<2>{}, r);
-    case 3: return work(TileRows<3>{}, r);
-    case 4: return work(TileRows<4>{}, r);
-    case 5: return work(TileRows<5>{}, r);
+INLINE void in_groups(int rows, int most, const Work& work) {
+  if (rows <= most) return work(0, rows);
+  int groups = (rows + most - 1) / most;
+  for (int i = 0, r = 0; i < groups; i++) {
+    int n = (rows - r) / (groups - i);
+    work(r, n);
+    r += n;
   }
 }
 
-void score_tiles_dp(const bf16* queries, size_t stride, int rows, const bf16* const* tile, const bf16* const* next,
-                    int lines, float* score) {
-  by_six(rows, [&](auto some, int r) { some.score(queries + r * stride, stride, tile, next, lines, score + r * PANEL); });
+// Every group of rows asks: a core drops what it can't take at once.
+void score_tiles_dp(const bf16* queries, size_t stride, int rows, const bf16* const* tile, const bf16* const* next, int tiles,
+                    int lines, float* score, size_t row, size_t step) {
+  auto* some = *next ? score_some<true> : score_some<false>;
+  for (int t = 0; t < tiles; t++) {
+    float* to = score + t / 4 * step + t % 4 * TILE_TOKENS;
+    in_groups(rows, 8, [&](int r, int n) { some[n](queries + 2 * r, stride, tile[t], next[t], lines, to + r * row, row); });
+  }
 }
 
 void add_values_dp(const bf16* weights, size_t stride, int rows, const bf16* const* tile, const bf16* const* next, int tiles,
                    int first, int size, float* sum) {
   int at[4];
-  for (int t = 0; t < 4; t++) at[t] = (first + t * 16 < size ? first + t * 16 : first) * 16;
-  by_six(rows, [&](auto some, int r) { some.add(weights + r * stride, stride, tile, next, tiles, at, sum + r * PANEL); });
+  for (int t = 0; t < 4; t++) at[t] = value_column<bf16>(size, first + t * 16 < size ? first + t * 16 : first);
+  auto* some = *next ? value_some<true> : value_some<false>;
+  in_groups(rows, 6, [&](int r, int n) {
+    some[n](weights + r * stride, stride, tile, next, tiles, at, value_step<bf16>(size), sum + r * PANEL);
+  });
 }
 
 void gemm_dp(const bf16* a, size_t stride, int rows, const bf16* panel, int blocks, float* sum, bool add, Next) {

@@ -25,6 +25,24 @@ struct Patch {
   bf16 value;
 };
 
+// The scores of a window of keys on their way to weights, which are e^(scale * (score - top)). Top is no less than the
+// row's highest score less `slack`, so the sums so far are scaled only when a score exceeds that; weights above 1 are as
+// precise as those below.
+template <class E>
+struct TilesSoftmax {
+  const float* score;  // as score_tiles leaves them
+  size_t row, step;
+  int keys;            // a multiple of 16
+  float scale, slack;
+  const int *low, *high;  // of each row: keys low .. high - 1 are seen; null: all by all
+  float *top, *total;     // so far: one, and 16 that are to be added, of each row
+  E* weight;              // weight[r * window + key]
+  int window;
+  float* sum;             // so far: 64 of each row, `sum_step` to the next panel
+  size_t sum_step;
+  int panels;
+};
+
 template <class E>
 struct Loops {
   // sum[rows][64] (+)= a[rows][32 * blocks] * panel. May read and write rows up to the next multiple of ROW_GROUP.
@@ -46,23 +64,23 @@ struct Loops {
   // scores[16][64] of 64 keys, whose sixteens begin at keys[0 .. 3] and lie `stride` elements apart, for 16 queries
   // that pack_keys packed; at least the first `rows` are written. Null where it would be no faster. Between enter and leave only.
   void (*score)(const E* queries, const E* const* keys, size_t stride, int blocks, int rows, float* scores);
-  // score[rows][64] of four tiles of keys (tiles.h), `lines` words each, which rows of queries are as long as; those of
-  // next[0 .. 3] will be read after. Rows as gemm's.
-  void (*score_tiles)(const E* queries, size_t stride, int rows, const E* const* tile, const E* const* next, int lines,
-                      float* score);
+  // Whether the products below read tiles where they lie, rather than make panels of them.
+  bool in_place;
+  // Scores of keys in up to 8 tiles of keys (tiles.h) of `lines` words, which rows of queries are as long as; next[0 ..
+  // tiles - 1] will be read later, all null for nothing to ask for. Key k of row r is score[k / 64 * step + r * row + k % 64].
+  // Queries and rows as gemm's; where products are in place, words of 4 bytes of all rows in turn, `stride` elements each.
+  void (*score_tiles)(const E* queries, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
+                      int lines, float* score, size_t row, size_t step);
   // sum[rows][64] += weights[rows][16 * tiles] * columns first .. first + 63 of so many tiles of values, `size` columns
-  // each; past the last, any. As many tiles of `next` will be read after. Rows as gemm's.
+  // each; past the last, any. `next` as above. Rows as gemm's.
   void (*add_values)(const E* weights, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
                      int first, int size, float* sum);
+  void (*softmax_tiles)(const TilesSoftmax<E>& scores, int first, int rows);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
   // One row of 64 scores: the softmax so far (top, total), and this chunk's weights. [low, high) may be seen.
   // Returns what the earlier sums must be scaled by.
   float (*softmax)(const float* score, float scale, int low, int high, float* top, float* total, E* weight);
-  // The same of one row's scores of a window, 64 in a row of every `step`: weights of the first `whole`, a multiple of
-  // 16, 0 where nothing is seen.
-  float (*softmax_tiles)(const float* score, size_t step, float scale, int low, int high, int whole, float* top,
-                        float* total, E* weight);
   float (*dot)(const E* x, const E* y, int size);
 };
 

@@ -15,13 +15,13 @@ using Gemm = decltype(Loops<E>::gemm);
 template <class E, Gemm<E> GEMM>
 Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E, GEMM>,
                   decltype(Loops<E>::add_values) add_values = values_by_panel<E, GEMM>,
-                  decltype(Loops<E>::score) score = nullptr) {
+                  decltype(Loops<E>::score) score = nullptr, bool in_place = false) {
   return {
       GEMM,
       [](const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add) {
         gemm_i8<E>(a, stride, rows, panel, blocks, sum, add, GEMM);
       },
-      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, score_tiles, add_values, pack_values, softmax<E>, softmax_tiles<E>, dot<E>,
+      store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, in_place, score_tiles, add_values, softmax_tiles<E>, pack_values, softmax<E>, dot<E>,
   };
 }
 

@@ -3,7 +3,8 @@
 //
 // A word is 4 bytes, so `lane` elements: 2 of bf16, 1 of float. Sixteen tokens are 16 * size elements:
 //   keys    [size / lane words][16 tokens][lane]           a column is a token, inputs are the head's elements
-//   values  [size / 16][16 / lane][16 columns][lane tokens]  a column is an element of the head, inputs are tokens
+//   values  [size / 16 w][16 / lane][w][16 columns][lane tokens]  a column is an element of the head, inputs are tokens;
+//           w = 4 where the size is a multiple of 64, so that a panel's columns are read in the order of addresses, else 1
 #pragma once
 #include <stddef.h>
 #include <string.h>
@@ -17,6 +18,22 @@ constexpr int TILE_TOKENS = 16;
 template <class E>
 constexpr int lane_of() {
   return 4 / sizeof(E);
+}
+
+// How many sixteens of columns of values lie side by side.
+constexpr int value_width(int size) { return size % 64 == 0 ? 4 : 1; }
+
+// From one of their tokens, or pairs of tokens, to the next, in elements.
+template <class E>
+constexpr int value_step(int size) {
+  return value_width(size) * 16 * lane_of<E>();
+}
+
+// Where a sixteen of columns begins in its tile.
+template <class E>
+constexpr int value_column(int size, int column) {
+  int width = value_width(size) * 16;
+  return column / width * width * TILE_TOKENS + column % width * lane_of<E>();
 }
 
 // Where token `token` of a block begins, for rows; where its tile begins, for tiles.
@@ -37,9 +54,11 @@ void put_token(Layout layout, E* at, int size, int token, const E* row) {
       for (int d = 0; d < size; d += lane) memcpy(at + d / lane * word + i * lane, row + d, 4);
       return;
     case Layout::value_tiles:
-      at += i / lane * word + i % lane;
-      for (int c = 0; c < size; c += 16, at += TILE_TOKENS * 16, row += 16)
-        for (int d = 0; d < 16; d++) at[d * lane] = row[d];
+      at += i / lane * value_step<E>(size) + i % lane;
+      for (int c = 0; c < size; c += 16, row += 16) {
+        E* column = at + value_column<E>(size, c);
+        for (int d = 0; d < 16; d++) column[d * lane] = row[d];
+      }
   }
 }
 
@@ -53,12 +72,13 @@ void copy_seen(const E* tile, int size, int low, int high, E* out) {
     for (int e = 0; e < lane; e++)
       if (p * lane + e >= low && p * lane + e < high) mask[p] |= (lane == 1 ? ~0u : 0xffffu << e * 16);
   }
-  for (int c = 0; c < size / 16; c++) {
-    for (int p = 0; p < lines; p++, tile += 16 * lane, out += 16 * lane) {
+  for (int c = 0; c < size; c += 16) {
+    size_t at = value_column<E>(size, c);
+    for (int p = 0; p < lines; p++, at += value_step<E>(size)) {
       uint32_t word[16];
-      memcpy(word, tile, 64);
+      memcpy(word, tile + at, 64);
       for (uint32_t& w : word) w &= mask[p];
-      memcpy(out, word, 64);
+      memcpy(out + at, word, 64);
     }
   }
 }

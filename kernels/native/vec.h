@@ -147,6 +147,17 @@ INLINE float max_lanes(f32v v) {
   return v[0];
 }
 
+// Whether any lane exceeds x; one that is no number does not.
+INLINE bool any_above(f32v v, float x) {
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_GT_OQ);
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(x), _CMP_GT_OQ));
+#else
+  return max_lanes(v) > x;
+#endif
+}
+
 // e^x to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial).
 INLINE f32v exp_lanes(f32v x) {
   x = minimum(maximum(x, splat(-87.0f)), splat(88.0f));

@@ -126,6 +126,8 @@ def test_gqa_is_close_to_float64(
         (4, 1, 80, 700, 16),
         (16, 2, 128, 7, 16),
         (2, 1, 272, None, 64),
+        (12, 2, 64, 90, 32),
+        (8, 1, 64, None, 16),
     ],
 )
 def test_tiles_are_close_to_float64(
@@ -149,6 +151,34 @@ def test_tiles_are_close_to_float64(
     out = ops.attend_gqa(q, *in_tiles(k, v), batch, size**-0.5, window)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(out.double(), wanted, atol=tolerance, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [2, 16])
+@pytest.mark.parametrize("step", [0.02, 0.5, -0.5])
+def test_scores_may_rise_and_fall_along_a_context(
+    ops: Ops, dtype: torch.dtype, heads: int, step: float
+) -> None:
+    """Sums are scaled anew whenever weights outgrow them, by a little or by more than a float holds."""
+    batch, blocks = paged([(1, 700), (3, 90)], 16)
+    k, v = torch.zeros(blocks, 2, 16, 64), torch.randn(blocks, 2, 16, 64)
+    for s, context in enumerate(batch.context_S.tolist()):
+        for p in range(context):
+            k[batch.block_table_SB[s, p // 16], :, p % 16, 0] = p * step
+    k, v = k.to(dtype), v.to(dtype)
+    q = torch.zeros(batch.tokens, heads, 64, dtype=dtype)
+    q[..., 0] = torch.arange(1, heads + 1)
+    out = ops.attend_gqa(q, *in_tiles(k, v), batch, 1.0)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.double(), exact(q, k, v, batch, 1.0, None), atol=tolerance, rtol=1e-2)
+
+
+def test_a_scale_of_nothing_is_refused(ops: Ops) -> None:
+    batch, blocks = paged([(1, 40)], 16)
+    k, v = ops.empty_kv(blocks, 1, 16, (32, 32), torch.float32)
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"scale: .* is not above 0"):
+            ops.attend_gqa(torch.zeros(1, 2, 32), k, v, batch, scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
