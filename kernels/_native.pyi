@@ -84,6 +84,7 @@ class LayerShape:
     ) -> None: ...
 
 class CachePair:
+    value_size: int
     def __init__(
         self,
         keys: int,

@@ -163,7 +163,7 @@ class Native(NativeProducts):
         if cache is None:
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
             return super().attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
-        return self._attend(q_TAD, cache, tiled.shape_of(v_NGBD)[3], batch, scale, window or 0)
+        return self._attend(q_TAD, cache, batch, scale, window or 0)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -171,27 +171,22 @@ class Native(NativeProducts):
         if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not _last_plain(cache_NBC):
             return super().attend_mla(q_TAC, cache_NBC, rank, batch, scale)
         cache = cache_NBC.unsqueeze(1)
-        return self._attend(q_TAC, _pair(cache, cache, rank), rank, batch, scale, 0)
+        return self._attend(q_TAC, _pair(cache, cache, rank), batch, scale, 0)
 
     def _attend(
-        self,
-        q_TAD: Tensor,
-        cache: _native.CachePair,
-        columns: int,
-        batch: PagedBatch,
-        scale: float,
-        window: int,
+        self, q_TAD: Tensor, cache: _native.CachePair, batch: PagedBatch, scale: float, window: int
     ) -> Tensor:
         q = q_TAD if q_TAD.stride(2) == 1 else q_TAD.contiguous()
-        tokens, heads, size = q.shape
+        (tokens, heads, size), (per_token, per_head, _) = q.shape, q.stride()
+        columns = cache.value_size
         same = columns == size and q.is_contiguous()
         out = torch.empty_like(q) if same else torch.empty((tokens, heads, columns), dtype=q.dtype)
         _native.attend(
             self._engine,
             CODES[q.dtype],
             q.data_ptr(),
-            q.stride(0),
-            q.stride(1),
+            per_token,
+            per_head,
             heads,
             cache,
             scale,

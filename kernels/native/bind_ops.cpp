@@ -29,7 +29,8 @@ void bind_attention(py::module_& m) {
       .def(py::init([](Address keys, const Place& key_place, int key_size, Address values, const Place& value_place,
                        int value_size, int groups, int blocks, int block_size) {
         return CachePair{keys, values, key_place, value_place, key_size, value_size, groups, blocks, block_size};
-      }));
+      }))
+      .def_readonly("value_size", &CachePair::value_size);
   m.def("attend", [](Engine& engine, int dtype, Address q, size_t q_token, size_t q_head, int heads, const CachePair& c,
                      float scale, int window, Address out, const Batch& batch) {
     with_dtype(dtype, [&](auto e) {
