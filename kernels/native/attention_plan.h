@@ -43,7 +43,7 @@ int heads_together(const Batch& batch, int groups, int threads) {
     if (batch.query_start[s + 1] - batch.query_start[s] != 1) return 1;
     pieces += (batch.context[s] + SPLIT - 1) / SPLIT;
   }
-  return threads == 1 || pieces >= 2 * threads ? groups : 1;
+  return pieces >= threads ? groups : 1;
 }
 
 Plan plan(const Batch& batch, int groups, int together, int share, int columns, int window) {

@@ -1,7 +1,7 @@
-// Attention over a cache of tiles: keys and values are multiplied where they lie, a window of tokens after the other,
-// all heads of a window before the next. A window is what an instruction set takes at once: one tile of each head, which
-// then are read in the order of their addresses, or eight, which become panels. Tiles are asked for some way ahead in the
-// order of their addresses: a core keeps up with memory along a stream, and reaches a third of that speed in pieces of 2 KiB.
+// Attention over a cache of tiles: keys and values are multiplied where they lie, a window of tokens after the other.
+// A window is one tile of every head, so that all is read in the order of its addresses, or eight tiles of one head after
+// the other, which may become panels. Tiles are asked for a window ahead in the order of their addresses: a core keeps up
+// with memory along a stream, and reaches a third of that speed in pieces of 2 KiB.
 #pragma once
 #include "attention_plan.h"
 
@@ -16,11 +16,12 @@ inline int first_tile(const Task& task, int window) {
   return std::max(task.first, lowest_key(task.position, window)) / TILE_TOKENS * TILE_TOKENS;
 }
 
-// Whether a window is better one tile than eight: what all heads need for a tile has to stay in the nearest cache while keys
-// and values pass through it, and the rows of a head should read a tile once.
+// Whether a window is better one tile than eight: what all heads need for a tile has to stay in the nearest cache while
+// keys and values pass through it, and the rows of a head should read a tile once.
 template <class E>
 bool one_tile_pays(const Attention<E>& a) {
-  size_t row = a.keys.size * sizeof(E) + (a.values.size + TILE_TOKENS) * sizeof(float) + TILE_TOKENS * (sizeof(E) + sizeof(float));
+  size_t query = a.keys.size * sizeof(E), sums = (a.values.size + 16) * sizeof(float);
+  size_t row = query + sums + TILE_TOKENS * (sizeof(float) + sizeof(E));
   return a.heads * row <= 12 << 10 && a.heads / a.groups <= 6;
 }
 
@@ -58,12 +59,12 @@ class Cursor {
     look(before);
   }
 
-  // The next tile; null past the end, where there is no block, and in runs if they need not be asked for.
+  // The next tile; null past the end, where there is no block, and where all of a run is read if runs need no asking.
   const E* take(bool runs) {
     if (!keys()) return nullptr;
     const E* tile = past_ < task_->groups ? keys_ + past_ * a_.keys.group_stride
                                           : values_ + (past_ - task_->groups) * a_.values.group_stride;
-    bool skipped = in_run_ && !runs;
+    bool skipped = in_run_ && !runs && task_->groups == a_.groups;
     if (++past_ == 2 * task_->groups) step();
     return skipped ? nullptr : tile;
   }
@@ -153,8 +154,8 @@ class TilesWorker {
         window_(space.window), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
     for (int g = 0; g < space.groups; g++) {
       Space s = space.of(g);
-      heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr, s.top, s.total,
-                            s.weights, s.window, s.sums, 0, s.panels}});
+      heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr,
+                            s.top, s.total, s.weights, s.window, s.sums, 0, s.panels}});
     }
   }
 
@@ -199,8 +200,7 @@ class TilesWorker {
     head.softmax.step = head.softmax.sum_step = size_t(padded_) * PANEL;
     size_t wide = size_t(s.key_blocks) * BLOCK;
     for (int r = 0; r < rows_; r++) {
-      size_t head = size_t(group) * share_ + r % share_;
-      const E* q = a_.q + (task.token + r / share_) * a_.q_token + head * a_.q_head;
+      const E* q = a_.q + (task.token + r / share_) * a_.q_token + (size_t(group) * share_ + r % share_) * a_.q_head;
       if (loops_.in_place) {
         const int words = a_.keys.size / lane_of<E>(), step = rows_;
         const char* from = reinterpret_cast<const char*>(q);
@@ -242,7 +242,8 @@ class TilesWorker {
   void ask(int tiles) {
     for (int i = 0; i < tiles; i++) {
       const char* tile = reinterpret_cast<const char*>(ahead_.take(true));
-      for (size_t at = 0; tile && at < size_t(TILE_TOKENS) * a_.keys.size * sizeof(E); at += 64) __builtin_prefetch(tile + at, 0, 2);
+      size_t bytes = tile ? size_t(TILE_TOKENS) * a_.keys.size * sizeof(E) : 0;
+      for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(tile + at, 0, 2);
     }
   }
 

@@ -38,10 +38,10 @@ void rows_dp(const bf16* a, size_t stride, const bf16* panel, int blocks, float*
 }
 
 // Tiles of a cache are read line by line in the order of their addresses, which is what prefetchers follow, so each line
-// of keys goes to the next of two sums. Meanwhile as many lines of `next` are asked for. Queries: word by word, each of all rows.
+// of keys goes to the next of two sums. Meanwhile as many lines of `next` are asked for. Queries lie word by word.
 template <int R, bool ASK>
-__attribute__((noinline)) void score_rows(const bf16* queries, size_t stride, const bf16* tile, const bf16* next, int lines,
-                                          float* score, size_t row) {
+NOINLINE void score_rows(const bf16* queries, size_t stride, const bf16* tile, const bf16* next, int lines,
+                         float* score, size_t row) {
   __m512 total[R][2];
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
   const bf16* end = tile + lines * 32;
@@ -55,10 +55,10 @@ __attribute__((noinline)) void score_rows(const bf16* queries, size_t stride, co
   for (int r = 0; r < R; r++) _mm512_storeu_ps(score + r * row, _mm512_add_ps(total[r][0], total[r][1]));
 }
 
-// Eight token pairs of each tile, in four columns of sixteen at at[0 .. 3]; from one pair to the next are `step` elements.
+// Eight token pairs of each tile, in four columns of sixteen at at[0 .. 3]; the next pair is `step` elements on.
 template <int R, bool ASK>
-__attribute__((noinline)) void value_rows(const bf16* weights, size_t stride, const bf16* const* tile, const bf16* const* next,
-                                          int tiles, const int* at, size_t step, float* sum) {
+NOINLINE void value_rows(const bf16* weights, size_t stride, const bf16* const* tile, const bf16* const* next,
+                         int tiles, const int* at, size_t step, float* sum) {
   __m512 total[R][4];
   for (int r = 0; r < R; r++)
     for (int t = 0; t < 4; t++) total[r][t] = _mm512_loadu_ps(sum + r * PANEL + t * 16);
@@ -83,9 +83,13 @@ __attribute__((noinline)) void value_rows(const bf16* weights, size_t stride, co
 }
 
 template <bool ASK>
-constexpr decltype(&score_rows<1, ASK>) score_some[] = {nullptr, score_rows<1, ASK>, score_rows<2, ASK>, score_rows<3, ASK>, score_rows<4, ASK>, score_rows<5, ASK>, score_rows<6, ASK>, score_rows<7, ASK>, score_rows<8, ASK>};
+constexpr decltype(&score_rows<1, ASK>) score_some[] = {
+    nullptr,            score_rows<1, ASK>, score_rows<2, ASK>, score_rows<3, ASK>, score_rows<4, ASK>,
+    score_rows<5, ASK>, score_rows<6, ASK>, score_rows<7, ASK>, score_rows<8, ASK>};
 template <bool ASK>
-constexpr decltype(&value_rows<1, ASK>) value_some[] = {nullptr, value_rows<1, ASK>, value_rows<2, ASK>, value_rows<3, ASK>, value_rows<4, ASK>, value_rows<5, ASK>, value_rows<6, ASK>};
+constexpr decltype(&value_rows<1, ASK>) value_some[] = {
+    nullptr,            value_rows<1, ASK>, value_rows<2, ASK>, value_rows<3, ASK>,
+    value_rows<4, ASK>, value_rows<5, ASK>, value_rows<6, ASK>};
 
 // Calls work(first row, rows) for all rows, in as few groups of up to `most` as there are and all alike.
 template <class Work>
@@ -100,17 +104,19 @@ INLINE void in_groups(int rows, int most, const Work& work) {
 }
 
 // Every group of rows asks: a core drops what it can't take at once.
-void score_tiles_dp(const bf16* queries, size_t stride, int rows, const bf16* const* tile, const bf16* const* next, int tiles,
-                    int lines, float* score, size_t row, size_t step) {
+void score_tiles_dp(const bf16* queries, size_t stride, int rows, const bf16* const* tile, const bf16* const* next,
+                    int tiles, int lines, float* score, size_t row, size_t step) {
   auto* some = *next ? score_some<true> : score_some<false>;
   for (int t = 0; t < tiles; t++) {
     float* to = score + t / 4 * step + t % 4 * TILE_TOKENS;
-    in_groups(rows, 8, [&](int r, int n) { some[n](queries + 2 * r, stride, tile[t], next[t], lines, to + r * row, row); });
+    in_groups(rows, 8, [&](int r, int n) {
+      some[n](queries + 2 * r, stride, tile[t], next[t], lines, to + r * row, row);
+    });
   }
 }
 
-void add_values_dp(const bf16* weights, size_t stride, int rows, const bf16* const* tile, const bf16* const* next, int tiles,
-                   int first, int size, float* sum) {
+void add_values_dp(const bf16* weights, size_t stride, int rows, const bf16* const* tile, const bf16* const* next,
+                   int tiles, int first, int size, float* sum) {
   int at[4];
   for (int t = 0; t < 4; t++) at[t] = value_column<bf16>(size, first + t * 16 < size ? first + t * 16 : first);
   auto* some = *next ? value_some<true> : value_some<false>;

@@ -46,8 +46,8 @@ void score_panel(const E* queries, size_t stride, int rows, const E* const* tile
 
 // Where fewer than four tiles are left, the last stands in and is never read.
 template <class E, decltype(Loops<E>::gemm) GEMM>
-void score_by_panel(const E* queries, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles, int lines,
-                    float* score, size_t, size_t step) {
+void score_by_panel(const E* queries, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
+                    int lines, float* score, size_t, size_t step) {
   for (int t = 0; t < tiles; t += 4, score += step) {
     const E *four[4], *after[4];
     for (int i = 0; i < 4; i++) {

@@ -3,8 +3,8 @@
 //
 // A word is 4 bytes, so `lane` elements: 2 of bf16, 1 of float. Sixteen tokens are 16 * size elements:
 //   keys    [size / lane words][16 tokens][lane]           a column is a token, inputs are the head's elements
-//   values  [size / 16 w][16 / lane][w][16 columns][lane tokens]  a column is an element of the head, inputs are tokens;
-//           w = 4 where the size is a multiple of 64, so that a panel's columns are read in the order of addresses, else 1
+//   values  [size / 16 w][16 / lane][w][16 columns][lane tokens]  a column is an element, inputs are tokens; w = 4 where
+//           the size is a multiple of 64, so that a panel's columns are read in the order of addresses, else 1
 #pragma once
 #include <stddef.h>
 #include <string.h>

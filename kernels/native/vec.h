@@ -9,6 +9,7 @@
 
 #define LANES (VECTOR_BYTES / 4)
 #define INLINE inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 
 namespace {
 
