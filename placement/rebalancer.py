@@ -214,9 +214,9 @@ def imbalance(placement: Placement, load_LE: Floats, nodes: Nodes) -> float:
 
 
 def imbalances(placement: Placement, load_LE: Floats, nodes: Nodes) -> Floats:
-    """max/mean per layer, loads divided by the nodes' speeds."""
+    """max/mean per layer, loads divided by the nodes' speeds; never below 1, were it by rounding."""
     level_LN = node_load(placement.slot_array(), placement.share_array(), load_LE) / nodes.pace()
     live = np.flatnonzero(nodes.room() > 0)
     mean_L = load_LE.sum(1) / nodes.pace()[live].sum()
     ratio: Floats = np.where(mean_L > 0, level_LN.max(1) / np.where(mean_L > 0, mean_L, 1.0), 1.0)
-    return ratio
+    return np.maximum(ratio, 1.0)

@@ -167,6 +167,16 @@ def test_imbalance_without_rows_is_one():
     assert imbalances(core.placement, domain(1), core.nodes) == pytest.approx(1.0)
 
 
+def test_imbalance_is_never_below_one():
+    """The heaviest node of a perfect balance carries the mean, which is another sum of the same numbers."""
+    nodes = Nodes((13, 13, 13))
+    for seed in range(20):
+        load = np.random.default_rng(seed).poisson(50, (1, LAYERS, EXPERTS)) * 0.93
+        placement = balance(Problem(load, nodes)).placement()
+        found = imbalances(placement, load[0], nodes)
+        assert (found >= 1).all() and found == pytest.approx(1.0, abs=0.05)
+
+
 def test_asked_to_replan_it_does_so_whatever_the_balance():
     core, traffic = started(300, Rules(interval_s=1.0, forced=True, least_gain=0.0))
     decisions = traffic.flow(domain(1), 10, core)
