@@ -35,7 +35,7 @@ class Cursor {
   const Task* task() const { return task_; }
   void follow_with(const Task* next) { next_ = next; }
 
-  void go_to(const Task* task, int before = -2) {
+  void go_to(const Task* task, int64_t before = -2) {
     task_ = task;
     next_ = nullptr;
     if (!task) return;
@@ -51,7 +51,7 @@ class Cursor {
 
   // To the next sixteen tokens.
   void step() {
-    int before = *entry_;
+    int64_t before = *entry_;
     position_ += TILE_TOKENS;
     inside_ += TILE_TOKENS;
     if (position_ >= task_->last) return go_to(next_, before);
@@ -70,7 +70,7 @@ class Cursor {
   }
 
  private:
-  void look(int before) {
+  void look(int64_t before) {
     int block = *entry_;
     past_ = 0;
     if (block != before && block != before + 1) in_run_ = begins_run();
@@ -83,7 +83,7 @@ class Cursor {
   bool begins_run() const {
     if ((task_->context - position_ + inside_) / a_.block_size < RUN) return false;
     for (int i = 1; i < RUN; i++)
-      if (entry_[i] != *entry_ + i) return false;
+      if (entry_[i] != int64_t(*entry_) + i) return false;
     return true;
   }
 
