@@ -28,7 +28,9 @@ class Native(NativeProducts):
         super().__init__(threads, isa)
         self._rules: dict[RouterRule, _native.Rule] = {}
         self._batch: tuple[PagedBatch, _native.Batch] | None = None
-        self._cache: tuple[weakref.ref[Tensor], weakref.ref[Tensor], _native.CachePair] | None = None
+        self._cache: (
+            tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple[int, int], _native.CachePair] | None
+        ) = None
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
@@ -198,13 +200,14 @@ class Native(NativeProducts):
 
     def _cache_handle(self, k_NGBD: Tensor, v_NGBD: Tensor) -> _native.CachePair | None:
         """Addresses of a layer's caches, of which the last ones are kept; None if the library can't read them."""
+        where = k_NGBD.data_ptr(), v_NGBD.data_ptr()  # a tensor may have been given other memory since
         known = self._cache
-        if known is not None and known[0]() is k_NGBD and known[1]() is v_NGBD:
-            return known[2]
+        if known is not None and known[0]() is k_NGBD and known[1]() is v_NGBD and known[2] == where:
+            return known[3]
         if not _last_plain(k_NGBD, v_NGBD):
             return None
         handle = _pair(k_NGBD, v_NGBD)
-        self._cache = weakref.ref(k_NGBD), weakref.ref(v_NGBD), handle
+        self._cache = weakref.ref(k_NGBD), weakref.ref(v_NGBD), where, handle
         return handle
 
     def _batch_handle(self, batch: PagedBatch) -> _native.Batch:

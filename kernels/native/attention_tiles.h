@@ -152,6 +152,7 @@ class TilesWorker {
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
       : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), share_(a.heads / a.groups),
         window_(space.window), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
+    heads_.reserve(space.groups);
     for (int g = 0; g < space.groups; g++) {
       Space s = space.of(g);
       heads_.push_back({s, {s.scores, size_t(std::min(s.window, PANEL)), 0, 0, a.scale, SLACK / a.scale, nullptr, nullptr,

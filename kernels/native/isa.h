@@ -75,6 +75,7 @@ struct Loops {
   // each; past the last, any. `next` as above. Rows as gemm's.
   void (*add_values)(const E* weights, size_t stride, int rows, const E* const* tile, const E* const* next, int tiles,
                      int first, int size, float* sum);
+  // Scores become weights in rows first .. first + rows - 1.
   void (*softmax_tiles)(const TilesSoftmax<E>& scores, int first, int rows);
   // Columns first .. first + 63 of 64 value rows as a panel with 64 inputs.
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);

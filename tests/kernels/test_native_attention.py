@@ -173,6 +173,15 @@ def test_scores_may_rise_and_fall_along_a_context(
     torch.testing.assert_close(out.double(), exact(q, k, v, batch, 1.0, None), atol=tolerance, rtol=1e-2)
 
 
+def test_a_cache_that_moved_is_read_where_it_is(ops: Ops) -> None:
+    batch, blocks = paged([(1, 40)], 16)
+    k, v = ops.empty_kv(blocks, 1, 16, (32, 32), torch.float32)
+    q = torch.ones(1, 2, 32)
+    assert not ops.attend_gqa(q, k, v, batch, 1.0).any()
+    v.data = torch.ones_like(v)
+    torch.testing.assert_close(ops.attend_gqa(q, k, v, batch, 1.0), torch.ones(1, 2, 32))
+
+
 def test_a_scale_of_nothing_is_refused(ops: Ops) -> None:
     batch, blocks = paged([(1, 40)], 16)
     k, v = ops.empty_kv(blocks, 1, 16, (32, 32), torch.float32)
