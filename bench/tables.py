@@ -105,7 +105,7 @@ def m2n() -> str:
     wires = list(dict.fromkeys(r["transport"] for r in wanted))
     cell = lambda w, b: f"{by[w, b]['p50_us']:,.0f} / {by[w, b]['p99_us']:,.0f}" if (w, b) in by else ""  # noqa: E731
     return (
-        f"**Round trips, 1:1** ({where(wanted[-1])}). p50 / p99 in us by bytes each way; `python -m bench.m2n --quick`.\n\n"
+        f"**Round trips, 1:1** ({where(wanted[-1])}). p50 / p99 in us by bytes each way; `python -m bench.m2n`.\n\n"
         + table(
             ["transport", *(f"{b // 1024} KiB" for b in sizes)],
             [[w, *(cell(w, b) for b in sizes)] for w in wires],
