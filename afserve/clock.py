@@ -1,5 +1,6 @@
-"""Time as a value that is passed in: the real clock, and a fake one that tests move by hand."""
+"""Time as a value that is passed in: the real clock, one that skips pauses, and a fake one that tests move by hand."""
 
+import threading
 import time
 from typing import Protocol
 
@@ -13,6 +14,30 @@ class Clock(Protocol):
 class MonotonicClock:
     def now(self) -> float:
         return time.monotonic()
+
+
+class AwakeClock:
+    """Seconds during which whoever polls this clock was running; for deadlines by which others are judged.
+
+    A process that is stopped (SIGSTOP, Ctrl-Z, a paused virtual machine) sees no time pass in `time.monotonic` either,
+    until it goes on: then 20 s seem to be over at once, and everyone else looks late. This clock lets one gap between
+    two calls of `now` count for `most` seconds at the most. Example: polled every 0.5 s, a pause of 20 s adds 1 s.
+    It must be polled more often than every `most` seconds while somebody waits, or it runs slow.
+    """
+
+    def __init__(self, most: float = 1.0, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._most = most
+        self._lock = threading.Lock()
+        self._last = self._clock.now()
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        with self._lock:
+            real = self._clock.now()
+            self._skipped += max(0.0, real - self._last - self._most)
+            self._last = real
+            return real - self._skipped
 
 
 class FakeClock:

@@ -1,43 +1,38 @@
-"""Typed access to a Hugging Face `config.json`, with errors that name the file, the field and the value."""
+"""Typed access to a Hugging Face `config.json`, with errors that name the file, the field, the value and its range."""
 
 from collections.abc import Mapping
 
-from afserve.errors import CheckpointError
+from afserve.config_ranges import MOST_TOKEN_IDS, RANGES, Range
+from afserve.errors import CheckpointError, shown
 
 Config = Mapping[str, object]
 
 
 class ConfigFields:
-    """Typed access to a config with errors that name file, field and value."""
+    """A read-only view of a config. A number's range is its row of `RANGES`, whichever reader asks for it."""
 
     def __init__(self, config: Config, where: str) -> None:
         self.config = config
         self.where = where
 
-    def integer(self, *names: str, default: int | None = None, low: int = 0) -> int:
-        name, value = self._find(names, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 40:
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not a whole number of at least {low}")
-        return value
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """The first of `names` that is there. Raises CheckpointError on any other value than one of its range."""
+        return int(self._number(names, default))
 
     def optional(self, *names: str) -> int | None:
-        for name in names:
-            if self.config.get(name) is not None:
-                return self.integer(name)
-        return None
+        """None where it is absent or null."""
+        present = any(self.config.get(name) is not None for name in names)
+        return self.integer(*names) if present else None
 
     def number(self, *names: str, default: float | None = None) -> float:
-        name, value = self._find(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not a number")
-        return float(value)
+        return float(self._number(names, default))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.config.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not true or false")
+            raise self.refuse(name, "is not true or false")
         return value
 
     def section(self, name: str) -> Config:
@@ -45,18 +40,39 @@ class ConfigFields:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not an object")
+            raise self.refuse(name, "is not an object")
         return value
 
-    def token_ids(self, name: str) -> tuple[int, ...]:
+    def integers(self, name: str, each: Range, most: int) -> tuple[int, ...]:
+        """A list of at most `most`; empty where it is absent or null."""
         value = self.config.get(name)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) for i in ids):
-            raise CheckpointError(f"{self.where}: {name}: {value!r} is not a token id or a list of them")
+        if value is None:
+            return ()
+        if not isinstance(value, list) or len(value) > most or not all(each.holds(item) for item in value):
+            raise self.refuse(name, f"is not a list of at most {most} numbers, each {each}")
+        return tuple(value)
+
+    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
+        """One id or several; none where it is absent or null."""
+        value = self.config.get(name)
+        one, each = not isinstance(value, list), Range(0, vocab_size - 1)
+        ids = [] if value is None else [value] if one else list(value)  # type: ignore[call-overload]
+        if len(ids) > MOST_TOKEN_IDS or not all(each.holds(item) for item in ids):
+            raise self.refuse(
+                name,
+                f"is not a token id below vocab_size {vocab_size}, nor a list of at most {MOST_TOKEN_IDS} of them",
+            )
         return tuple(ids)
 
     def refuse(self, name: str, why: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {name}: {self.config.get(name)!r} {why}")
+        return CheckpointError(f"{self.where}: {name}: {shown(self.config.get(name))} {why}")
+
+    def _number(self, names: tuple[str, ...], default: float | None) -> float:
+        """Defaults are checked as well: some are computed from other fields."""
+        name, value = self._find(names, default)
+        if not RANGES[name].holds(value):
+            raise CheckpointError(f"{self.where}: {name}: {shown(value)} is not {RANGES[name]}")
+        return value  # type: ignore[return-value]
 
     def _find(self, names: tuple[str, ...], default: object) -> tuple[str, object]:
         for name in names:

@@ -15,8 +15,23 @@ AfserveError                       500
 |  |- PeerLost                     503     it died or went silent
 |  |- RendezvousError              503     it does not agree on what is being served
 |  `- DeadlineError                504     it did not answer in time
+|- ModelError                      500   the model's numbers failed for one request
 `- ProtocolError                   500   received bytes that no correct peer sends
 """
+
+import reprlib
+
+from afserve.member import NodeId
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 64
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: its `repr`, cut short. An integer too long to spell is told by its bits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return _SHORT.repr(value)
 
 
 class AfserveError(Exception):
@@ -92,9 +107,9 @@ class PeerError(AfserveError):
 
 
 class PeerLost(PeerError):
-    """A peer process is gone or silent. `peer` is its name, such as `expert-1`."""
+    """A peer process is gone or silent. `peer` is the node's id, or the name of what is no node, such as a server's."""
 
-    def __init__(self, peer: str, message: str) -> None:
+    def __init__(self, peer: NodeId | str, message: str) -> None:
         super().__init__(f"{peer}: {message}")
         self.peer = peer
 
@@ -105,6 +120,12 @@ class RendezvousError(PeerError):
 
 class DeadlineError(PeerError):
     status = 504
+
+
+class ModelError(AfserveError):
+    """One request met values that are not finite, or drawing its token failed; requests beside it go on."""
+
+    kind = "model_error"
 
 
 class ProtocolError(AfserveError):

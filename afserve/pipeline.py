@@ -9,8 +9,6 @@ The engine, the planner and the simulator read this file. It knows no hardware, 
 from dataclasses import dataclass
 from typing import TypeVar
 
-MICRO_BATCHES = (1, 2, 3, 4)
-
 Number = TypeVar("Number")  # a float, or a NumPy array of them: only arithmetic and abs() are used
 
 
@@ -88,10 +86,6 @@ class StageTimes:
         period = self.period(micro_batches)
         return step_seconds(self.attention, self.experts, period, self.outside, layers, micro_batches)
 
-    def first_pass(self, layers: int, micro_batches: int) -> float:
-        """Seconds until the last micro-batch of one isolated step is done: fill, m*L - 1 turns of the station."""
-        return self.round_trip + self.station * (micro_batches * layers - 1) + self.outside
-
     def bubbles(self, layers: int, micro_batches: int) -> dict[str, float]:
         """The idle share of each station's time in the steady state, 0 to 1."""
         step = self.iteration(layers, micro_batches)
@@ -104,12 +98,3 @@ class StageTimes:
         if step <= 0:
             return dict.fromkeys(work, 0.0)
         return {name: max(0.0, 1.0 - micro_batches * seconds / step) for name, seconds in work.items()}
-
-
-def choose_micro_batches(stages: StageTimes, limit: int = MICRO_BATCHES[-1]) -> int:
-    """The `auto` of the command line: the least m that closes the round trip, at most `limit`.
-
-    Measured stage times are for the micro-batch as it is now; splitting a batch further also re-reads weights, which
-    this closed form does not see: the planner does.
-    """
-    return min(limit, stages.minimum_micro_batches())

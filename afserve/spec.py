@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from afserve.config_json import Config, ConfigFields
-from afserve.errors import CheckpointError, ConfigError
+from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS, MOST_ROUTED, Range
+from afserve.errors import CheckpointError, ConfigError, shown
+from afserve.json_file import read_object
 from afserve.spec_parts import AttentionSpec, MoeSpec, RopeSpec
 
+_BLOCK = Range(1, 1 << 16)
+_EXPERT_FIELDS = "n_routed_experts, num_experts or num_local_experts"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -44,22 +47,17 @@ class ModelSpec:
     def load(cls, folder: str | Path) -> "ModelSpec":
         """From `folder/config.json`. Raises CheckpointError naming the file and the field."""
         path = Path(folder) / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: no such file; a model is a folder with a config.json") from error
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{path}: a JSON object was expected, found {type(config).__name__}")
-        return cls.from_config(config, where=str(path))
+        if not path.exists():
+            raise CheckpointError(f"{path}: no such file; a model is a folder with a config.json")
+        return cls.from_config(read_object(path), where=str(path))
 
     @classmethod
     def from_config(cls, config: Config, where: str = "config.json") -> "ModelSpec":
-        family = str(config.get("model_type", ""))
-        if family not in _READERS:
+        family = config.get("model_type")
+        if not isinstance(family, str) or family not in _READERS:
+            known = ", ".join(_READERS)
             raise CheckpointError(
-                f"{where}: model_type {family or 'missing'!r} is not supported; supported: {', '.join(_READERS)}"
+                f"{where}: model_type {shown(family or 'missing')} is not supported; supported: {known}"
             )
         return _READERS[family](ConfigFields(config, where))
 
@@ -109,13 +107,6 @@ class ModelSpec:
         embeddings = self.vocab_size * h * (1 if self.tied else 2)
         return self.layers * (per_layer + 2 * h) + moe + dense + embeddings + h
 
-    def weight_bytes(self, role: Literal["attention", "expert", "colocated"], dtype: str = "auto") -> int:
-        """Bytes of all weights of a role together, were it one node."""
-        size = BYTES[self.dtype if dtype == "auto" else dtype]
-        expert = self.routed_parameters() * size
-        attention = self.attention_parameters() * size
-        return {"attention": attention, "expert": expert, "colocated": attention + expert}[role]
-
     def cut(self, layers: int) -> "ModelSpec":
         """The first `layers` layers of this model; at least one MoE layer must remain."""
         ids = tuple(i for i in self.moe_layer_ids if i < layers)
@@ -141,10 +132,10 @@ def _rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Ro
         return RopeSpec("default", theta, dim, interleaved)
     if kind not in ("linear", "yarn"):
         raise CheckpointError(
-            f"{fields.where}: rope_type {kind!r} is not supported; supported: default, linear, yarn"
+            f"{fields.where}: rope_type {shown(kind)} is not supported; supported: default, linear, yarn"
         )
-    longest = fields.integer("max_position_embeddings", low=1)
-    original = inner.integer("original_max_position_embeddings", default=longest, low=1)
+    longest = fields.integer("max_position_embeddings")
+    original = inner.integer("original_max_position_embeddings", default=longest)
     return RopeSpec(
         kind,
         theta,
@@ -152,8 +143,8 @@ def _rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Ro
         interleaved,
         factor=inner.number("factor", default=longest / original),
         original_max=original,
-        beta_fast=inner.number("beta_fast", default=32.0) or 32.0,
-        beta_slow=inner.number("beta_slow", default=1.0) or 1.0,
+        beta_fast=inner.number("beta_fast", default=32.0),
+        beta_slow=inner.number("beta_slow", default=1.0),
         attention_factor=inner.number("attention_factor") if "attention_factor" in inner.config else None,
         mscale=inner.number("mscale", default=0.0),
         mscale_all_dim=inner.number("mscale_all_dim", default=0.0),
@@ -167,13 +158,13 @@ def _fp8_block(fields: ConfigFields) -> tuple[int, int] | None:
         return None
     if quant.get("quant_method") != "fp8":
         raise CheckpointError(
-            f"{fields.where}: quantization_config: method {quant.get('quant_method')!r} is not supported; "
+            f"{fields.where}: quantization_config: method {shown(quant.get('quant_method'))} is not supported; "
             "supported: fp8 with weight_block_size"
         )
     block = quant.get("weight_block_size")
-    if not (isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) and b > 0 for b in block)):
+    if not (isinstance(block, list) and len(block) == 2 and all(map(_BLOCK.holds, block))):
         raise CheckpointError(
-            f"{fields.where}: quantization_config.weight_block_size: {block!r} is not two sizes"
+            f"{fields.where}: quantization_config.weight_block_size: {shown(block)} is not two sizes, each {_BLOCK}"
         )
     return block[0], block[1]
 
@@ -189,21 +180,17 @@ def _model(
     act = fields.config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise fields.refuse("hidden_act", "is not supported; supported: silu")
-    if not moe_ids:
-        raise CheckpointError(
-            f"{fields.where}: no MoE layer at all; afserve serves Mixture-of-Experts models"
-        )
-    if moe.top_k > moe.experts:
-        raise fields.refuse("num_experts_per_tok", f"is more than the {moe.experts} experts")
+    layers, vocab_size = fields.integer("num_hidden_layers"), fields.integer("vocab_size")
+    _check_layers(fields, moe, moe_ids, layers, dense)
     dtype = str(fields.config.get("dtype") or fields.config.get("torch_dtype") or "float32")
     if dtype not in BYTES:
-        raise CheckpointError(f"{fields.where}: dtype: {dtype!r} is not one of {', '.join(BYTES)}")
+        raise CheckpointError(f"{fields.where}: dtype: {shown(dtype)} is not one of {', '.join(BYTES)}")
     return ModelSpec(
         family=str(fields.config["model_type"]),
-        hidden=fields.integer("hidden_size", low=1),
-        layers=fields.integer("num_hidden_layers", low=1),
-        vocab_size=fields.integer("vocab_size", low=1),
-        max_position=fields.integer("max_position_embeddings", low=1),
+        hidden=fields.integer("hidden_size"),
+        layers=layers,
+        vocab_size=vocab_size,
+        max_position=fields.integer("max_position_embeddings"),
         eps=fields.number("rms_norm_eps", default=1e-6),
         dense_inner=dense,
         tied=fields.flag("tie_word_embeddings", False),
@@ -213,22 +200,43 @@ def _model(
         rope=rope,
         moe=moe,
         moe_layer_ids=moe_ids,
-        bos_ids=fields.token_ids("bos_token_id"),
-        eos_ids=fields.token_ids("eos_token_id"),
+        bos_ids=fields.token_ids("bos_token_id", vocab_size),
+        eos_ids=fields.token_ids("eos_token_id", vocab_size),
     )
 
 
+def _check_layers(
+    fields: ConfigFields, moe: MoeSpec, moe_ids: tuple[int, ...], layers: int, dense: int
+) -> None:
+    if not moe_ids:
+        raise CheckpointError(
+            f"{fields.where}: no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
+            "mlp_only_layers or decoder_sparse_step; afserve serves Mixture-of-Experts models"
+        )
+    if len(moe_ids) < layers and not dense:
+        raise CheckpointError(f"{fields.where}: intermediate_size: missing, for layers without experts")
+    if len(moe_ids) * moe.experts > MOST_ROUTED:
+        raise CheckpointError(
+            f"{fields.where}: num_hidden_layers, {_EXPERT_FIELDS}: {len(moe_ids)} layers of {moe.experts} experts "
+            f"have more than the {MOST_ROUTED} that afserve can place"
+        )
+    if moe.top_k > moe.experts:
+        raise fields.refuse("num_experts_per_tok", f"is more than the {moe.experts} of {_EXPERT_FIELDS}")
+
+
 def _mla(fields: ConfigFields) -> AttentionSpec:
-    nope, rope = fields.integer("qk_nope_head_dim", low=1), fields.integer("qk_rope_head_dim", low=2)
+    nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    if rope % 2:
+        raise fields.refuse("qk_rope_head_dim", "is odd; rotary embedding turns pairs")
     return AttentionSpec(
         kind="mla",
-        heads=fields.integer("num_attention_heads", low=1),
+        heads=fields.integer("num_attention_heads"),
         kv_heads=1,
         head_dim=nope + rope,
-        value_dim=fields.integer("v_head_dim", low=1),
+        value_dim=fields.integer("v_head_dim"),
         bias=fields.flag("attention_bias", False),
-        q_lora_rank=fields.optional("q_lora_rank"),
-        kv_lora_rank=fields.integer("kv_lora_rank", low=1),
+        q_lora_rank=fields.optional("q_lora_rank") or None,
+        kv_lora_rank=fields.integer("kv_lora_rank"),
         nope_dim=nope,
         rope_dim=rope,
     )
@@ -236,24 +244,24 @@ def _mla(fields: ConfigFields) -> AttentionSpec:
 
 def _dense_then_moe(fields: ConfigFields, default: int) -> tuple[int, ...]:
     first = fields.integer("first_k_dense_replace", default=default)
-    return tuple(range(first, fields.integer("num_hidden_layers", low=1)))
+    return tuple(range(first, fields.integer("num_hidden_layers")))
 
 
 def _shared_inner(fields: ConfigFields) -> int:
-    return fields.integer("moe_intermediate_size", low=1) * (fields.optional("n_shared_experts") or 0)
+    return fields.integer("moe_intermediate_size") * (fields.optional("n_shared_experts") or 0)
 
 
 def _deepseek_v3(fields: ConfigFields) -> ModelSpec:
     attention = _mla(fields)
     moe = MoeSpec(
-        experts=fields.integer("n_routed_experts", "num_local_experts", low=1),
-        top_k=fields.integer("num_experts_per_tok", low=1),
-        inner=fields.integer("moe_intermediate_size", low=1),
+        experts=fields.integer("n_routed_experts", "num_local_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("moe_intermediate_size"),
         shared_inner=_shared_inner(fields),
         scoring="sigmoid",
         selection="group_top2_sum",
-        groups=fields.integer("n_group", default=1, low=1),
-        top_groups=fields.integer("topk_group", default=1, low=1),
+        groups=fields.integer("n_group", default=1),
+        top_groups=fields.integer("topk_group", default=1),
         renormalise=fields.flag("norm_topk_prob", True),
         epsilon=1e-20,
         scale=fields.number("routed_scaling_factor", default=1.0),
@@ -261,7 +269,7 @@ def _deepseek_v3(fields: ConfigFields) -> ModelSpec:
     )
     _check_groups(fields, moe, least=2)
     rope = _rope(fields, attention.rope_dim, fields.flag("rope_interleave", True), 10000.0)
-    dense = fields.integer("intermediate_size", low=1)
+    dense = fields.integer("intermediate_size")
     return _model(fields, attention, rope, moe, _dense_then_moe(fields, 3), dense)
 
 
@@ -272,40 +280,49 @@ def _deepseek_v2(fields: ConfigFields) -> ModelSpec:
         raise fields.refuse("topk_method", "is not supported; supported: greedy, group_limited_greedy")
     grouped = method == "group_limited_greedy"
     moe = MoeSpec(
-        experts=fields.integer("n_routed_experts", "num_experts", "num_local_experts", low=1),
-        top_k=fields.integer("num_experts_per_tok", low=1),
-        inner=fields.integer("moe_intermediate_size", low=1),
+        experts=fields.integer("n_routed_experts", "num_experts", "num_local_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("moe_intermediate_size"),
         shared_inner=_shared_inner(fields),
         scoring="softmax",
         selection="group_max" if grouped else "plain",
-        groups=fields.integer("n_group", low=1) if grouped else 1,
-        top_groups=fields.integer("topk_group", low=1) if grouped else 1,
+        groups=fields.integer("n_group") if grouped else 1,
+        top_groups=fields.integer("topk_group") if grouped else 1,
         scale=fields.number("routed_scaling_factor", default=1.0),
         closed_to_zero=True,
     )
     _check_groups(fields, moe, least=1)
     rope = _rope(fields, attention.rope_dim, True, 10000.0)
-    dense = fields.integer("intermediate_size", low=1)
+    dense = fields.integer("intermediate_size")
     return _model(fields, attention, rope, moe, _dense_then_moe(fields, 0), dense)
 
 
 def _check_groups(fields: ConfigFields, moe: MoeSpec, least: int) -> None:
     if moe.experts % moe.groups:
-        raise fields.refuse("n_group", f"does not divide the {moe.experts} experts")
+        raise fields.refuse("n_group", f"does not divide the {moe.experts} experts of {_EXPERT_FIELDS}")
     if moe.groups > 1 and moe.experts // moe.groups < least:
-        raise fields.refuse("n_group", f"leaves fewer than {least} experts in a group")
+        raise fields.refuse("n_group", f"leaves fewer than {least} of {_EXPERT_FIELDS} in a group")
     if moe.top_groups > moe.groups:
-        raise fields.refuse("topk_group", f"is more than the {moe.groups} groups")
-    if moe.top_groups * (moe.experts // moe.groups) < moe.top_k:
-        raise fields.refuse("topk_group", f"leaves fewer than {moe.top_k} experts to choose from")
+        raise fields.refuse("topk_group", f"is more than the {moe.groups} groups of n_group")
+    left = moe.top_groups * (moe.experts // moe.groups)
+    if left < moe.top_k:
+        raise fields.refuse(
+            "topk_group",
+            f"of n_group leave {left} of {_EXPERT_FIELDS}, fewer than num_experts_per_tok {moe.top_k}",
+        )
 
 
 def _gqa(fields: ConfigFields, *, qk_norm: bool, bias: bool, window: int | None) -> AttentionSpec:
-    heads = fields.integer("num_attention_heads", low=1)
+    heads = fields.integer("num_attention_heads")
     kv_heads = fields.optional("num_key_value_heads") or heads
     if heads % kv_heads:
-        raise fields.refuse("num_key_value_heads", f"does not divide the {heads} attention heads")
-    head_dim = fields.optional("head_dim") or fields.integer("hidden_size", low=1) // heads
+        raise fields.refuse("num_key_value_heads", f"does not divide the {heads} of num_attention_heads")
+    head_dim = fields.optional("head_dim") or fields.integer("hidden_size") // heads
+    if not head_dim or head_dim % 2:
+        raise CheckpointError(
+            f"{fields.where}: head_dim, or hidden_size over num_attention_heads: {head_dim} is not an even size of at "
+            "least 2; rotary embedding turns pairs"
+        )
     return AttentionSpec(
         "gqa", heads, kv_heads, head_dim, head_dim, bias=bias, qk_norm=qk_norm, window=window
     )
@@ -314,37 +331,34 @@ def _gqa(fields: ConfigFields, *, qk_norm: bool, bias: bool, window: int | None)
 def _qwen3_moe(fields: ConfigFields) -> ModelSpec:
     window = fields.optional("sliding_window") if fields.flag("use_sliding_window", False) else None
     attention = _gqa(fields, qk_norm=True, bias=fields.flag("attention_bias", False), window=window)
-    step = fields.integer("decoder_sparse_step", default=1, low=1)
-    raw = fields.config.get("mlp_only_layers") or []
-    if not isinstance(raw, list) or not all(isinstance(i, int) for i in raw):
-        raise fields.refuse("mlp_only_layers", "is not a list of layer numbers")
-    ids = tuple(
-        i for i in range(fields.integer("num_hidden_layers", low=1)) if i not in raw and (i + 1) % step == 0
-    )
+    step = fields.integer("decoder_sparse_step", default=1)
+    dense = frozenset(fields.integers("mlp_only_layers", LAYER_COUNT, MOST_LAYERS))
+    layers = range(fields.integer("num_hidden_layers"))
+    ids = tuple(i for i in layers if i not in dense and (i + 1) % step == 0)
     moe = MoeSpec(
-        experts=fields.integer("num_experts", "num_local_experts", low=1),
-        top_k=fields.integer("num_experts_per_tok", low=1),
-        inner=fields.integer("moe_intermediate_size", low=1),
+        experts=fields.integer("num_experts", "num_local_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("moe_intermediate_size"),
         shared_inner=0,
         scoring="softmax",
         renormalise=fields.flag("norm_topk_prob", False),
     )
     rope = _rope(fields, attention.head_dim, False, 10000.0)
-    return _model(fields, attention, rope, moe, ids, fields.integer("intermediate_size", default=0))
+    return _model(fields, attention, rope, moe, ids, fields.optional("intermediate_size") or 0)
 
 
 def _mixtral(fields: ConfigFields) -> ModelSpec:
     attention = _gqa(fields, qk_norm=False, bias=False, window=fields.optional("sliding_window"))
     moe = MoeSpec(
-        experts=fields.integer("num_local_experts", "num_experts", low=1),
-        top_k=fields.integer("num_experts_per_tok", low=1),
-        inner=fields.integer("intermediate_size", low=1),
+        experts=fields.integer("num_local_experts", "num_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("intermediate_size"),
         shared_inner=0,
         scoring="softmax",
         renormalise=True,
     )
     rope = _rope(fields, attention.head_dim, False, 1e6)
-    return _model(fields, attention, rope, moe, tuple(range(fields.integer("num_hidden_layers", low=1))), 0)
+    return _model(fields, attention, rope, moe, tuple(range(fields.integer("num_hidden_layers"))), 0)
 
 
 _READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {

@@ -4,14 +4,17 @@ Wraps `tokenizer.json` through the `tokenizers` library. Incremental decoding is
 templates in `chat_template`; this file knows neither requests nor stop strings.
 """
 
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders
 
-from afserve.errors import CheckpointError, RequestError
+from afserve.config_json import ConfigFields
+from afserve.config_ranges import MOST_VOCABULARY, VOCABULARY
+from afserve.errors import CheckpointError, RequestError, shown
+from afserve.json_file import LIST_BYTES, read_object, read_text
 
 PIECE_CHARACTERS = 16_384
 CUT_TOKENS = 64
@@ -32,17 +35,14 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Tokenizer":
+        """Raises CheckpointError where tokenizer.json is missing, or is none that encodes and decodes a text."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(
                 f"{path.name}: not found in the checkpoint folder; a model is served with its fast tokenizer "
                 "file, save it with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
-        text = path.read_text(encoding="utf-8")
-        try:
-            vocabulary = Vocabulary.from_str(text)
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{path.name}: not a tokenizer file: {error}") from error
+        vocabulary = _vocabulary(path)
         vocabulary.no_truncation()
         vocabulary.no_padding()
         return cls(vocabulary, special_tokens(folder))
@@ -123,18 +123,25 @@ def bytes_of_byte_level(token: str) -> bytes:
         return token.encode()
 
 
-def read_json(folder: str | Path, name: str) -> dict[str, object]:
-    """A JSON object beside the checkpoint, or an empty one when the file is absent."""
-    path = Path(folder) / name
-    if not path.is_file():
-        return {}
+def _vocabulary(path: Path) -> Vocabulary:
+    """Tried on a few words: rules that name tokens which are not there only fail when they are used."""
+    text = read_text(path, LIST_BYTES)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{name}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: holds a {type(value).__name__}, not an object")
-    return value
+        vocabulary = Vocabulary.from_str(text)
+        vocabulary.decode(vocabulary.encode("Two words.").ids)
+    except (
+        BaseException
+    ) as error:  # the library raises nothing narrower, and its panics are not even Exceptions
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{path}: not a tokenizer file: {error}") from error
+    return vocabulary
+
+
+def read_json(folder: str | Path, name: str) -> dict[str, object]:
+    """A JSON object beside the checkpoint, or an empty one when the file is absent. A link to nowhere is an error."""
+    path = Path(folder) / name
+    return read_object(path) if os.path.lexists(path) else {}
 
 
 def special_tokens(folder: str | Path) -> dict[str, str]:
@@ -147,23 +154,40 @@ def special_tokens(folder: str | Path) -> dict[str, str]:
             value = value.get("content")
         if isinstance(value, str):
             found[name] = value
+        elif value is not None:
+            raise CheckpointError(
+                f"{folder}: tokenizer_config.json or special_tokens_map.json: {name}: {shown(value)} is neither a text "
+                "nor an object with one as its content"
+            )
     return found
 
 
 def eos_ids(folder: str | Path) -> tuple[int, ...]:
     """Ids that end a text: generation_config.json's, else config.json's, else the tokenizer's eos_token."""
-    config = read_json(folder, "config.json")
-    text_config = config.get("text_config")
-    sources = [read_json(folder, "generation_config.json"), config]
-    if isinstance(text_config, dict):
-        sources.append(text_config)
-    for source in sources:
-        value = source.get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if ids and all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            return tuple(ids)
+    listed = listed_eos_ids(folder)
+    if listed:
+        return listed
     token = special_tokens(folder).get("eos_token")
     if token is None or not (Path(folder) / "tokenizer.json").is_file():
         return ()
     found = Tokenizer.from_folder(folder).token_id(token)
     return () if found is None else (found,)
+
+
+def listed_eos_ids(folder: str | Path) -> tuple[int, ...]:
+    """What configuration files say; the vocabulary is not read. Raises CheckpointError naming file and field."""
+    config = read_json(folder, "config.json")
+    text_config = config.get("text_config")
+    sources = [
+        ("generation_config.json", read_json(folder, "generation_config.json")),
+        ("config.json", config),
+    ]
+    if isinstance(text_config, dict):
+        sources.append(("config.json: text_config", text_config))
+    size = config.get("vocab_size")
+    size = size if isinstance(size, int) and VOCABULARY.holds(size) else MOST_VOCABULARY
+    for name, source in sources:
+        ids = ConfigFields(source, f"{folder}/{name}").token_ids("eos_token_id", size)
+        if ids:
+            return ids
+    return ()

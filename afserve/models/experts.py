@@ -1,8 +1,8 @@
 """The routed experts of one node: slots of packed weights per MoE layer, filled one expert at a time.
 
 A bank eats rows and slot ids; it knows neither who sent them nor what a placement is. An FP8 checkpoint stays FP8
-where the backend multiplies its blocks, and is de-quantised elsewhere. A slot may be filled while
-others are in use; nobody may name it meanwhile. Shapes: R rows, K top-k, H hidden, J = 2 I inner.
+where the backend multiplies its blocks, and is de-quantised elsewhere; `int8` keeps any in a byte per weight. A slot
+may be filled while others are in use; nobody may name it meanwhile. Shapes: R rows, K top-k, H hidden, J = 2 I inner.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +25,28 @@ class ExpertBank:
     """`slots` per MoE layer, all empty until `fill`ed. Layers are MoE layer numbers everywhere."""
 
     def __init__(
-        self, spec: ModelSpec, slots: int, ops: Ops, source: TensorSource, naming: Naming, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        slots: int,
+        ops: Ops,
+        source: TensorSource,
+        naming: Naming,
+        dtype: torch.dtype,
+        int8: bool = False,
     ) -> None:
+        if int8 and not ops.holds_int8(dtype):
+            raise ConfigError(
+                f"expert_dtype: int8 experts need the native CPU library and float32 or bfloat16 rows; here are the "
+                f"{ops.backend_name} kernels and {dtype}. Leave --expert-dtype at auto, or reinstall with a compiler",
+                param="expert_dtype",
+            )
         self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
-        self._fp8 = [self._stays_fp8(layer) for layer in range(spec.moe_layers)]
+        self._fp8 = [not int8 and self._stays_fp8(layer) for layer in range(spec.moe_layers)]
         self._layers: list[PackedExperts] = [
-            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype, fp8=fp8) for fp8 in self._fp8
+            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype, int8, fp8) for fp8 in self._fp8
         ]
         self.slots = slots
-        self.expert_bytes = spec.expert_parameters() * (1 if all(self._fp8) else dtype.itemsize)
+        self.expert_bytes = spec.expert_parameters() * (1 if int8 or all(self._fp8) else dtype.itemsize)
 
     def _stays_fp8(self, layer: int) -> bool:
         """A checkpoint may leave some layers' experts in 16 bits; those have no scales."""

@@ -6,7 +6,6 @@ is never asked for is never read. It does not know which tensors a model has.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from afserve.errors import CheckpointError
 from afserve.kernels.scaled import FP8, GROUP, BlockScaled
+from afserve.models.identity import DUMMY_SCALE
+from afserve.models.shards import INDEX, SINGLE, read_index
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 SCALE_SUFFIX = "_scale_inv"
 CPU = torch.device("cpu")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -129,7 +128,7 @@ class Checkpoint:
 class DummyCheckpoint:
     """Random weights for any shape; the same name and seed give the same numbers on every node."""
 
-    def __init__(self, seed: int = 0, scale: float = 0.02, device: torch.device = CPU) -> None:
+    def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
         self._seed = seed
         self._device = device
         self._scale = scale
@@ -154,13 +153,9 @@ class DummyCheckpoint:
 
 def _locate(folder: Path) -> Mapping[str, str]:
     """Tensor name -> file, from the index or from the one file."""
-    index = folder / INDEX
-    if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{index}: not a safetensors index: {error!r}") from error
-        return _safe_names(index, weight_map)
+    listed = read_index(folder)
+    if listed is not None:
+        return listed
     single = folder / SINGLE
     if not single.is_file():
         others = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
@@ -171,14 +166,3 @@ def _locate(folder: Path) -> Mapping[str, str]:
             return dict.fromkeys(opened.keys(), SINGLE)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{single}: not a whole safetensors file: {error}") from error
-
-
-def _safe_names(index: Path, weight_map: object) -> Mapping[str, str]:
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: weight_map is not an object")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(
-                f"{index}: weight_map sends {name} to {file!r}, which is not a plain file name"
-            )
-    return weight_map

@@ -15,6 +15,7 @@ class Watched(BlockReference):
     """Remembers what was stored where."""
 
     def __init__(self):
+        super().__init__()
         self.plain, self.stored = 0, []
 
     def set_expert(self, experts, slot, gate_up_JH, down_HI):

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
 from afserve.errors import CheckpointError
-from afserve.models.weights import INDEX, Checkpoint, DummyCheckpoint
+from afserve.models.shards import INDEX
+from afserve.models.weights import Checkpoint, DummyCheckpoint
 
 BLOCK = (128, 128)
 

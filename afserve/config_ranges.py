@@ -1,0 +1,113 @@
+"""What each number of a `config.json` may be: one row per field, for the engine's reader and for the planner's.
+
+The ranges hold every published model with room to spare, and keep products of fields far from where 64 bits or a float
+end: hidden size times inner size times experts is below 2^60. Whether a model fits a machine is for others to say.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole numbers, or any finite ones; `open_low` leaves `low` itself out."""
+
+    low: float
+    high: float
+    whole: bool = True
+    open_low: bool = False
+
+    def holds(self, value: object) -> bool:
+        """No boolean is a number here, NaN is in no range, and an integer of any length is compared exactly."""
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        above = value > self.low if self.open_low else value >= self.low
+        return above and value <= self.high
+
+    def __str__(self) -> str:
+        kind, bracket = "a whole number" if self.whole else "a number", "(" if self.open_low else "["
+        return f"{kind} in {bracket}{self.low:{self._form}}, {self.high:{self._form}}]"
+
+    @property
+    def _form(self) -> str:
+        return "d" if self.whole else "g"
+
+
+def _real(low: float, high: float, *, open_low: bool = False) -> Range:
+    return Range(low, high, whole=False, open_low=open_low)
+
+
+MOST_LAYERS = 1 << 12
+LAYERS = Range(1, MOST_LAYERS)
+LAYER_COUNT = Range(0, MOST_LAYERS)  # of some kind of layers: dense ones, drafts
+WIDTH = Range(1, 1 << 20)
+INNER = Range(1, 1 << 22)
+HEADS = Range(1, 1 << 16)
+HEAD_DIM = Range(1, 1 << 16)
+EXPERTS = Range(1, 1 << 16)
+SHARED_EXPERTS = Range(0, 1 << 10)
+POSITIONS = Range(1, 1 << 24)
+MOST_VOCABULARY = 1 << 24
+VOCABULARY = Range(1, MOST_VOCABULARY)
+MOST_ROUTED = 1 << 18  # experts of all layers together: DeepSeek-V3 has 14,848
+MOST_TOKEN_IDS = 1 << 10  # in one field
+
+RANGES: dict[str, Range] = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "n_layers": LAYERS,
+    "num_nextn_predict_layers": LAYER_COUNT,
+    "first_k_dense_replace": LAYER_COUNT,
+    "decoder_sparse_step": LAYERS,
+    "interleave_moe_layer_step": LAYERS,
+    "full_attention_interval": LAYERS,
+    "no_rope_layer_interval": LAYERS,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "original_max_position_embeddings": POSITIONS,
+    "sliding_window": POSITIONS,
+    "attention_chunk_size": POSITIONS,
+    "index_topk": POSITIONS,
+    "intermediate_size": INNER,
+    "moe_intermediate_size": INNER,
+    "ffn_hidden_size": INNER,
+    "intermediate_size_mlp": INNER,
+    "dense_intermediate_size": INNER,
+    "shared_expert_intermediate_size": Range(0, 1 << 22),
+    "share_expert_dim": Range(0, 1 << 22),
+    "shared_intermediate_size": Range(0, 1 << 22),
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "num_attention_groups": HEADS,
+    "index_n_heads": HEADS,
+    "linear_num_value_heads": HEADS,
+    "linear_num_key_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "v_head_dim": HEAD_DIM,
+    "qk_nope_head_dim": HEAD_DIM,
+    "qk_rope_head_dim": Range(2, 1 << 16),
+    "index_head_dim": HEAD_DIM,
+    "linear_key_head_dim": HEAD_DIM,
+    "linear_value_head_dim": HEAD_DIM,
+    "share_q_dim": WIDTH,
+    "q_lora_rank": Range(0, 1 << 20),  # 0 and null: queries come straight from the hidden row
+    "kv_lora_rank": WIDTH,
+    "n_routed_experts": EXPERTS,
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+    "moe_num_experts": EXPERTS,
+    "num_experts_per_tok": EXPERTS,
+    "num_experts_per_token": EXPERTS,
+    "moe_top_k": EXPERTS,
+    "n_shared_experts": SHARED_EXPERTS,
+    "n_group": EXPERTS,
+    "topk_group": EXPERTS,
+    "routed_scaling_factor": _real(1e-6, 1e6),
+    "rms_norm_eps": _real(1e-20, 1.0),
+    "rope_theta": _real(1.0, 1e12, open_low=True),
+    "factor": _real(1e-3, 1e6),
+    "beta_fast": _real(1e-3, 1e6),
+    "beta_slow": _real(1e-3, 1e6),
+    "attention_factor": _real(1e-3, 1e3),
+    "mscale": _real(0.0, 1e3),
+    "mscale_all_dim": _real(0.0, 1e3),
+}

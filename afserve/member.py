@@ -1,0 +1,34 @@
+"""Who a node is: its role and index as one value. What people read is made from it; nothing parses that back.
+
+It knows no process, no host and no state; a leaf that every room may use.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a node holds. Its phase (prefill, decode or both) may change, its role only with a restart."""
+
+    ATTENTION = "attention"
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeId:
+    """`index` counts from 0 within the role; an index stays with its place when others leave."""
+
+    role: Role
+    index: int
+
+    def __str__(self) -> str:
+        """As people and logs name it, such as `expert-3`."""
+        return f"{self.role}-{self.index}"
+
+
+def attention_node(index: int) -> NodeId:
+    return NodeId(Role.ATTENTION, index)
+
+
+def expert_node(index: int) -> NodeId:
+    return NodeId(Role.EXPERT, index)

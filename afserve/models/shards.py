@@ -1,0 +1,132 @@
+"""Which file of a checkpoint folder holds which tensor, and where in it: indexes and headers, without torch.
+
+A safetensors file is 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes. Whatever a file
+says of itself is checked against its size before it is used. What the tensors are for is not known here.
+"""
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from afserve.errors import CheckpointError, shown
+from afserve.json_file import LIST_BYTES, parse, read_object
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MOST_HEADER = 100_000_000  # the safetensors library's own limit
+_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor in a file; `begin` and `end` count from the file's first byte."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_index(folder: Path) -> Mapping[str, str] | None:
+    """Tensor name -> file name; None where the folder has no index. Raises CheckpointError."""
+    index = folder / INDEX
+    if not index.is_file():
+        return None
+    weight_map = read_object(index, LIST_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(
+            f"{index}: not a safetensors index: weight_map: {shown(weight_map)} is not an object"
+        )
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(
+                f"{index}: weight_map sends {shown(name)} to {shown(file)}, which is not a plain file name"
+            )
+    return weight_map
+
+
+class ShardFile:
+    """A safetensors file, or any other, while it is read; `with` closes it. Raises CheckpointError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> "ShardFile":
+        try:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: cannot be read: {error.strerror}; download it again"
+            ) from error
+        self.found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(self.found.st_mode):
+            os.close(self._descriptor)
+            raise CheckpointError(f"{self.path}: is not a plain file")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def tensors(self) -> list[Stored]:
+        """All of the header, by name."""
+        size = self.found.st_size
+        length = int.from_bytes(self.read(_LENGTH, 0), "little")
+        if length > min(MOST_HEADER, size - _LENGTH):
+            raise self._broken(f"its header would have {length:,} bytes, the file has {size:,}")
+        try:
+            text = self.read(length, _LENGTH).decode()
+        except UnicodeDecodeError as error:
+            raise self._broken("its header is not UTF-8 text") from error
+        header = parse(text, f"{self.path}: the header")
+        if not isinstance(header, dict):
+            raise self._broken(f"its header is {shown(header)}")
+        rows = [
+            self._stored(n, entry, _LENGTH + length) for n, entry in header.items() if n != "__metadata__"
+        ]
+        return sorted(rows, key=lambda row: row.name)
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Exactly `count` bytes, or a refusal where the file ends before, also when it was cut meanwhile."""
+        data = b""
+        try:
+            while len(data) < count and (more := self._some(count - len(data), offset + len(data))):
+                data += more
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if len(data) < count:
+            raise self._broken(f"it ends at byte {offset + len(data):,}, {offset + count:,} are needed")
+        return data
+
+    def check_unchanged(self) -> None:
+        now = os.fstat(self._descriptor)
+        if (now.st_size, now.st_mtime_ns) != (self.found.st_size, self.found.st_mtime_ns):
+            raise CheckpointError(
+                f"{self.path}: was written to while it was read; start again when it is whole"
+            )
+
+    def _some(self, count: int, offset: int) -> bytes:
+        return os.pread(self._descriptor, count, offset)
+
+    def _stored(self, name: str, entry: object, first: int) -> Stored:
+        """Offsets in the header count from its end."""
+        fields = entry if isinstance(entry, dict) else {}
+        dtype, space = fields.get("dtype"), self.found.st_size - first
+        shape, offsets = _whole_numbers(fields.get("shape")), _whole_numbers(fields.get("data_offsets"))
+        if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+            raise self._broken(f"tensor {shown(name)} is {shown(entry)}")
+        begin, end = offsets
+        if not begin <= end <= space:
+            raise self._broken(f"tensor {shown(name)} lies at {shown(offsets)} of {space:,} bytes")
+        return Stored(name, dtype, shape, first + begin, first + end)
+
+    def _broken(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: not a whole safetensors file: {why}; download it again")
+
+
+def _whole_numbers(value: object) -> tuple[int, ...] | None:
+    if isinstance(value, list) and all(type(item) is int and item >= 0 for item in value):
+        return tuple(value)
+    return None

@@ -1,0 +1,239 @@
+"""Numbers of config.json and generation_config.json from extreme to extreme: refused by name, or planned for soon."""
+
+import json
+import math
+import resource
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from afserve.cli.catalog import load_model
+from afserve.cli.main import run
+from afserve.config import ModelSource
+from afserve.config_ranges import RANGES
+from afserve.engine.request import SamplingParams
+from afserve.errors import CheckpointError, ConfigError, DoesNotFitError
+from afserve.launch.machine import Machine
+from afserve.launch.topology import Wishes, choose
+from afserve.server.sampling import RECOMMENDED, model_defaults
+from afserve.spec import FAMILIES, ModelSpec
+
+COMMON = {
+    "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "intermediate_size": 80, "rms_norm_eps": 1e-6, "num_experts_per_tok": 3,
+    "eos_token_id": 1, "bos_token_id": [0],
+    "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4,
+        "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.8, "attention_factor": 1.0,
+    },
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+LATENT = {
+    **COMMON, "q_lora_rank": 28, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16,
+    "n_routed_experts": 12, "moe_intermediate_size": 24, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+}  # fmt: skip
+CONFIGS = {
+    "deepseek_v3": LATENT,
+    "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"},
+    "qwen3_moe": {
+        **COMMON, "num_experts": 12, "moe_intermediate_size": 24, "head_dim": 16, "decoder_sparse_step": 1,
+        "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 20,
+    },
+    "mixtral": {**COMMON, "num_local_experts": 12, "sliding_window": 20},
+}  # fmt: skip
+MACHINE = Machine(8, 64 << 30, 64 << 30, "")
+PLACES = {
+    family: [(name,) for name, value in config.items() if not isinstance(value, dict | str | bool)]
+    + [
+        (section, name)
+        for section, inner in config.items()
+        if isinstance(inner, dict)
+        for name, value in inner.items()
+        if not isinstance(value, str)
+    ]
+    for family, config in CONFIGS.items()
+}
+HUGE = 10**400
+NUMBERS = st.one_of(
+    st.sampled_from(
+        [math.nan, math.inf, -math.inf, 5e-324, -5e-324, 2.3e-308, 1e-320, 1.8e308, 1e308, -1e308, 0.0]
+    ),
+    st.sampled_from([0, -0.0, 1, -1, 2, 3, 2**31, 2**32, 2**53, 2**63, 2**64, 10**9, 10**12, HUGE, -HUGE]),
+    st.builds(lambda power, delta: 2**power + delta, st.integers(0, 70), st.integers(-1, 1)),
+    st.integers(),
+    st.floats(),
+    st.integers(1, 5000),
+)
+WRONG = st.sampled_from(
+    [None, True, False, "", "48", "nan", [], [1], [[]], {}, {"a": 1}, [HUGE], [math.nan], ["x"]]
+)
+
+
+def odd(draw: st.DrawFn, config: dict, place: tuple[str, ...]) -> dict:
+    """The config with another value at one place."""
+    value = draw(st.one_of(NUMBERS, WRONG, st.lists(NUMBERS, max_size=3)))
+    if len(place) == 1:
+        return {**config, place[0]: value}
+    return {**config, place[0]: {**config[place[0]], place[1]: value}}
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[dict, list[str]]:
+    """A config with one or two odd numbers, and the names of their fields."""
+    family = draw(st.sampled_from(FAMILIES))
+    config = {"model_type": family, **CONFIGS[family]}
+    places = draw(st.lists(st.sampled_from(PLACES[family]), min_size=1, max_size=2, unique=True))
+    for place in places:
+        config = odd(draw, config, place)
+    return config, [place[-1] for place in places]
+
+
+def load(folder, config) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelSpec.load(folder)
+
+
+def check_engine(folder, config, names) -> None:
+    began = time.process_time()
+    try:
+        spec = load(folder, config)
+    except (CheckpointError, ConfigError) as error:
+        assert any(name in error.message for name in names), error.message
+        assert str(folder / "config.json") in error.message and len(error.message) < len(str(folder)) + 400
+        return
+    numbers = [spec.eps, *(n for n in (spec.rope.theta, spec.rope.factor, spec.moe.scale) if n is not None)]
+    assert all(math.isfinite(n) and n > 0 for n in numbers)
+    source = ModelSource(str(folder), "odd")
+    try:
+        found = choose(spec, source, MACHINE, Wishes())
+        assert found.attention.total + found.expert.total < MACHINE.memory
+    except (DoesNotFitError, ConfigError):
+        pass
+    assert time.process_time() - began < 20.0  # 0.4 s of CPU time at most here; the limit is for any machine
+
+
+def check_planner(folder, config, names) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        shape = load_model(str(folder))
+    except ConfigError as error:
+        assert any(name in error.message for name in names), error.message
+        assert str(folder / "config.json") in error.message and len(error.message) < len(str(folder)) + 400
+        return
+    assert shape.experts.layers + shape.dense_layers <= RANGES["num_hidden_layers"].high
+    assert 0 < shape.expert_elems < 2**80 and 0 < shape.attention_elems < 2**80
+
+
+def slightly_odd(check, folder) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    check()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 512 << 10, f"{grown >> 10} MiB more than before"
+
+
+COMMONLY = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+
+
+def test_the_configs_are_good(tmp_path):
+    for family, config in CONFIGS.items():
+        spec = load(tmp_path, {"model_type": family, **config})
+        choose(spec, ModelSource(str(tmp_path), family), MACHINE, Wishes())
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "examples", [1000, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_any_number_is_named_or_planned_for(tmp_path, examples):
+    @settings(max_examples=examples, **COMMONLY)
+    @given(configs())
+    def check(drawn):
+        check_engine(tmp_path, *drawn)
+
+    slightly_odd(check, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "examples", [1000, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_any_number_is_named_or_a_shape_for_the_planner(tmp_path, examples):
+    @settings(max_examples=examples, **COMMONLY)
+    @given(configs())
+    def check(drawn):
+        check_planner(tmp_path, *drawn)
+
+    slightly_odd(check, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "examples", [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_plan_ends_with_an_answer_or_one_line(tmp_path, examples, capsys):
+    @settings(max_examples=examples, **COMMONLY)
+    @given(configs())
+    def check(drawn):
+        (tmp_path / "config.json").write_text(json.dumps(drawn[0]))
+        code = run(["plan", "--model", str(tmp_path), "--pool", "h800=8"])
+        printed = capsys.readouterr()
+        assert code == 0 or (code == 2 and printed.err.startswith("error: "))
+
+    check()
+
+
+NAMED = [
+    ("rms_norm_eps", math.nan), ("rms_norm_eps", 0), ("rms_norm_eps", 1e-320), ("rms_norm_eps", 2.0),
+    ("routed_scaling_factor", 1e308), ("routed_scaling_factor", -1), ("num_hidden_layers", 10**9),
+    ("num_hidden_layers", 10**12), ("vocab_size", 2**25), ("n_routed_experts", 2**17), ("hidden_size", 2**21),
+    ("eos_token_id", 211), ("bos_token_id", -1), ("qk_rope_head_dim", 7), ("max_position_embeddings", 2**40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), NAMED)
+def test_what_used_to_be_served(tmp_path, name, value):
+    with pytest.raises(CheckpointError, match=name):
+        load(tmp_path, {"model_type": "deepseek_v3", **LATENT, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("factor", math.nan),
+        ("factor", 0),
+        ("rope_theta", 0),
+        ("rope_theta", -5),
+        ("beta_fast", 5e-324),
+        ("mscale", math.inf),
+    ],
+)
+def test_rotary_numbers(tmp_path, name, value):
+    rope = {**COMMON["rope_parameters"], name: value}
+    with pytest.raises(CheckpointError, match=f"rope_parameters: {name}: "):
+        load(tmp_path, {"model_type": "qwen3_moe", **CONFIGS["qwen3_moe"], "rope_parameters": rope})
+
+
+def test_more_experts_than_can_be_placed(tmp_path):
+    config = {**LATENT, "model_type": "deepseek_v3", "num_hidden_layers": 4096, "n_routed_experts": 1024}
+    with pytest.raises(
+        CheckpointError, match=r"num_hidden_layers, n_routed_experts.* 4095 layers of 1024 experts"
+    ):
+        load(tmp_path, config)
+
+
+@settings(max_examples=600, **COMMONLY)
+@given(st.sampled_from(RECOMMENDED), st.one_of(NUMBERS, WRONG))
+def test_what_generation_config_recommends(tmp_path, name, value):
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    try:
+        params = model_defaults(tmp_path)
+    except ConfigError as error:
+        assert "generation_config.json" in error.message and name in error.message
+        assert error.exit_code == 2
+    else:
+        assert value is None or math.isfinite(getattr(params, name))
+        assert isinstance(params, SamplingParams)
