@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from bench.cuda_origin import GROUPS
 from bench.cuda_rows import Row, failed, verdicts
-from bench.kernels_cuda import GROUPS
 from bench.origin import ROOT
 
 TESTS = ROOT / "tests" / "kernels" / "triton"

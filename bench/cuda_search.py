@@ -20,8 +20,8 @@ from afserve.kernels.triton_config import AttentionTile, ExpertTiles, RouterTile
 from afserve.kernels.triton_tiles import ALL, AnyTile, TileTable
 from bench.cuda_cases import Experts, gqa_case, mla_case, small_case
 from bench.cuda_clock import Case, Clock
+from bench.cuda_origin import stamp
 from bench.cuda_rows import FAILURES
-from bench.kernels_cuda import stamp
 
 Fields = Mapping[str, int]
 Space = Mapping[str, Sequence[int]]

@@ -108,11 +108,10 @@ def batches(sequences: int, context: int, blocks: int) -> list[PagedBatch]:
 
 
 def attention_cases(native: Native, quick: bool) -> Iterator[Case]:
-    cpu = torch.device("cpu")
     for heads, groups, size in HEADS[:1] if quick else HEADS:
         token = 2 * groups * size * 2
         blocks = max(out_of_cache() // (token * BLOCK), BATCHES[-1] * CONTEXTS[-1] // BLOCK)
-        cache = native.empty_kv((blocks, groups, BLOCK), (size, size), BF16, cpu)
+        cache = native.empty_kv((blocks, groups, BLOCK), (size, size), BF16)
         k, v = (tensor.fill_(0.5) for tensor in cache)
         for sequences in BATCHES:
             for context in CONTEXTS:
@@ -148,7 +147,7 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
     count = -(-out_of_cache() // (3 * experts * hidden * inner * 2))
     banks = itertools.cycle([native.empty_experts(experts, hidden, inner, BF16) for _ in range(count)])
     for sequences in (1, 64) if quick else (1, 8, 32, 64):
-        cache = native.empty_kv((sequences * 8, groups, BLOCK), (size, size), BF16, torch.device("cpu"))
+        cache = native.empty_kv((sequences * 8, groups, BLOCK), (size, size), BF16)
         batch = batches(sequences, 128, sequences * 8)[0]
         x = torch.randn(sequences, hidden).to(BF16)
         qkv = torch.randn(sequences, heads + 2 * groups, size).to(BF16)

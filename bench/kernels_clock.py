@@ -47,7 +47,7 @@ def out_of_cache() -> int:
 
 def measure_read(native: Native) -> float:
     """GB/s, the faster of our loop and torch.sum over float32."""
-    data = native.empty_cache((out_of_cache() // 4,), torch.float32, torch.device("cpu"))
+    data = native.empty_cache((out_of_cache() // 4,), torch.float32)
     data.fill_(1.0)  # untouched pages are all the same page of zeros, which a cache holds
     ours, theirs = best_of(lambda: native.stream(data), 5), best_of(data.sum, 5)
     return data.numel() * 4 / min(ours.best, theirs.best) / 1e9

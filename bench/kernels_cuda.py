@@ -16,11 +16,10 @@ from pathlib import Path
 
 import torch
 
-from bench.origin import ROOT, commit
+from bench.cuda_origin import GROUPS, LOST, stamp
+from bench.origin import ROOT
 
-GROUPS = ("mla", "experts", "gqa", "prefill", "small")
 OUT = ROOT / "bench" / "results" / "kernels_cuda.jsonl"
-LOST = 3  # exit status of a process whose device answers no more
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,18 +71,6 @@ def rows(groups: tuple[str, ...] | list[str], out: Path, skip: int, repeats: int
             return LOST
         skip = 0
     return 0
-
-
-def stamp(device: torch.device) -> dict[str, object]:
-    from datetime import UTC, datetime
-
-    import triton
-
-    return {
-        "machine": torch.cuda.get_device_name(device), "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__,
-        "triton": triton.__version__,
-    }  # fmt: skip
 
 
 def line(row: dict[str, object]) -> str:

@@ -1,6 +1,6 @@
 """One decoder layer's attention half as a value: what `Ops.gqa_half` needs besides rows, cache and batch.
 
-Shapes: H hidden, D head size, E experts, P positions.
+Shapes: H hidden, A query heads, D head size, E experts, P positions.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from afserve.kernels.routing import RouterRule
 class GqaLayer:
     """Projections are packed: `qkv` stacks heads of q, then k, then v. Norms have the rows' dtype.
 
-    Without a router `gate_EH` and `rule` are None. `handle` is what a fast backend keeps, `cache` what the door does;
-    nobody else reads them.
+    `sink_A` is a logit per head that takes weight and gives no value. Without a router `gate_EH` and `rule` are None.
+    `handle` is what a fast backend keeps, `cache` what the door does; nobody else reads them.
     """
 
     input_norm_H: Tensor
@@ -37,6 +37,7 @@ class GqaLayer:
     eps: float
     scale: float
     window: int | None = None
+    sink_A: Tensor | None = None
     handle: object | None = None
     cache: "BoundCache | None" = None
 

@@ -1,7 +1,8 @@
-"""The backend of the native CPU library: hands addresses to C++ and falls back to PyTorch op by op.
+"""The backend of the native CPU library: hands addresses to C++, and to the reference what does not fit, op by op.
 
-An op falls back when its tensors are of a dtype the library does not know (float16, float64). Shapes were checked by
-`ops.py`; what is checked here is what addresses need: last stride 1, index dtypes.
+An op falls back, and says so in `fallbacks`, when its tensors are of a dtype the library does not know (float16,
+float64) or lie as no address can say. Shapes were checked by `ops.py`; what is checked here is what addresses need:
+last stride 1, index dtypes.
 """
 
 import math
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native, tiled
+from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import GqaLayer, Half
-from afserve.kernels.native_products import CODES, NativeProducts, matrix, plain
+from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
+FLOAT32 = torch.float32
 MOST_HEAD = 1024  # elements of a head in the fused half
 SCORINGS = (Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX)
 SELECTIONS = (Selection.PLAIN, Selection.GROUP_TOP2_SUM, Selection.GROUP_MAX)
@@ -35,7 +38,7 @@ class Native(NativeProducts):
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
         if code is None or weight_H.dtype is not x_TH.dtype or not weight_H.is_contiguous():
-            return super().rms_norm(x_TH, weight_H, eps)
+            return self._fall_back("rms_norm", _odd(x_TH, weight_H)).rms_norm(x_TH, weight_H, eps)
         size = weight_H.shape[0]
         x = x_TH if x_TH.dim() == 2 and x_TH.stride(1) == 1 else x_TH.reshape(-1, size)
         out = torch.empty(x_TH.shape, dtype=x_TH.dtype)
@@ -52,23 +55,22 @@ class Native(NativeProducts):
         )
         return out
 
-    def add_sums(self, x_TH: Tensor, y_TH: Tensor) -> None:
-        code = CODES.get(x_TH.dtype)
-        if (
-            code is None
-            or y_TH.dtype is not torch.float32
-            or not (x_TH.is_contiguous() and y_TH.is_contiguous())
-        ):
-            super().add_sums(x_TH, y_TH)
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
+        code, wide = CODES.get(x_TH.dtype), y_TH.dtype is FLOAT32
+        alike = wide or y_TH.dtype is x_TH.dtype
+        if code is None or not alike or not x_TH.is_contiguous() or not y_TH.is_contiguous():
+            self._fall_back("add_sums", _odd(x_TH, y_TH)).add_sums(x_TH, y_TH, bad_T, layer)
             return
-        size = x_TH.shape[-1]
-        _native.add_sums(self._engine, code, x_TH.data_ptr(), y_TH.data_ptr(), x_TH.numel() // size, size)
+        rows, size = x_TH.shape
+        y_code, bad = FLOAT_CODE if wide else code, 0 if bad_T is None else bad_T.data_ptr()
+        _native.add_sums(self._engine, code, x_TH.data_ptr(), y_code, y_TH.data_ptr(), rows, size, bad, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
         fit = x_TH.is_contiguous() and y_TH.is_contiguous() and weight_H.is_contiguous()
         if code is None or not fit or not x_TH.dtype == y_TH.dtype == weight_H.dtype:
-            return super().add_rms_norm(x_TH, y_TH, weight_H, eps)
+            fallback = self._fall_back("add_rms_norm", _odd(x_TH, y_TH, weight_H))
+            return fallback.add_rms_norm(x_TH, y_TH, weight_H, eps)
         out = torch.empty_like(x_TH)
         size = weight_H.shape[0]
         _native.add_rms_norm(
@@ -89,7 +91,8 @@ class Native(NativeProducts):
     ) -> Tensor:
         code = CODES.get(x_TAD.dtype)
         if code is None:
-            return super().rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
+            fallback = self._fall_back("rope", _odd(x_TAD))
+            return fallback.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
         x = x_TAD if x_TAD.stride(2) == 1 else x_TAD.contiguous()
         cos, sin = plain(cos_PD, torch.float32), plain(sin_PD, torch.float32)
         position = plain(position_T, torch.int64)
@@ -112,22 +115,20 @@ class Native(NativeProducts):
         )
         return out
 
-    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        cache = super().empty_cache(shape, dtype, device)
+    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        cache = self._plain.empty_cache(shape, dtype)
         _native.prefer_huge_pages(cache.data_ptr(), cache.numel() * cache.element_size())
         return cache
 
     def empty_kv(
-        self,
-        shape: tuple[int, int, int],
-        sizes: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         if dtype not in CODES or not all(tiled.fits(shape[2], size) for size in sizes):
-            return super().empty_kv(shape, sizes, dtype, device)
-        flat = self.empty_cache((math.prod(shape) * sum(sizes),), dtype, device)
-        return tiled.views(flat, shape, sizes)
+            return self.empty_cache((*shape, sizes[0]), dtype), self.empty_cache((*shape, sizes[1]), dtype)
+        return tiled.views(self.empty_cache((math.prod(shape) * sum(sizes),), dtype), shape, sizes)
+
+    def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
+        self._plain.clear_blocks(cache, block_B)
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
@@ -137,7 +138,8 @@ class Native(NativeProducts):
             if k_NGBD.dim() != tiled.ROWS:
                 self.write_kv(k_TGD.to(k_NGBD.dtype), v_TGD.to(v_NGBD.dtype), k_NGBD, v_NGBD, kv_slot_T)
             else:
-                super().write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
+                fallback = self._fall_back("write_kv", _odd(k_TGD, k_NGBD, v_NGBD))
+                fallback.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
             return
         slot = plain(kv_slot_T, torch.int64)
         _write(k_TGD, k_NGBD, slot)
@@ -146,7 +148,8 @@ class Native(NativeProducts):
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
         fits = latent_TC.dtype is cache_NBC.dtype and latent_TC.dtype in CODES
         if not fits or not _last_plain(cache_NBC):
-            super().write_latent(latent_TC, cache_NBC, kv_slot_T)
+            fallback = self._fall_back("write_latent", _odd(latent_TC, cache_NBC))
+            fallback.write_latent(latent_TC, cache_NBC, kv_slot_T)
             return
         _write(latent_TC.unsqueeze(1), cache_NBC.unsqueeze(1), plain(kv_slot_T, torch.int64))
 
@@ -163,15 +166,18 @@ class Native(NativeProducts):
         fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
         cache = self._cache_handle(k_NGBD, v_NGBD) if fits and sink_A is None else None
         if cache is None:
+            reason = "attention sinks" if sink_A is not None else _odd(q_TAD, k_NGBD, v_NGBD)
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
-            return super().attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
+            fallback = self._fall_back("attend_gqa", reason)
+            return fallback.attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
         return self._attend(q_TAD, cache, batch, scale, window or 0)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
     ) -> Tensor:
         if q_TAC.dtype not in CODES or q_TAC.dtype is not cache_NBC.dtype or not _last_plain(cache_NBC):
-            return super().attend_mla(q_TAC, cache_NBC, rank, batch, scale)
+            fallback = self._fall_back("attend_mla", _odd(q_TAC, cache_NBC))
+            return fallback.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
         cache = cache_NBC.unsqueeze(1)
         return self._attend(q_TAC, _pair(cache, cache, rank), batch, scale, 0)
 
@@ -229,19 +235,10 @@ class Native(NativeProducts):
         return handle
 
     def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
-        dtype = layer.input_norm_H.dtype
-        norms = [
-            n
-            for n in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)
-            if n is not None
-        ]
-        fit = all(n.dtype is dtype and n.is_contiguous() for n in norms)
-        qkv, out = layer.qkv.handle, layer.out.handle
-        packed = layer.qkv.dtype is dtype is layer.out.dtype
-        gate = self._packed_gate(layer, dtype)
-        if not isinstance(qkv, _native.Linear) or not isinstance(out, _native.Linear):
-            return layer
-        if not fit or not packed or layer.head_dim > MOST_HEAD or (layer.rule and not gate):
+        dtype, gate = layer.input_norm_H.dtype, self._packed_gate(layer)
+        reason = _why_not_fused(layer, gate)
+        if reason:
+            self.fallbacks.note("gqa_half", reason)
             return layer
         layer.cos_PD, layer.sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
         if layer.bias_E is not None:
@@ -255,7 +252,20 @@ class Native(NativeProducts):
             layer.scale,
             layer.window or 0,
         )
-        weights = _native.LayerWeights(
+        layer.handle = _native.GqaLayer(
+            CODES[dtype],
+            shape,
+            self._layer_weights(layer, gate),
+            _address(layer.cos_PD),
+            _address(layer.sin_PD),
+            layer.cos_PD.shape[0],
+        )
+        return layer
+
+    def _layer_weights(self, layer: GqaLayer, gate: _native.Linear | None) -> _native.LayerWeights:
+        qkv, out = layer.qkv.handle, layer.out.handle
+        assert isinstance(qkv, _native.Linear) and isinstance(out, _native.Linear)
+        return _native.LayerWeights(
             _address(layer.input_norm_H),
             _address(layer.q_norm_D),
             _address(layer.k_norm_D),
@@ -266,21 +276,16 @@ class Native(NativeProducts):
             _address(layer.bias_E),
             self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
         )
-        layer.handle = _native.GqaLayer(
-            CODES[dtype],
-            shape,
-            weights,
-            _address(layer.cos_PD),
-            _address(layer.sin_PD),
-            layer.cos_PD.shape[0],
-        )
-        return layer
 
-    def _packed_gate(self, layer: GqaLayer, dtype: torch.dtype) -> _native.Linear | None:
+    def _packed_gate(self, layer: GqaLayer) -> _native.Linear | None:
         """None when the rows' dtype would lose bits of the gate."""
-        if layer.gate_EH is None or not torch.equal(layer.gate_EH.to(dtype).float(), layer.gate_EH.float()):
+        dtype, gate_EH = layer.input_norm_H.dtype, layer.gate_EH
+        if dtype not in CODES or gate_EH is None:
             return None
-        handle = self.pack_linear(layer.gate_EH.to(dtype), None).handle
+        kept_EH = gate_EH.to(dtype)
+        if not ((kept_EH.float() == gate_EH.float()) | gate_EH.isnan()).all():
+            return None
+        handle = self.pack_linear(kept_EH, None).handle
         return handle if isinstance(handle, _native.Linear) else None
 
     def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
@@ -295,10 +300,11 @@ class Native(NativeProducts):
         known = bound is not None and bound.k_NGBD is k_NGBD and bound.v_NGBD is v_NGBD
         cache = bound.handle if bound is not None and known else self.bind_cache(k_NGBD, v_NGBD)
         fits = dtype is k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype
-        if not isinstance(handle, _native.GqaLayer) or not isinstance(cache, _native.CachePair):
-            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
-        if not fits or not x_TH.is_contiguous():
-            return super().gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+        if not isinstance(handle, _native.GqaLayer):  # prepare_gqa said why
+            return half_of_ops(self, x_TH, layer, k_NGBD, v_NGBD, batch)
+        if not isinstance(cache, _native.CachePair) or not fits or not x_TH.is_contiguous():
+            self.fallbacks.note("gqa_half", _odd(x_TH, k_NGBD, v_NGBD))
+            return half_of_ops(self, x_TH, layer, k_NGBD, v_NGBD, batch)
         tokens = x_TH.shape[0]
         normed, expert, weight = torch.empty_like(x_TH), None, None
         if layer.rule is not None:
@@ -320,7 +326,7 @@ class Native(NativeProducts):
     ) -> tuple[Tensor, Tensor]:
         code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
         if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():
-            return super().route(x_TH, gate_EH, bias_E, rule)
+            return self._fall_back("route", _odd(x_TH, gate_EH)).route(x_TH, gate_EH, bias_E, rule)
         x = matrix(x_TH)
         tokens, hidden = x.shape
         bias = None if bias_E is None else plain(bias_E, torch.float32)
@@ -358,6 +364,34 @@ class Native(NativeProducts):
                 rule.closed_value,
             )
         return made
+
+
+def _odd(*tensors: Tensor) -> str:
+    """What the library can't take of an op's tensors."""
+    kinds = ", ".join(dict.fromkeys(str(x.dtype) for x in tensors))
+    gaps = all(x.dtype in CODES for x in tensors) and not all(x.is_contiguous() for x in tensors)
+    return f"tensors of {kinds}, with gaps" if gaps else f"tensors of {kinds}"
+
+
+def _why_not_fused(layer: GqaLayer, gate: _native.Linear | None) -> str:
+    """Empty for a layer that the library runs in one call."""
+    dtype = layer.input_norm_H.dtype
+    norms = [
+        norm
+        for norm in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)
+        if norm is not None
+    ]
+    if not layer.qkv.dtype is dtype is layer.out.dtype or any(norm.dtype is not dtype for norm in norms):
+        return "norms and projections of several dtypes"
+    if not isinstance(layer.qkv.handle, _native.Linear) or not isinstance(layer.out.handle, _native.Linear):
+        return f"{dtype} weights"
+    if not all(norm.is_contiguous() for norm in norms):
+        return "norms with gaps"
+    if layer.head_dim > MOST_HEAD:
+        return f"heads of {layer.head_dim} elements"
+    if layer.sink_A is not None:
+        return "attention sinks"
+    return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
 
 
 def _address(x: Tensor | None) -> int:

@@ -1,26 +1,38 @@
 """Everything that multiplies packed weights with the native library: dense maps, heads, experts, LM head.
 
-Weights packed for the library are held by nothing else, so rows of another dtype are converted to theirs.
+Weights packed for the library are held by nothing else, so rows of another dtype are converted to theirs. Weights of a
+dtype that it does not know are packed and multiplied by the reference.
 """
 
 import torch
 from torch import Tensor
 
 from afserve.kernels import _native
+from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
-from afserve.kernels.reference import Reference
+from afserve.kernels.reference import Reference, no_fp8
+from afserve.kernels.scaled import BlockScaled, dequantised
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
-INT8_CODE, COMPACT_CODE = 2, 3
+FLOAT_CODE, INT8_CODE, COMPACT_CODE = 0, 2, 3
 
 
-class NativeProducts(Reference):
+class NativeProducts:
     """One engine: an instruction set, its threads and its scratch memory. Not for use by two threads at once."""
 
     name = "native"
+    holds_fp8 = False
 
     def __init__(self, threads: int, isa: str = "") -> None:
         self._engine = _native.Engine(threads, isa)
+        self._plain = Reference()
+        self.device = self._plain.device
+        self.fallbacks = Fallbacks(self.name)
+
+    def _fall_back(self, op: str, reason: str) -> Reference:
+        """What does an op that the library can't."""
+        self.fallbacks.note(op, reason)
+        return self._plain
 
     def _weight_code(self, dtype: torch.dtype, int8: bool = False) -> int | None:
         """How weights of `dtype` are kept: bf16 in 12 bits, without loss, where that is faster."""
@@ -33,6 +45,9 @@ class NativeProducts(Reference):
     def isa(self) -> str:
         return str(self._engine.isa)
 
+    def holds_int8(self, dtype: torch.dtype) -> bool:
+        return dtype in CODES
+
     def explain(self) -> str:
         return f"native library, {self.isa} instructions, {self._engine.threads} thread(s)"
 
@@ -43,7 +58,9 @@ class NativeProducts(Reference):
     def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
         kept = self._weight_code(weight_OI.dtype, int8)
         if kept is None:
-            return super().pack_linear(weight_OI, bias_O, int8)
+            return self._fall_back("linear", f"{weight_OI.dtype} weights").pack_linear(
+                weight_OI, bias_O, int8
+            )
         weight = matrix(weight_OI)
         outputs, inputs = weight.shape
         handle = _native.Linear(outputs, inputs, kept)
@@ -58,17 +75,26 @@ class NativeProducts(Reference):
     ) -> PackedExperts:
         kept = self._weight_code(dtype, int8)
         if kept is None:
-            return super().empty_experts(slots, hidden, inner, dtype, int8)
+            plain = self._fall_back("expert_ffn", f"{dtype} weights")
+            return plain.empty_experts(slots, hidden, inner, dtype, int8)
         handle = _native.Experts(slots, hidden, inner, kept)
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
 
     def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
         if not isinstance(experts.handle, _native.Experts):
-            super().set_expert(experts, slot, gate_up_JH, down_HI)
+            self._plain.set_expert(experts, slot, gate_up_JH, down_HI)
             return
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
         experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
+
+    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+        raise no_fp8(self.name)
+
+    def set_expert_fp8(
+        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
+    ) -> None:
+        self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x_TI, packed, x_TI.dtype)
@@ -78,7 +104,7 @@ class NativeProducts(Reference):
 
     def _linear(self, x_TI: Tensor, packed: PackedLinear, out_dtype: torch.dtype) -> Tensor:
         if not isinstance(packed.handle, _native.Linear):
-            return super().linear(x_TI, packed).to(out_dtype)
+            return self._fall_back("linear", f"{packed.dtype} weights").linear(x_TI, packed).to(out_dtype)
         x = matrix(x_TI.reshape(-1, packed.inputs).to(packed.dtype))
         code = CODES[packed.dtype]
         made = out_dtype if out_dtype in (packed.dtype, torch.float32) else packed.dtype
@@ -88,28 +114,17 @@ class NativeProducts(Reference):
         )
         return out.to(out_dtype)
 
-    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
-        logits = self.logits(x_TH, packed)
-        rows = logits.shape[0]
-        value = torch.empty((rows, k), dtype=torch.float32)
-        index = torch.empty((rows, k), dtype=torch.int32)
-        _native.top_k(
-            self._engine, logits.data_ptr(), rows, packed.outputs, k, value.data_ptr(), index.data_ptr()
-        )
-        return value, index
-
     def argmax(self, logits_RV: Tensor) -> Tensor:
-        if logits_RV.dtype is not torch.float32 or not logits_RV.is_contiguous():
-            return super().argmax(logits_RV)
-        rows, size = logits_RV.shape
+        logits = plain(logits_RV, torch.float32)
+        rows, size = logits.shape
         index = torch.empty(rows, dtype=torch.int32)
-        _native.argmax(self._engine, logits_RV.data_ptr(), rows, size, index.data_ptr())
+        _native.argmax(self._engine, logits.data_ptr(), rows, size, index.data_ptr())
         return index
 
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
         kept = self._weight_code(weight_AOI.dtype)
         if kept is None:
-            return super().pack_heads(weight_AOI)
+            return self._fall_back("linear_heads", f"{weight_AOI.dtype} weights").pack_heads(weight_AOI)
         heads, outputs, inputs = weight_AOI.shape
         handle = _native.HeadLinear(heads, outputs, inputs, kept)
         for head in range(heads):
@@ -119,7 +134,7 @@ class NativeProducts(Reference):
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         if not isinstance(packed.handle, _native.HeadLinear):
-            return super().linear_heads(x_TAI, packed)
+            return self._fall_back("linear_heads", f"{packed.dtype} weights").linear_heads(x_TAI, packed)
         x = x_TAI.to(packed.dtype)
         x = x if x.stride(2) == 1 else x.contiguous()
         out = torch.empty((x.shape[0], packed.heads, packed.outputs), dtype=packed.dtype)
@@ -133,6 +148,7 @@ class NativeProducts(Reference):
         wide = self.linear(x_TH, gate_up)
         code = CODES.get(wide.dtype)
         if code is None:
+            self.fallbacks.note("mlp", f"{wide.dtype} rows")
             gate, up = wide.chunk(2, dim=-1)
             return self.linear(torch.nn.functional.silu(gate) * up, down)
         middle = torch.empty((*wide.shape[:-1], down.inputs), dtype=wide.dtype)
@@ -151,7 +167,8 @@ class NativeProducts(Reference):
     ) -> None:
         handle = experts.handle
         if not isinstance(handle, _native.Experts):
-            super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
+            fallback = self._fall_back("expert_ffn", f"{experts.dtype} weights")
+            fallback.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
         if (
             out_RH.dtype not in (x_RH.dtype, torch.float32)

@@ -6,10 +6,14 @@ E experts, K top-k, R rows, A query heads, G key/value heads, D head size, C lat
 B block size, P positions.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.kernels.backend import Backend
+from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.layer import BoundCache, GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -18,13 +22,16 @@ from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
 from afserve.kernels.tiled import KEYS, ROWS, VALUES, shape_of
 
+INT32 = torch.int32
+
 
 class Ops:
-    """Checks arguments, then calls the backend. `backend` has the methods of `reference.Reference`."""
+    """Checks arguments, then calls the backend."""
 
-    def __init__(self, backend: Reference, device: torch.device, threads: int, reason: str = "") -> None:
+    def __init__(self, backend: Backend, device: torch.device, threads: int, reason: str = "") -> None:
         self._backend = backend
         self._reason = reason
+        self._marks: Tensor | None = None  # the last that was checked: all layers of a step pass the same
         self.device = device
         self.threads = threads
 
@@ -37,10 +44,19 @@ class Ops:
         """Whether `empty_experts(..., fp8=True)` is to be had: e4m3 weights multiplied as they are."""
         return self._backend.holds_fp8
 
+    def holds_int8(self, dtype: torch.dtype) -> bool:
+        """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`; elsewhere it keeps the
+        same values in `dtype`."""
+        return self._backend.holds_int8(dtype)
+
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
         path = self._backend.explain()
         return f"{path} ({self._reason})" if self._reason else path
+
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The ops that PyTorch did for the backend so far, each with what did not fit. The log has each op once."""
+        return self._backend.fallbacks.met()
 
     def pack_linear(
         self, weight_OI: Tensor, bias_O: Tensor | None = None, int8: bool = False
@@ -104,10 +120,18 @@ class Ops:
         _shape("weight_H", weight_H, (x_TH.shape[-1],))
         return self._backend.rms_norm(x_TH, weight_H, eps)
 
-    def add_sums(self, x_TH: Tensor, y_TH: Tensor) -> None:
-        """x_TH += y_TH in place, rounded once; y_TH is float32 or of the same dtype."""
-        _shape("y_TH", y_TH, tuple(x_TH.shape))
-        self._backend.add_sums(x_TH, y_TH)
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None = None, layer: int = 0) -> None:
+        """x_TH += y_TH in place, rounded once; y_TH is float32 or of the same dtype.
+
+        bad_T: int32, -1 for every row that was fine so far. Rows of the new x_TH that hold a value that is not finite
+        get `layer` there, unless an earlier layer stands in it.
+        """
+        shape = x_TH.shape
+        if y_TH.shape != shape:
+            _shape("y_TH", y_TH, tuple(shape))
+        if bad_T is not None and (bad_T is not self._marks or bad_T.numel() != shape[0]):
+            self._marks = _marks("bad_T", bad_T, shape[0])
+        self._backend.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """x_TH += y_TH in place, then the norm of the new x_TH."""
@@ -124,15 +148,9 @@ class Ops:
         _last("x_TH", x_TH, packed.inputs)
         return self._backend.logits(x_TH, packed)
 
-    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
-        """The k highest logits, descending, and their ids: (T, k) float32 and int32. Equal ones: lower id first."""
-        _last("x_TH", x_TH, packed.inputs)
-        if not 1 <= k <= packed.outputs:
-            raise ValueError(f"k: {k}, the head has {packed.outputs} outputs")
-        return self._backend.head_top_k(x_TH, packed, k)
-
     def argmax(self, logits_RV: Tensor) -> Tensor:
-        """The highest logit of every row, the lowest id among equals: (R,) int32. V must not be 0."""
+        """The id of every row's highest logit, the lowest among equals; -1 where a logit of the row is not finite.
+        (R,) int32. V must not be 0."""
         _rank("logits_RV", logits_RV, 2)
         return self._backend.argmax(logits_RV)
 
@@ -169,14 +187,23 @@ class Ops:
 
     def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeros for a paged cache. Blocks are read in any order, so on a CPU this asks for huge pages."""
-        return self._backend.empty_cache(shape, dtype, self.device)
+        return self._backend.empty_cache(shape, dtype)
 
     def empty_kv(
         self, blocks: int, groups: int, block_size: int, sizes: tuple[int, int], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """A GQA cache of zeros for keys and values of `sizes` elements: (N, G, B, D), or tiles of them (tiled.py)
         where the backend reads those faster. The other ops take either; nobody else looks inside."""
-        return self._backend.empty_kv((blocks, groups, block_size), sizes, dtype, self.device)
+        return self._backend.empty_kv((blocks, groups, block_size), sizes, dtype)
+
+    def clear_blocks(self, cache: tuple[Tensor, ...], blocks: Sequence[int]) -> None:
+        """Zero whole blocks of one layer's cache, in whatever order it is kept."""
+        if not blocks:
+            return
+        for tensor in cache:
+            if not 0 <= min(blocks) <= max(blocks) < tensor.shape[0]:
+                raise ValueError(f"blocks: {min(blocks)} to {max(blocks)}, the cache has {tensor.shape[0]}")
+        self._backend.clear_blocks(cache, torch.tensor(blocks, dtype=torch.int64, device=self.device))
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
@@ -200,17 +227,21 @@ class Ops:
         batch: PagedBatch,
         scale: float,
         window: int | None = None,
+        sink_A: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of each sequence's new tokens over its whole paged context -> (T, A, D_v).
 
-        `window`: a token sees itself and the `window - 1` before it.
+        `window`: a token sees itself and the `window - 1` before it. `sink_A`: a logit per head that takes weight and
+        gives no value.
         """
         _rank("q_TAD", q_TAD, 3)
         groups = _caches(k_NGBD, v_NGBD)[0][1]
         if q_TAD.shape[1] % groups:
             raise ValueError(f"q_TAD: {q_TAD.shape[1]} heads do not divide by {groups} key/value heads")
+        if sink_A is not None:
+            _shape("sink_A", sink_A, (q_TAD.shape[1],))
         _batch("q_TAD", q_TAD, batch)
-        return self._backend.attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
+        return self._backend.attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -233,6 +264,8 @@ class Ops:
         for name, norm in (("q_norm_D", layer.q_norm_D), ("k_norm_D", layer.k_norm_D)):
             if norm is not None:
                 _shape(name, norm, (size,))
+        if layer.sink_A is not None:
+            _shape("sink_A", layer.sink_A, (layer.heads,))
         _shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
         _shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
         if (layer.rule is None) != (layer.gate_EH is None):
@@ -265,7 +298,11 @@ class Ops:
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
     ) -> tuple[Tensor, Tensor]:
-        """Scores in float32 -> expert_TK (int32), weight_TK (float32)."""
+        """Scores in float32 -> expert_TK (int32), weight_TK (float32).
+
+        A row whose logits are not all finite gets experts 0 .. K - 1 with weights that are NaN, so that its sum is
+        found by `add_sums`; a NaN in bias_E does that to every row. Ids are below E whatever comes in.
+        """
         _last("x_TH", x_TH, gate_EH.shape[1])
         return self._backend.route(x_TH, gate_EH, bias_E, rule)
 
@@ -301,7 +338,7 @@ def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: 
     """
     where = torch.device(device)
     if backend == "torch":
-        return Ops(Reference(), where, threads)
+        return Ops(Reference(where), where, threads)
     if where.type == "cuda":
         return _open_triton(where, threads, required=backend == "triton")
     return _open_native(where, threads, isa, required=backend == "native")
@@ -316,7 +353,10 @@ def _open_native(device: torch.device, threads: int, isa: str, *, required: bool
                 f"backend: the native library was not built ({error}); reinstall with a compiler"
             ) from error
         return Ops(
-            Reference(), device, threads, "the native library was not built; reinstall with a C++ compiler"
+            Reference(device),
+            device,
+            threads,
+            "the native library was not built; reinstall with a C++ compiler",
         )
     return Ops(Native(threads, isa), device, threads)
 
@@ -331,7 +371,7 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
             raise ConfigError(
                 f"backend: triton is not installed ({error}); pip install afserve[gpu]"
             ) from error
-        return Ops(Reference(), device, threads, "triton is not installed; pip install afserve[gpu]")
+        return Ops(Reference(device), device, threads, "triton is not installed; pip install afserve[gpu]")
     opened = TritonBackend.open(device)
     return Ops(opened, opened.device, threads)
 
@@ -344,6 +384,14 @@ def _rank(name: str, x: Tensor, rank: int) -> None:
 def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
+
+
+def _marks(name: str, x: Tensor, rows: int) -> Tensor:
+    if tuple(x.shape) != (rows,) or x.dtype is not INT32 or not x.is_contiguous():
+        raise ValueError(
+            f"{name}: shape {tuple(x.shape)} of {x.dtype}, expected ({rows},) of {INT32}, contiguous"
+        )
+    return x
 
 
 def _caches(k_NGBD: Tensor, v_NGBD: Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:

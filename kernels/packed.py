@@ -49,8 +49,9 @@ class PackedExperts:
 
 
 def int8_rounded(weight_OI: Tensor) -> Tensor:
-    """The weight as int8 with one scale per output holds it: round(w / s) * s, s = max |w| / 127 over the inputs."""
+    """The weight as int8 with one scale per output holds it: round(w / s) * s, s = max |w| / 127 over the inputs.
+    An output with a weight that is not finite has NaN for a scale, and so for all its weights."""
     w = weight_OI.float()
     scale = w.abs().amax(-1, keepdim=True) / 127.0
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scale = torch.where(scale == 0, torch.ones_like(scale), torch.where(scale.isfinite(), scale, torch.nan))
     return (w / scale).round() * scale

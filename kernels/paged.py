@@ -17,6 +17,9 @@ class PagedBatch:
     query_start_S1 int32, S + 1 entries, first 0, last T
     context_S      int32, length of each sequence including this step's tokens
     block_table_SB int32, block ids in order; entries past the context are never read
+
+    starts and contexts are query_start_S1 and context_S as the host knows them, for who would have to wait for a device
+    to read those; empty where nobody said.
     """
 
     position_T: Tensor
@@ -26,6 +29,8 @@ class PagedBatch:
     block_table_SB: Tensor
     max_query: int
     max_context: int
+    starts: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:

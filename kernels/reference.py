@@ -13,20 +13,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.kernels.fallbacks import Fallbacks
+from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import GqaLayer, Half
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear, int8_rounded
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.scaled import BlockScaled
+from afserve.kernels.scaled import BlockScaled, dequantised
 
+CPU = torch.device("cpu")
 CACHE_LINE, HUGE_PAGE = 64, 1 << 21
+GATHERED = 256 << 20  # bytes of weights that experts off the CPU copy at a time
 
 
 class Reference:
-    """Stateless; a class only so that every backend is one object of the same protocol."""
+    """A `Backend` that never falls back. Off the CPU no op waits for the device, if the batch has its host integers."""
 
     name = "torch"
-    holds_fp8 = False  # whether expert slots can keep e4m3 blocks
+    holds_fp8 = False
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+        self.fallbacks = Fallbacks(self.name)
+
+    def holds_int8(self, dtype: torch.dtype) -> bool:
+        return False
 
     def explain(self) -> str:
         return f"PyTorch {torch.__version__}"
@@ -44,18 +55,14 @@ class Reference:
         assert packed.weight_AOI is not None
         return torch.bmm(x_TAI.transpose(0, 1), packed.weight_AOI.transpose(1, 2)).transpose(0, 1)
 
-    def head_top_k(self, x_TH: Tensor, packed: PackedLinear, k: int) -> tuple[Tensor, Tensor]:
-        value, index = self.logits(x_TH, packed).sort(dim=-1, descending=True, stable=True)
-        return value[:, :k], index[:, :k].int()
-
     def argmax(self, logits_RV: Tensor) -> Tensor:
-        return logits_RV.argmax(-1).int()
+        return logits_RV.argmax(-1).int().masked_fill(~logits_RV.isfinite().all(-1), -1)
 
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
     ) -> PackedExperts:
-        gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype)
-        down = torch.zeros((slots, hidden, inner), dtype=dtype)
+        gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
+        down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
         return PackedExperts(slots, hidden, inner, gate_up, down, dtype=dtype, int8=int8)
 
     def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
@@ -64,24 +71,22 @@ class Reference:
         experts.down_EHI[slot] = int8_rounded(down_HI) if experts.int8 else down_HI
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
-        raise ConfigError(
-            f"experts: the {self.name} backend keeps no FP8 weights; load them de-quantised, or use a CUDA device "
-            "of compute capability 8.9 or newer"
-        )
+        raise no_fp8(self.name)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
     ) -> None:
-        gate_up = torch.cat((gate.dequantised(), up.dequantised()))
-        self.set_expert(experts, slot, gate_up.to(experts.dtype), down.dequantised().to(experts.dtype))
+        self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x = x_TH.float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         return weight_H * x.to(x_TH.dtype)
 
-    def add_sums(self, x_TH: Tensor, y_TH: Tensor) -> None:
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         x_TH += y_TH
+        if bad_T is not None:
+            bad_T.masked_fill_(~x_TH.isfinite().all(-1) & (bad_T < 0), layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x_TH += y_TH
@@ -111,10 +116,10 @@ class Reference:
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return turned.to(x_TAD.dtype)
 
-    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Pages that are zero until touched: torch.zeros would write, and so occupy, all of them at once."""
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
         size = math.prod(shape) * dtype.itemsize
         align = (
             HUGE_PAGE if size >= HUGE_PAGE else CACHE_LINE
@@ -128,12 +133,13 @@ class Reference:
         shape: tuple[int, int, int],
         sizes: tuple[int, int],
         dtype: torch.dtype,
-        device: torch.device,
     ) -> tuple[Tensor, Tensor]:
-        return (
-            self.empty_cache((*shape, sizes[0]), dtype, device),
-            self.empty_cache((*shape, sizes[1]), dtype, device),
-        )
+        return self.empty_cache((*shape, sizes[0]), dtype), self.empty_cache((*shape, sizes[1]), dtype)
+
+    def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
+        """Every order that a cache is kept in has its blocks first."""
+        for tensor in cache:
+            tensor.index_fill_(0, block_B, 0)
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
@@ -160,12 +166,14 @@ class Reference:
         groups = k_NGBD.shape[1]
         out = torch.empty((q_TAD.shape[0], heads, v_NGBD.shape[3]), dtype=q_TAD.dtype, device=q_TAD.device)
         for start, stop, context, blocks in sequences(batch, k_NGBD.shape[2]):
-            k_GCD = k_NGBD[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()
-            v_GCD = v_NGBD[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()
+            first = 0 if window is None else max(0, context - (stop - start) + 1 - window)
+            k_GCD = k_NGBD[blocks].transpose(0, 1).flatten(1, 2)[:, first:context].float()
+            v_GCD = v_NGBD[blocks].transpose(0, 1).flatten(1, 2)[:, first:context].float()
             q_AQD = q_TAD[start:stop].transpose(0, 1).float()
             repeat = heads // groups
             scores = q_AQD @ k_GCD.repeat_interleave(repeat, 0).transpose(1, 2) * scale
-            scores = scores.masked_fill(~visible(stop - start, context, window, q_TAD.device), float("-inf"))
+            seen_QC = visible(stop - start, context, window, q_TAD.device)[:, first:]
+            scores = scores.masked_fill(~seen_QC, float("-inf"))
             if sink_A is not None:
                 column = sink_A.float()[:, None, None].expand(-1, scores.shape[1], 1)
                 weights = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
@@ -189,30 +197,12 @@ class Reference:
         return layer
 
     def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
-        """What a backend wants to know of a layer's cache in every step."""
         return None
 
     def gqa_half(
         self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
     ) -> Half:
-        heads, groups = layer.heads, layer.groups
-        normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
-        qkv = self.linear(normed, layer.qkv).view(-1, heads + 2 * groups, layer.head_dim)
-        q, k, v = qkv.split((heads, groups, groups), dim=1)
-        if layer.q_norm_D is not None:
-            q = self.rms_norm(q, layer.q_norm_D, layer.eps)
-        if layer.k_norm_D is not None:
-            k = self.rms_norm(k, layer.k_norm_D, layer.eps)
-        q = self.rope(q, layer.cos_PD, layer.sin_PD, batch.position_T, False)
-        k = self.rope(k, layer.cos_PD, layer.sin_PD, batch.position_T, False)
-        self.write_kv(k, v, k_NGBD, v_NGBD, batch.kv_slot_T)
-        seen = self.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window)
-        normed = self.add_rms_norm(
-            x_TH, self.linear(seen.flatten(1), layer.out), layer.post_norm_H, layer.eps
-        )
-        if layer.gate_EH is None or layer.rule is None:
-            return Half(normed, None, None)
-        return Half(normed, *self.route(normed, layer.gate_EH, layer.bias_E, layer.rule))
+        return half_of_ops(self, x_TH, layer, k_NGBD, v_NGBD, batch)
 
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
@@ -229,23 +219,58 @@ class Reference:
         out_RH: Tensor,
         add: bool,
     ) -> None:
-        assert experts.gate_up_EJH is not None and experts.down_EHI is not None
         total = out_RH.float() if add else torch.zeros(x_RH.shape, dtype=torch.float32, device=x_RH.device)
-        for slot in torch.unique(slot_RK).tolist():
-            if slot < 0:
-                continue
-            row, choice = torch.where(slot_RK == slot)
-            gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot]).chunk(2, dim=-1)
-            y = F.linear(F.silu(gate) * up, experts.down_EHI[slot]).float()
-            part = y * weight_RK[row, choice].float()[:, None]
-            total.index_add_(0, row, part.to(x_RH.dtype).float())
+        sums = sums_by_slot if x_RH.device.type == "cpu" else sums_by_choice
+        sums(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, total)
         out_RH.copy_(total)
+
+
+def no_fp8(backend: str) -> ConfigError:
+    return ConfigError(
+        f"experts: the {backend} backend keeps no FP8 weights; load them de-quantised, or use a CUDA device "
+        "of compute capability 8.9 or newer"
+    )
+
+
+def sums_by_slot(
+    x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, total_RH: Tensor
+) -> None:
+    """Adds every expert's part, one slot after the other with all of its rows."""
+    assert experts.gate_up_EJH is not None and experts.down_EHI is not None
+    for slot in torch.unique(slot_RK).tolist():
+        if slot < 0:
+            continue
+        row, choice = torch.where(slot_RK == slot)
+        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot]).chunk(2, dim=-1)
+        y = F.linear(F.silu(gate) * up, experts.down_EHI[slot]).float()
+        part = y * weight_RK[row, choice].float()[:, None]
+        total_RH.index_add_(0, row, part.to(x_RH.dtype).float())
+
+
+def sums_by_choice(
+    x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, experts: PackedExperts, total_RH: Tensor
+) -> None:
+    """The same without a shape that depends on the slots: every row fetches the weights of its k-th expert. It reads
+    them once per row, so it is for devices that a read of the slots would stop, and where nothing faster runs."""
+    assert experts.gate_up_EJH is not None and experts.down_EHI is not None
+    held = 3 * experts.hidden * experts.inner * experts.gate_up_EJH.element_size()
+    step = max(1, GATHERED // max(1, held))
+    for k in range(slot_RK.shape[1]):
+        for first in range(0, x_RH.shape[0], step):
+            rows = slice(first, first + step)
+            slot = slot_RK[rows, k].long()
+            safe = slot.clamp(min=0)
+            both = torch.bmm(experts.gate_up_EJH[safe], x_RH[rows].unsqueeze(2)).squeeze(2)
+            gate, up = both.chunk(2, dim=-1)
+            y = torch.bmm(experts.down_EHI[safe], (F.silu(gate) * up).unsqueeze(2)).squeeze(2).float()
+            part = (y * weight_RK[rows, k].float()[:, None]).to(x_RH.dtype).float()
+            total_RH[rows] += part.masked_fill((slot < 0)[:, None], 0.0)
 
 
 def sequences(batch: PagedBatch, block_size: int) -> list[tuple[int, int, int, Tensor]]:
     """(first token, past-the-last token, context, block ids) of every sequence."""
-    starts = batch.query_start_S1.tolist()
-    contexts = batch.context_S.tolist()
+    starts = batch.starts or batch.query_start_S1.tolist()
+    contexts = batch.contexts if batch.starts else batch.context_S.tolist()
     return [
         (starts[s], starts[s + 1], context, batch.block_table_SB[s, : -(-context // block_size)].long())
         for s, context in enumerate(contexts)
@@ -264,7 +289,10 @@ def visible(queries: int, context: int, window: int | None, device: torch.device
 
 def choose(logits_TE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[Tensor, Tensor]:
     """(expert_TK int32, weight_TK float32) by the family's rule. Sources: the transformers modules that
-    FIELD.md's table names; ties go to the lower expert id, as torch.topk on CPU does for distinct values."""
+    FIELD.md's table names; ties go to the lower expert id, as torch.topk on CPU does for distinct values.
+
+    Where logits are not finite, or the bias holds a NaN, nothing can be chosen: experts 0 .. K - 1, weights NaN.
+    """
     if rule.scoring is Scoring.SIGMOID:
         score_TE = logits_TE.sigmoid()
     elif rule.scoring is Scoring.SOFTMAX:
@@ -280,7 +308,12 @@ def choose(logits_TE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[
         weight_TK = weight_TK.softmax(-1)
     if rule.renormalise:
         weight_TK = weight_TK / (weight_TK.sum(-1, keepdim=True) + rule.epsilon)
-    return expert_TK.int(), weight_TK * rule.scale
+    lost_T1 = ~logits_TE.isfinite().all(-1, keepdim=True)
+    if bias_E is not None:
+        lost_T1 |= bias_E.isnan().any()
+    first_K = torch.arange(rule.top_k, device=expert_TK.device)
+    expert_TK = torch.where(lost_T1, first_K, expert_TK)
+    return expert_TK.int(), (weight_TK * rule.scale).masked_fill(lost_T1, float("nan"))
 
 
 def _open_groups(ranked_TE: Tensor, rule: RouterRule) -> Tensor:

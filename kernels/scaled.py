@@ -31,6 +31,14 @@ class BlockScaled:
         return self.q_OI.float() * spread(self.scale, self.shape)
 
 
+def dequantised(
+    gate: BlockScaled, up: BlockScaled, down: BlockScaled, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(gate over up, down) of an expert whose three weights are blocks."""
+    gate_up = torch.cat((gate.dequantised(), up.dequantised()))
+    return gate_up.to(dtype), down.dequantised().to(dtype)
+
+
 def blocks_of(rows: int, columns: int) -> tuple[int, int]:
     """How many scales a weight of this shape has."""
     return -(-rows // GROUP), -(-columns // GROUP)

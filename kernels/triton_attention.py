@@ -99,7 +99,7 @@ def _decode(
         at = (sequence * heads + head) * parts + part
         tl.store(sum_ptr + at, total, mask=used)
         tl.store(largest_ptr + at, largest, mask=used)
-        tl.store(values_ptr + at[:, None] * v_size + dv[None, :], values, mask=inside & (total > 0)[:, None])
+        tl.store(values_ptr + at[:, None] * v_size + dv[None, :], values, mask=inside & (total != 0)[:, None])
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _finish(values, largest, total, sink_ptr, out_ptr, head, row_at, used, insid
         higher = tl.maximum(largest, sink)
         values = values * tl.exp2(largest - higher)[:, None]
         total = total * tl.exp2(largest - higher) + tl.exp2(sink - higher)
-    out = values / tl.where(total > 0, total, 1.0)[:, None]
+    out = values / tl.where(total != 0, total, 1.0)[:, None]
     tl.store(out_ptr + row_at[:, None] + dv[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

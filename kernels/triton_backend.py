@@ -12,12 +12,14 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels import triton_experts, triton_kv, triton_mla, triton_norm, triton_router
+from afserve.kernels.fallbacks import Fallbacks
+from afserve.kernels.half import routed_half
 from afserve.kernels.layer import GqaLayer, Half
-from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
-from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
+from afserve.kernels.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.triton_attention import attend_gqa
 from afserve.kernels.triton_experts import ExpertWeights
 from afserve.kernels.triton_quant import quantise_blocks
@@ -25,9 +27,12 @@ from afserve.kernels.triton_split import parts_for
 from afserve.kernels.triton_tiles import TileTable
 
 
-class TritonBackend(Reference):
-    """`parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
-    None cuts as many as fill the chip."""
+class TritonBackend:
+    """Dense products, argmax and the caches' memory are PyTorch's by choice, which is no fallback.
+
+    `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
+    None cuts as many as fill the chip.
+    """
 
     name = "triton"
 
@@ -40,6 +45,8 @@ class TritonBackend(Reference):
         parts: int | None = None,
     ) -> None:
         self.device = device
+        self.fallbacks = Fallbacks(self.name)
+        self._plain = Reference(device)
         self._multiprocessors, self.tiles = multiprocessors, tiles or TileTable()
         self.holds_fp8, self._parts = has_fp8, parts
 
@@ -62,8 +69,46 @@ class TritonBackend(Reference):
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
         return TritonBackend(self.device, self._multiprocessors, tiles, self.holds_fp8, self._parts)
 
+    def holds_int8(self, dtype: torch.dtype) -> bool:
+        return False
+
     def explain(self) -> str:
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
+
+    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
+        return self._plain.pack_linear(weight_OI, bias_O, int8)
+
+    def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
+        return self._plain.linear(x_TI, packed)
+
+    def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
+        return self._plain.logits(x_TH, packed)
+
+    def argmax(self, logits_RV: Tensor) -> Tensor:
+        return self._plain.argmax(logits_RV)
+
+    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
+        return self._plain.pack_heads(weight_AOI)
+
+    def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
+        return self._plain.linear_heads(x_TAI, packed)
+
+    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._plain.empty_cache(shape, dtype)
+
+    def empty_kv(
+        self, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        return self._plain.empty_kv(shape, sizes, dtype)
+
+    def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
+        self._plain.clear_blocks(cache, block_B)
+
+    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
+        return layer
+
+    def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
+        return None
 
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
@@ -93,7 +138,7 @@ class TritonBackend(Reference):
 
     def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
         if not _weights(experts).scaled:
-            super().set_expert(experts, slot, gate_up_JH, down_HI)
+            self._plain.set_expert(experts, slot, gate_up_JH, down_HI)
             return
         blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
         self.set_expert_fp8(experts, slot, *blocks)
@@ -103,7 +148,7 @@ class TritonBackend(Reference):
     ) -> None:
         weights = _weights(experts)
         if weights.gate_up_scale is None or weights.down_scale is None:
-            super().set_expert_fp8(experts, slot, gate, up, down)
+            self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
             return
         inner, blocks = experts.inner, weights.gate_up_scale.shape[1] // 2
         for weight, row, block in ((gate, 0, 0), (up, inner, blocks)):
@@ -132,6 +177,9 @@ class TritonBackend(Reference):
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         return triton_norm.rms_norm(x_TH, weight_H, eps)
+
+    def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
+        triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps)
@@ -168,12 +216,8 @@ class TritonBackend(Reference):
             q, k, v, layer.cos_PD, layer.sin_PD, batch.position_T, k_NGBD, v_NGBD, batch.kv_slot_T, False,
             layer.q_norm_D, layer.k_norm_D, layer.eps,
         )  # fmt: skip
-        seen = self.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window)
-        attended = self.linear(seen.flatten(1), layer.out)
-        normed = self.add_rms_norm(x_TH, attended, layer.post_norm_H, layer.eps)
-        if layer.gate_EH is None or layer.rule is None:
-            return Half(normed, None, None)
-        return Half(normed, *self.route(normed, layer.gate_EH, layer.bias_E, layer.rule))
+        seen = self.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
+        return routed_half(self, x_TH, layer, seen)
 
     def attend_gqa(
         self,

@@ -2,7 +2,7 @@
 
 Pairs are (2i, 2i+1) if interleaved, else (i, i + half); the result is in half-split order either way, and columns
 past the rotary size are copied. A negative kv slot stores nothing (padding of a captured graph).
-Shapes: T tokens, A query heads, G key/value heads, D head size, C latent row = rank + rope, N blocks, B block size.
+Shapes: T tokens, A query heads, G key/value heads, D head size, C latent row, N blocks, B block size.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -119,29 +119,6 @@ def _rope_write_kv(
 
 
 @triton.jit
-def _rope_write_latent(
-    q_ptr, latent_ptr, key_ptr, out_ptr, cache_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr,
-    heads, half, rank, block_size, q_token, q_head, latent_token, key_token, cache_block, cache_offset,
-    HEADS: tl.constexpr, HALF: tl.constexpr, RANK: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_ptr + token).to(tl.int64)
-    angle = tl.load(position_ptr + token).to(tl.int64) * half
-    if tl.program_id(1) == 1:
-        _turn_heads(
-            q_ptr + token * q_token, out_ptr + token * heads * 2 * half, None, cos_ptr + angle, sin_ptr + angle,
-            heads, q_head, 2 * half, half, 2 * half, 0.0, HEADS, HALF, 0, INTERLEAVED,
-        )  # fmt: skip
-    elif slot >= 0:
-        to = cache_ptr + slot // block_size * cache_block + slot % block_size * cache_offset
-        _copy_heads(latent_ptr + token * latent_token, to, 1, 0, 0, rank, 1, RANK)
-        _turn_heads(
-            key_ptr + token * key_token, to + rank, None, cos_ptr + angle, sin_ptr + angle,
-            1, 0, 0, half, 2 * half, 0.0, 1, HALF, 0, INTERLEAVED,
-        )  # fmt: skip
-
-
-@triton.jit
 def _write_latent(
     latent_ptr,
     cache_ptr,
@@ -224,27 +201,6 @@ def _launch_kv(
             REST=_rest(size, half), VALUES=_power(v_TGD.shape[2]), KEYS=_power(size),
             INTERLEAVED=turn is not None and turn.interleaved, **FUSED,
         )  # fmt: skip
-
-
-def rope_write_latent(
-    q_TAR: Tensor, latent_TL: Tensor, key_TR: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor,
-    cache_NBC: Tensor, kv_slot_T: Tensor, interleaved: bool,
-) -> Tensor:  # fmt: skip
-    """Turned rope part of the queries; (latent, turned key) go to their rows of the MLA cache."""
-    q_TAR, cos_PD, sin_PD = _packed_last(q_TAR), cos_PD.contiguous(), sin_PD.contiguous()
-    latent_TL, key_TR = _packed_last(latent_TL), _packed_last(key_TR)
-    assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
-    out_TAR = torch.empty(q_TAR.shape, dtype=q_TAR.dtype, device=q_TAR.device)
-    tokens, heads, size = q_TAR.shape
-    if tokens:
-        _rope_write_latent[(tokens, 2)](
-            q_TAR, latent_TL, key_TR, out_TAR, cache_NBC, cos_PD, sin_PD, position_T, kv_slot_T,
-            heads, size // 2, latent_TL.shape[1], cache_NBC.shape[1],
-            *q_TAR.stride()[:2], latent_TL.stride(0), key_TR.stride(0), *cache_NBC.stride()[:2],
-            HEADS=_power(heads), HALF=_power(size // 2), RANK=_power(latent_TL.shape[1]), INTERLEAVED=interleaved,
-            **FUSED,
-        )  # fmt: skip
-    return out_TAR
 
 
 def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:

@@ -73,13 +73,13 @@ def _attend_latent(
     inside = used[:, None] & (c < rank)[None, :]
     row = token.to(tl.int64) * heads + head
     if DIRECT:
-        out = values / tl.where(total > 0, total, 1.0)[:, None]
+        out = values / tl.where(total != 0, total, 1.0)[:, None]
         tl.store(out_ptr + (row * rank)[:, None] + c[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
     else:
         at = row * parts + part
         tl.store(sum_ptr + at, total, mask=used)
         tl.store(largest_ptr + at, largest, mask=used)
-        tl.store(values_ptr + (at * rank)[:, None] + c[None, :], values, mask=inside & (total > 0)[:, None])
+        tl.store(values_ptr + (at * rank)[:, None] + c[None, :], values, mask=inside & (total != 0)[:, None])
 
 
 def attend_mla(

@@ -1,4 +1,4 @@
-"""Triton RMSNorm, alone or after adding the residual, and SwiGLU's elementwise half for dense layers.
+"""Triton RMSNorm, alone or after adding the residual, sums added to rows, and SwiGLU's elementwise half.
 
 Rounding follows the reference: the sum is rounded to its dtype before the norm reads it, the normalised value before
 the weight multiplies it. Shapes: T tokens (or tokens x heads), H hidden (or head size), J = 2 I.
@@ -35,6 +35,24 @@ def _rms_norm(
     tl.store(out_ptr + flat, (x * weight[None, :]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["layer"])
+def _add_sums(x_ptr, y_ptr, bad_ptr, hidden, x_stride, layer, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lost = 0
+    for start in range(0, hidden, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = column < hidden
+        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(y_ptr + row * hidden + column, mask=inside, other=0.0).to(tl.float32)
+        kept = x.to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + row * x_stride + column, kept, mask=inside)
+        if bad_ptr is not None:
+            lost += tl.sum((tl.abs(kept.to(tl.float32)) < float("inf")).to(tl.int32) - 1, axis=0)
+    if bad_ptr is not None:
+        before = tl.load(bad_ptr + row)
+        tl.store(bad_ptr + row, tl.where((lost < 0) & (before < 0), layer, before))
+
+
 @triton.jit
 def _silu_mul(x_ptr, out_ptr, inner, x_stride, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -59,6 +77,17 @@ def add_rms_norm(x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Te
     """x_TH += y_TH in place, and the norm of the new x_TH, in one pass."""
     assert x_TH.dim() == 2 and x_TH.stride(1) == 1, "x_TH is changed in place: its rows must be contiguous"
     return _launch(x_TH, y_TH.contiguous(), weight_H, eps)
+
+
+def add_sums(x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
+    """x_TH += y_TH in place, rounded once; rows that are not finite then get `layer` where bad_T is below 0."""
+    assert x_TH.stride(1) == 1, "x_TH is changed in place: its rows must be contiguous"
+    rows, hidden = x_TH.shape
+    columns = min(1024, triton.next_power_of_2(hidden))
+    if rows:
+        _add_sums[(rows,)](
+            x_TH, y_TH.contiguous(), bad_T, hidden, x_TH.stride(0), layer, COLUMNS=columns, **FUSED
+        )
 
 
 def silu_mul(gate_up_TJ: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ def fp8_scale(largest):
 
 @triton.jit
 def to_fp8(scaled):
-    """Clamped first: rounding of the scale must not push the largest value past the range."""
-    return tl.clamp(scaled, -FP8_MAX, FP8_MAX).to(tl.float8e4nv)
+    """Clamped first: rounding of the scale must not push the largest value past the range. NaN stays NaN."""
+    return tl.clamp(scaled, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
 @triton.jit(do_not_specialize=["rows", "scale_row", "scale_column"])

@@ -1,7 +1,8 @@
 """Triton router: scores in float32, then the family's choice of experts (`routing.RouterRule`) and their weights.
 
 Two launches: products split along the hidden size (a decode batch alone would fill few multiprocessors), then one
-program per token adds the parts in a fixed order and chooses. Ties go to the lower expert id.
+program per token adds the parts in a fixed order and chooses. Ties go to the lower expert id. A token whose logits are
+not all finite gets experts 0 .. K - 1 and weights that are NaN.
 Shapes: T tokens, H hidden, E experts, K choices, S parts of H.
 """
 
@@ -73,6 +74,7 @@ def _choose(
     logit = tl.zeros((GROUPS, EACH_PADDED), dtype=tl.float32)
     for part in tl.static_range(PARTS):
         logit += tl.load(part_STE_ptr + (part * tokens + token) * experts + e, mask=inside, other=0.0)
+    fine = tl.abs(logit) < float("inf")  # which NaN is not either
     if SIGMOID:
         score = tl.sigmoid(logit)
     elif SOFTMAX:
@@ -84,6 +86,8 @@ def _choose(
     ranked = score
     if bias_ptr is not None:
         ranked += tl.load(bias_ptr + e, mask=inside, other=0.0).to(tl.float32)
+    fine = fine & ((ranked > LOWEST) | (ranked <= LOWEST))  # no NaN of the bias's
+    lost = tl.min(tl.min(fine.to(tl.int32), axis=1), axis=0) == 0  # nothing to choose by
     ranked = tl.where(
         ranked > LOWEST, ranked, LOWEST
     )  # NaN and -inf too: they are chosen last, but never twice
@@ -109,6 +113,8 @@ def _choose(
         weight_K = weight_K / tl.sum(weight_K, axis=0)
     if RENORMALISE:
         weight_K = weight_K / (tl.sum(weight_K, axis=0) + epsilon)
+    expert_K = tl.where(lost, k, expert_K)
+    weight_K = tl.where(lost, float("nan"), weight_K)
     tl.store(expert_ptr + token * TOP_K + k, expert_K, mask=kept)
     tl.store(weight_ptr + token * TOP_K + k, weight_K * scale, mask=kept)
 

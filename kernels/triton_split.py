@@ -73,7 +73,7 @@ def _join(
     for start in range(0, parts, PARTS):
         p = start + tl.arange(0, PARTS)
         sums = tl.load(sum_ptr + at + p, mask=p < parts, other=0.0)
-        seen = sums > 0
+        seen = sums != 0  # a sum that is no number was seen too, and makes the whole one
         peaks = tl.load(largest_ptr + at + p, mask=(p < parts) & seen, other=LOWEST)
         higher = tl.maximum(largest, tl.max(peaks, axis=0))
         weight = tl.where(seen, tl.exp2(peaks - higher), 0.0)
@@ -86,7 +86,7 @@ def _join(
         values = values * old + tl.sum(tile * weight[:, None], axis=0)
         total = total * old + tl.sum(sums * weight, axis=0)
         largest = higher
-    values = values / tl.where(total > 0, total, 1.0)
+    values = values / tl.where(total != 0, total, 1.0)
     to = out_ptr + (token.to(tl.int64) * heads + head) * columns + d
     tl.store(to, values.to(out_ptr.dtype.element_ty), mask=d < columns)
 

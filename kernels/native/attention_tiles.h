@@ -293,9 +293,15 @@ class TilesWorker {
   void add_values(const Space& s, const Task& task, int group) {
     point_at(value_, group * a_.values.group_stride);
     if (!whole_) copy_edges(s, task);
+    if (!loops_.in_place && tiles_ % 2) clear_rest(s);
     for (int p = 0; p < s.panels; p++)
       loops_.add_values(s.weights, s.window, rows_, tile_, next_, tiles_, p * PANEL, a_.values.size,
                         s.sums + size_t(p) * padded_ * PANEL);
+  }
+
+  // Panels take two tiles at a time. What an earlier window left beside the last one's weights may be no number.
+  void clear_rest(const Space& s) {
+    for (int r = 0; r < rows_; r++) memset(s.weights + size_t(r) * s.window + tiles_ * TILE_TOKENS, 0, TILE_TOKENS * sizeof(E));
   }
 
   // The first and the last tile may hold what no row sees.

@@ -58,10 +58,14 @@ void bind_rows(py::module_& m) {
       rms_norm(engine, at<E>(x), stride, rows, size, at<E>(weight), eps, at<E>(out));
     });
   });
-  m.def("add_sums", [](Engine& engine, int dtype, Address x, Address y, int rows, int size) {
+  m.def("add_sums", [](Engine& engine, int dtype, Address x, int y_dtype, Address y, int rows, int size, Address bad,
+                       int layer) {
     with_dtype(dtype, [&](auto e) {
       using E = decltype(e);
-      add_sums(engine, at<E>(x), at<float>(y), rows, size);
+      if (y_dtype == dtype)
+        add_sums(engine, at<E>(x), at<E>(y), rows, size, at<int32_t>(bad), layer);
+      else
+        add_sums(engine, at<E>(x), at<float>(y), rows, size, at<int32_t>(bad), layer);
     });
   });
   m.def("add_rms_norm", [](Engine& engine, int dtype, Address x, Address y, int rows, int size, Address weight,
@@ -106,10 +110,6 @@ void bind_router(py::module_& m) {
   m.def("argmax", [](Engine& engine, Address row, int rows, int size, Address index) {
     py::gil_scoped_release released;
     argmax(engine, at<float>(row), rows, size, at<int32_t>(index));
-  });
-  m.def("top_k", [](Engine& engine, Address row, int rows, int size, int k, Address value, Address index) {
-    py::gil_scoped_release released;
-    top_k(engine, at<float>(row), rows, size, k, at<float>(value), at<int32_t>(index));
   });
   m.def("route", [](Engine& engine, int dtype, Address x, size_t stride, int tokens, Address gate, int gate_dtype,
                     int experts, int hidden, Address bias, const Rule& rule, Address expert, Address weight) {

@@ -55,8 +55,8 @@ struct Loops {
   void (*swiglu)(const float* sum, int rows, E* out, size_t stride);
   void (*gated)(const E* gate, const E* up, int size, E* out);  // silu(gate) * up
   void (*rms_norm)(const E* x, const E* weight, float eps, int size, E* out);
-  void (*add)(E* x, const E* y, int size);  // x += y, rounded to E
-  void (*add_sums)(E* x, const float* y, int size);
+  bool (*add)(E* x, const E* y, int size);  // x += y, rounded to E; whether all of x is finite now
+  bool (*add_sums)(E* x, const float* y, int size);
   // Pairs (i, i + half), or (2 i, 2 i + 1) if interleaved; out always split in halves.
   void (*rope)(const E* x, const float* cos, const float* sin, int half, bool interleaved, E* out);
   // `count` keys of `size` elements, in sixteens, as the panel of a product with up to 64 outputs.
@@ -94,7 +94,8 @@ struct Isa {
   void (*add_rounded)(float* out, const float* base, const float* row, float weight, int size);  // the same, rounded
   void (*scale_row)(float* row, float factor, int size);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
-  int (*argmax)(const float* x, int size);  // the first of the highest; NaNs are never it
+  bool (*all_finite)(const float* x, int size);
+  int (*argmax)(const float* x, int size);  // the first of the highest; -1 where any is not finite
   void (*sigmoid_all)(float* x, int size);
   void (*enter)();  // before a thread's first product of an op: sets up wide registers
   void (*leave)();  // after its last: gives them back

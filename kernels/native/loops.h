@@ -90,10 +90,18 @@ void rms_norm(const E* x, const E* weight, float eps, int size, E* out) {
 }
 
 template <class E, class Y>
-void add_rows(E* x, const Y* y, int size) {
+bool add_rows(E* x, const Y* y, int size) {
+  Finite<E> even, odd;  // two, since each waits for what it took before
   int i = 0;
-  for (; i + LANES <= size; i += LANES) store(x + i, load(x + i) + load(y + i));
-  if (i < size) store_part(x + i, load_part(x + i, size - i) + load_part(y + i, size - i), size - i);
+  for (; i + 2 * LANES <= size; i += 2 * LANES) {
+    even.store(x + i, load_shuffled(x + i) + load_shuffled(y + i), LANES);
+    odd.store(x + i + LANES, load_shuffled(x + i + LANES) + load_shuffled(y + i + LANES), LANES);
+  }
+  for (; i < size; i += LANES) {
+    int n = size - i < LANES ? size - i : LANES;
+    even.store(x + i, load_part(x + i, n) + load_part(y + i, n), n);
+  }
+  return even.all() && odd.all();
 }
 
 template <class E>
@@ -172,19 +180,27 @@ float exp_all(float* x, float top, int size) {
   return sum;
 }
 
+bool all_finite(const float* x, int size) {
+  Finite<float> finite;
+  for (int i = 0; i < size; i += LANES) finite.take(load_part(x + i, size - i < LANES ? size - i : LANES));
+  return finite.all();
+}
+
 int argmax(const float* x, int size) {
-  f32v best = splat(-INFINITY);
+  f32v best[2] = {splat(-INFINITY), splat(-INFINITY)};
+  Finite<float> finite[2];
   int i = 0;
-  for (; i + LANES <= size; i += LANES) best = maximum(load(x + i), best);
-  float top = max_lanes(best);
+  for (; i + 2 * LANES <= size; i += 2 * LANES)
+    for (int j = 0; j < 2; j++) {
+      f32v v = load(x + i + j * LANES);
+      best[j] = maximum(v, best[j]);
+      finite[j].take(v);
+    }
+  if (!finite[0].all() || !finite[1].all() || !all_finite(x + i, size - i)) return -1;
+  float top = max_lanes(maximum(best[0], best[1]));
   for (; i < size; i++) top = x[i] > top ? x[i] : top;
-  for (i = 0; i + LANES <= size; i += LANES) {
-    i32v same = load(x + i) == top;
-    int64_t halves[LANES / 2], any = 0;
-    store_raw(halves, same);
-    for (int64_t half : halves) any |= half;
-    if (any) break;
-  }
+  for (i = 0; i + LANES <= size; i += LANES)
+    if (any_equal(load(x + i), top)) break;
   for (; i < size; i++)
     if (x[i] == top) return i;
   return 0;

@@ -24,14 +24,6 @@ bool copy_choices(Address slot, Address weight, Address own_slot, Address own_we
     return good;
 }
 
-// Rows per slot, added to int64 counts; ids outside [0, slots) are not counted.
-void count_slots(Address slot, int64_t count, Address counts, int64_t slots) {
-    for (int64_t i = 0; i < count; ++i) {
-        int32_t id = at<int32_t>(slot)[i];
-        if (id >= 0 && id < slots) ++at<int64_t>(counts)[id];
-    }
-}
-
 uint64_t eight_bytes(const py::bytes& bytes) {
     std::string text = bytes;
     uint64_t word;
@@ -87,18 +79,17 @@ std::vector<size_t> wait(FlagBoard& board, const std::vector<size_t>& which, dou
 
 void bind_flags(py::module_& module) {
     module.attr("data_plane") = 3;  // what comm/native.py expects; raise both when a signature changes
-    py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/routes.py.")
+    py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/m2n/routes.py.")
         .def(py::init<Address, Address, int64_t, int64_t, int64_t, int64_t>());
-    py::class_<RowSplit>(module, "RowSplit", "The rows of one dispatch by expert node; see comm/rows.py.")
+    py::class_<RowSplit>(module, "RowSplit", "The rows of one dispatch by expert node; see comm/m2n/rows.py.")
         .def(py::init<const Routes&, Address, int64_t, int64_t, Address, bool, int64_t, int64_t>())
         .def("parts", &RowSplit::parts)
         .def("rows", &RowSplit::rows)
         .def("fill", &RowSplit::fill)
         .def("add", &RowSplit::add);
     module.def("copy_choices", &copy_choices);
-    module.def("count_slots", &count_slots);
-    py::class_<Mailbox>(module, "Mailbox", "One direction of one box; see comm/mailbox.py.").def(py::init(&make_mailbox));
-    py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/flags.py.")
+    py::class_<Mailbox>(module, "Mailbox", "One direction of one box; see comm/mailbox/mailbox.py.").def(py::init(&make_mailbox));
+    py::class_<FlagBoard>(module, "FlagBoard", "Flag words of all lanes of one end; see comm/mailbox/flags.py.")
         .def(py::init<const std::vector<FlagBoard::Addresses>&, const std::vector<uintptr_t>&, bool>(), py::arg("lanes"),
              py::arg("bells"), py::arg("spins") = true)
         .def("value", &FlagBoard::value)

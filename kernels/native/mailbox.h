@@ -1,4 +1,4 @@
-// One direction of one box: where its bytes lie and what a correct peer sends there. Says what comm/wire.py says in Python.
+// One direction of one box: where its bytes lie and what a correct peer sends there. Says what comm/mailbox/wire.py says in Python.
 //
 // The memory is shared with a peer that may write anything at any time: a header is copied once and its copy checked,
 // and so are slots. The progress word tells a waiting receiver how much is there already; it is only ever a hint of

@@ -53,11 +53,17 @@ void weigh(const Isa& isa, const float* score, const int32_t* expert, const Rule
   for (int k = 0; k < rule.top_k; k++) weight[k] *= factor;
 }
 
+// A choice for logits that allow none: the row is found by what its experts' sum becomes.
+void give_up(int top_k, int32_t* expert, float* weight) {
+  for (int k = 0; k < top_k; k++) expert[k] = k, weight[k] = NAN;
+}
+
 }  // namespace
 
 void choose(Engine& engine, float* logits, int tokens, int experts, const float* bias, const Rule& rule,
             int32_t* expert, float* weight) {
   const Isa& isa = *engine.isa;
+  bool usable = !bias || std::none_of(bias, bias + experts, [](float b) { return b != b; });
   bool grouped = rule.groups > 1 && rule.selection != 0;
   engine.reserve((size_t(experts) + 2 * rule.groups) * sizeof(float));
   engine.pool.run((tokens + ROWS - 1) / ROWS, [&](int index, int thread) {
@@ -65,6 +71,10 @@ void choose(Engine& engine, float* logits, int tokens, int experts, const float*
     float* value = ranked + experts;
     for (int t = index * ROWS; t < std::min(tokens, (index + 1) * ROWS); t++) {
       float* score = logits + size_t(t) * experts;
+      if (!usable || !isa.all_finite(score, experts)) {
+        give_up(rule.top_k, expert + size_t(t) * rule.top_k, weight + size_t(t) * rule.top_k);
+        continue;
+      }
       score_all(isa, score, experts, rule.scoring);
       for (int e = 0; e < experts; e++) ranked[e] = bias ? score[e] + bias[e] : score[e];
       if (grouped) close_groups(ranked, experts, rule, value, reinterpret_cast<int32_t*>(value + rule.groups));
@@ -76,14 +86,6 @@ void choose(Engine& engine, float* logits, int tokens, int experts, const float*
 
 void argmax(Engine& engine, const float* row, int rows, int size, int32_t* index) {
   engine.pool.run(rows, [&](int r, int) { index[r] = engine.isa->argmax(row + size_t(r) * size, size); });
-}
-
-void top_k(Engine& engine, const float* row, int rows, int size, int k, float* value, int32_t* index) {
-  engine.pool.run(rows, [&](int r, int) {
-    int32_t* found = index + size_t(r) * k;
-    best(row + size_t(r) * size, size, k, found);
-    for (int i = 0; i < k; i++) value[size_t(r) * k + i] = row[size_t(r) * size + found[i]];
-  });
 }
 
 template <class E>

@@ -8,15 +8,13 @@ struct Rule {
   float epsilon, scale, closed_value;
 };
 
-// logits (tokens, experts), overwritten by the scores. Ties go to the lower expert.
+// logits (tokens, experts), overwritten by the scores. Ties go to the lower expert. A token whose logits are not all
+// finite gets experts 0 .. top_k - 1 and weights that are no numbers; every token does when the bias holds one.
 void choose(Engine& engine, float* logits, int tokens, int experts, const float* bias, const Rule& rule,
             int32_t* expert, float* weight);
 
-// The first of the highest of every row of `size` floats.
+// The first of the highest of every row of `size` floats, -1 where any is not finite.
 void argmax(Engine& engine, const float* row, int rows, int size, int32_t* index);
-
-// The k highest of every row of `size` floats, in descending order, the lower index first among equals.
-void top_k(Engine& engine, const float* row, int rows, int size, int k, float* value, int32_t* index);
 
 // x (tokens, hidden) times gate (experts, hidden), both of E -> logits in float.
 template <class E>

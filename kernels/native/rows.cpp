@@ -22,10 +22,17 @@ void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, c
   by_rows(engine, rows, [&](size_t r) { norm(x + r * x_stride, weight, eps, size, out + r * size); });
 }
 
-template <class E>
-void add_sums(Engine& engine, E* x, const float* y, int rows, int size) {
-  auto add = engine.isa->of<E>().add_sums;
-  by_rows(engine, rows, [&](size_t r) { add(x + r * size, y + r * size, size); });
+template <class E, class Y>
+void add_sums(Engine& engine, E* x, const Y* y, int rows, int size, int32_t* bad, int layer) {
+  const Loops<E>& loops = engine.isa->of<E>();
+  bool (*add)(E*, const Y*, int);
+  if constexpr (sizeof(E) == sizeof(Y))
+    add = loops.add;
+  else
+    add = loops.add_sums;
+  by_rows(engine, rows, [&](size_t r) {
+    if (!add(x + r * size, y + r * size, size) && bad && bad[r] < 0) bad[r] = layer;
+  });
 }
 
 template <class E>
@@ -67,10 +74,11 @@ void write_cache(const E* x, size_t token_stride, size_t group_stride, int token
 
 #define FOR(E)                                                                                                    \
   template void rms_norm(Engine&, const E*, size_t, int, int, const E*, float, E*);                               \
-  template void add_sums(Engine&, E*, const float*, int, int);                                                    \
+  template void add_sums(Engine&, E*, const E*, int, int, int32_t*, int);                                         \
   template void add_rms_norm(Engine&, E*, const E*, int, int, const E*, float, E*);                               \
   template void gated(Engine&, const E*, int, int, E*);                                                           \
   template void rope(Engine&, const E*, size_t, size_t, int, int, const Turn&, E*);                               \
   template void write_cache(const E*, size_t, size_t, int, const int64_t*, const Store<E>&);
 FOR(bf16)
 FOR(float)
+template void add_sums(Engine&, bf16*, const float*, int, int, int32_t*, int);

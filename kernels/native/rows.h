@@ -17,9 +17,10 @@ void by_rows(Engine& engine, int rows, const Work& work) {
 template <class E>
 void rms_norm(Engine& engine, const E* x, size_t x_stride, int rows, int size, const E* weight, float eps, E* out);
 
-// x += y, rounded once. All contiguous.
-template <class E>
-void add_sums(Engine& engine, E* x, const float* y, int rows, int size);
+// x += y, rounded once. All contiguous. Y is E or float. bad[r] becomes `layer` where it is below 0 and row r of x is not
+// finite then; null for nobody who asks.
+template <class E, class Y>
+void add_sums(Engine& engine, E* x, const Y* y, int rows, int size, int32_t* bad, int layer);
 
 // x += y, then out = weight * norm(x). All contiguous.
 template <class E>

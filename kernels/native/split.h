@@ -1,7 +1,7 @@
 // One dispatch in two passes over its choices: experts to slots, then the rows of each expert node into its mailbox;
-// and the way back, partial sums added to the rows they belong to. Says what comm/rows.py says in PyTorch.
+// and the way back, partial sums added to the rows they belong to. Says what comm/m2n/rows.py says in PyTorch.
 //
-// Addresses, sizes and dtypes were checked by comm/rows.py. Expert ids are checked here, because they come from a
+// Addresses, sizes and dtypes were checked by comm/m2n/rows.py. Expert ids are checked here, because they come from a
 // router: one outside [0, experts) counts as no expert, like -1.
 #pragma once
 #include <algorithm>

@@ -66,6 +66,17 @@ INLINE u16v narrow(f32v x) {
 #endif
 }
 
+// As widen, in one shuffle rather than an extension and a shift: sums of rows are bound by such steps, products are not.
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+INLINE f32v load_shuffled(const bf16* p) {
+  const __m512i order = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+  return (f32v)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, order, _mm512_castsi256_si512((__m256i)load_raw<u16v>(p)));
+}
+#else
+INLINE f32v load_shuffled(const bf16* p) { return widen(load_raw<u16v>(p)); }
+#endif
+INLINE f32v load_shuffled(const float* p) { return load_raw<f32v>(p); }
+
 INLINE f32v load(const float* p) { return load_raw<f32v>(p); }
 INLINE f32v load(const bf16* p) { return widen(load_raw<u16v>(p)); }
 INLINE void store(float* p, f32v v) { store_raw(p, v); }
@@ -159,9 +170,23 @@ INLINE bool any_above(f32v v, float x) {
 #endif
 }
 
-// e^x to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial).
+// Whether any lane is x.
+INLINE bool any_equal(f32v v, float x) {
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_EQ_OQ);
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(x), _CMP_EQ_OQ));
+#else
+  i32v same = v == x;
+  int32_t any = 0;
+  for (int i = 0; i < LANES; i++) any |= same[i];
+  return any;
+#endif
+}
+
+// e^x to about 2 ulp on [-87, 88], clamped outside (Cephes' polynomial); what is no number stays none.
 INLINE f32v exp_lanes(f32v x) {
-  x = minimum(maximum(x, splat(-87.0f)), splat(88.0f));
+  x = minimum(splat(88.0f), maximum(splat(-87.0f), x));
   f32v shifted = x * 1.44269504f + 12582912.0f;
   f32v n = shifted - 12582912.0f;
   f32v r = x - n * 0.693359375f;
@@ -172,8 +197,53 @@ INLINE f32v exp_lanes(f32v x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  i32v exponent = ((i32v)shifted - 0x4b400000) << 23;
-  return (f32v)((i32v)p + exponent);
+  i32v power = ((i32v)shifted - (0x4b400000 - 127)) << 23;  // 2^n, normal for all of the range
+  return p * (f32v)power;
 }
+
+// Stores rows and remembers whether everything stored was finite, as an E keeps it.
+template <class E>
+class Finite;
+
+template <>
+class Finite<float> {
+ public:
+  INLINE void store(float* p, f32v v, int n) {
+    store_part(p, v, n);
+    take(v);
+  }
+  INLINE void take(f32v v) { zero_ += v * 0.0f; }  // no number times zero is no number, nor is infinity
+  INLINE bool all() const { return sum_lanes(zero_) == 0.0f; }
+
+ private:
+  f32v zero_ = {};
+};
+
+template <>
+class Finite<bf16> {
+ public:
+#ifdef HAS_BF16_CONVERSION
+  INLINE void store(bf16* p, f32v v, int n) {
+    u16v kept = narrow(v);
+    zero_ = (Half)_mm256_dpbf16_ps((__m256)zero_, (__m256bh)kept, (__m256bh)u16v{});
+    memcpy(p, &kept, n * sizeof(bf16));
+  }
+  INLINE bool all() const { return _mm256_movemask_ps(_mm256_cmp_ps((__m256)zero_, (__m256)zero_, _CMP_UNORD_Q)) == 0; }
+
+ private:
+  typedef float Half __attribute__((vector_size(VECTOR_BYTES / 2)));
+  Half zero_ = {};
+#else
+  INLINE void store(bf16* p, f32v v, int n) {
+    u16v kept = narrow(v), size = kept & 0x7fff;
+    most_ = size > most_ ? size : most_;
+    memcpy(p, &kept, n * sizeof(bf16));
+  }
+  INLINE bool all() const { return sum_lanes(widen(most_) * 0.0f) == 0.0f; }
+
+ private:
+  u16v most_ = {};
+#endif
+};
 
 }  // namespace

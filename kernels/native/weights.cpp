@@ -84,8 +84,16 @@ void Panels::pack_column(char* panel, int column, const Source& source, int row,
     along(dtype_, inputs_, column, [&](int k, size_t place) { to[place] = source.at(row, k); });
     return;
   }
-  float most = 0;
-  for (int k = 0; k < inputs_; k++) most = fmaxf(most, fabsf(source.at(row, k)));
+  float most = 0, zero = 0;
+  for (int k = 0; k < inputs_; k++) {
+    float w = source.at(row, k);
+    most = fmaxf(most, fabsf(w));
+    zero += w * 0.0f;
+  }
+  if (zero != 0.0f) {  // bytes hold nothing that is not finite, but the scale does, and so every result
+    *scale = NAN;
+    return along(dtype_, inputs_, column, [&](int, size_t place) { panel[place] = 0; });
+  }
   *scale = most > 0 ? most / 127.0f : 1.0f;
   along(dtype_, inputs_, column, [&](int k, size_t place) {
     panel[place] = static_cast<char>(lrintf(source.at(row, k) / *scale));

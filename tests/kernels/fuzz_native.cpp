@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include <cmath>
 #include <random>
 #include <stdexcept>
 
@@ -132,6 +133,25 @@ void experts(Engine& engine, bool int8) {
   }
 }
 
+template <class E>
+void sums(Engine& engine) {
+  int rows = up_to(40), size = up_to(150), last = rows * size - 1;
+  Buffer<E> x(size_t(rows) * size), y(x.size());
+  Buffer<float> wide(x.size());
+  Buffer<int32_t> bad(rows), index(rows);
+  fill(x), fill(y), fill(wide);
+  for (int r = 0; r < rows; r++) bad[r] = -1;
+  argmax(engine, wide.get(), rows, size, index.get());
+  if (index[rows - 1] < 0 || index[rows - 1] >= size) abort();
+  wide[last] = NAN;
+  argmax(engine, wide.get(), rows, size, index.get());
+  add_sums(engine, x.get(), y.get(), rows, size, bad.get(), 3);
+  if (bad[0] != -1 || index[rows - 1] != -1) abort();
+  add_sums(engine, x.get(), wide.get(), rows, size, bad.get(), 5);
+  if (bad[rows - 1] != 5) abort();
+  calls += 4;
+}
+
 // Sequences with their blocks, as PagedBatch has them.
 struct Paged {
   int sequences = up_to(4), block = 1 << (random_bits() % 6), blocks = 0, tokens = 0, most = 0;
@@ -231,6 +251,7 @@ void round(Engine& engine) {
   experts<E>(engine, random_bits() % 2);
   layer<E>(engine);
   latent<E>(engine);
+  sums<E>(engine);
 }
 
 }  // namespace

@@ -30,12 +30,6 @@ def test_without_the_library_pytorch_does_the_work_and_says_why(monkeypatch: pyt
         open_ops("cpu", 1, backend="native")
 
 
-def test_float16_is_served_by_pytorch(ops: Ops, truth: Ops) -> None:
-    weight, x = torch.randn(40, 32).half(), torch.randn(3, 32).half()
-    assert torch.equal(ops.linear(x, ops.pack_linear(weight)), truth.linear(x, truth.pack_linear(weight)))
-    assert torch.equal(ops.rms_norm(x, weight[0], 1e-6), truth.rms_norm(x, weight[0], 1e-6))
-
-
 def test_rows_of_another_dtype_are_converted_to_the_weights(ops: Ops) -> None:
     packed = ops.pack_linear(torch.randn(40, 32).bfloat16())
     x = torch.randn(3, 32).bfloat16()

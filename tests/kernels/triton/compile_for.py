@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_kv import rope_write_kv, rope_write_latent
+from afserve.kernels.triton_kv import rope_write_kv
 from afserve.kernels.triton_tiles import TileTable
 
 SHARED = {
@@ -119,6 +119,8 @@ def small_ops(ops: TritonBackend) -> None:
     for hidden in (128, 4096, 7168):
         ops.rms_norm(zeros(3, hidden), zeros(hidden), 1e-6)
         ops.add_rms_norm(zeros(3, hidden), zeros(3, hidden), zeros(hidden), 1e-6)
+    sums, bad = zeros(3, 7168, dtype=torch.float32), zeros(3, dtype=torch.int32)
+    ops.add_sums(zeros(3, 7168), sums, bad, 2)
     ops.mlp(zeros(1, 64), ops.pack_linear(zeros(128, 64), None), ops.pack_linear(zeros(64, 64), None))
     at = zeros(3, dtype=torch.int64)
     angle, cache, latent = zeros(9, 64, dtype=torch.float32), zeros(2, 4, 64, 128), zeros(2, 64, 576)
@@ -128,8 +130,6 @@ def small_ops(ops: TritonBackend) -> None:
     q, k, norm = zeros(3, 64, 128), zeros(3, 4, 128), zeros(128)
     rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False)
     rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False, norm, norm, 1e-6)
-    turn = angle[:, :32].contiguous()
-    rope_write_latent(zeros(3, 128, 64), zeros(3, 512), zeros(3, 64), turn, turn, at, latent, at, True)
 
 
 def attention(ops: TritonBackend) -> None:

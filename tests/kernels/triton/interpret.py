@@ -28,13 +28,19 @@ def interpret() -> None:
 
 
 def _rounding_as_the_chip(convert: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """The interpreter truncates to bfloat16 and loses the carry into e4m3's exponent; torch rounds as the chip does."""
+    """The interpreter truncates to bfloat16, loses the carry into e4m3's exponent and reads its NaN as 480; torch does
+    as the chip."""
     rounded = {
         tl.bfloat16: (torch.bfloat16, torch.uint16),
         tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
     }
+    widened = {tl.float16: (torch.float16, torch.uint16), tl.float32: (torch.float32, torch.uint32)}
 
     def converted(value, source, target, rounding):  # type: ignore[no-untyped-def]
+        if source == tl.float8e4nv and target in widened:
+            dtype, bits = widened[target]
+            stored = torch.from_numpy(np.array(value).view(np.uint8)).view(torch.float8_e4m3fn)
+            return stored.to(dtype).view(bits).numpy()
         if source != tl.float32 or target not in rounded:
             return convert(value, source, target, rounding)
         dtype, bits = rounded[target]

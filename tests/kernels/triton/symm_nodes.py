@@ -12,9 +12,9 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     interpret()  # before the kernels are imported
 
-from afserve.comm import dist, symm  # noqa: E402
-from afserve.comm.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert  # noqa: E402
 from afserve.comm.transport import Kind, Parcel  # noqa: E402
+from afserve.comm.transports import dist, symm  # noqa: E402
+from afserve.comm.transports.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert  # noqa: E402
 from afserve.errors import AfserveError, PeerLost  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -126,7 +126,7 @@ def remote_end(expert, attention, layout, folder, pipe):
         try:
             pipe.send(("value", act(end, word, rest)))
         except PeerLost as error:
-            pipe.send(("lost", (error.peer, error.message)))
+            pipe.send(("lost", (str(error.peer), error.message)))
         except AfserveError as error:
             pipe.send(("error", error))
         except (RuntimeError, ValueError):  # shown in the process that asked

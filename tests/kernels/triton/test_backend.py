@@ -13,13 +13,16 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.triton_backend import TritonBackend
+from tests.kernels.conftest import on_their_own
 
 EXACT = Ops(Reference(), torch.device("cpu"), 1)
 
 
 @pytest.fixture
 def ops(device):
-    return Ops(TritonBackend(device, multiprocessors=2), device, 1)
+    made = Ops(TritonBackend(device, multiprocessors=2), device, 1)
+    with on_their_own(made):
+        yield made
 
 
 def on(device, *tensors):
@@ -58,7 +61,7 @@ def test_gqa_layer(device, ops, close, queries):
     close(got, EXACT.attend_gqa(*wide, cpu_batch, 0.25, window=9), steps=8.0)
 
 
-def gqa_layer(ops, dtype, device):
+def gqa_layer(ops, dtype, device, sinks=False):
     """A layer of 4 query and 2 key/value heads of 16, hidden 32, with head norms and a router of 6 experts."""
     torch.manual_seed(5)
 
@@ -71,20 +74,22 @@ def gqa_layer(ops, dtype, device):
             1 + weight(32), ops.pack_linear(weight(128, 32)), 1 + weight(16), 1 + weight(16), angle.cos(), angle.sin(),
             ops.pack_linear(weight(32, 64)), 1 + weight(32), weight(6, 32), None,
             RouterRule(2, Scoring.SOFTMAX, renormalise=True), 4, 2, 16, 1e-6, 0.25,
+            sink_A=torch.tensor([-1.0, 0.0, 1.0, 2.0], device=device) if sinks else None,
         )
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("queries", [1, 3])
-def test_gqa_half(device, ops, close, queries):
+def test_gqa_half(device, ops, close, queries, sinks):
     x, k_cache, v_cache = torch.randn(queries, 32), torch.randn(3, 2, 8, 16), torch.randn(3, 2, 8, 16)
     x, k_cache, v_cache = (t.bfloat16() for t in (x, k_cache, v_cache))
     wide = [t.double() for t in (x, k_cache, v_cache)]
     exact = EXACT.gqa_half(
-        wide[0], gqa_layer(EXACT, torch.float64, "cpu"), *wide[1:], batch_of("cpu", queries, 20, 8)
+        wide[0], gqa_layer(EXACT, torch.float64, "cpu", sinks), *wide[1:], batch_of("cpu", queries, 20, 8)
     )
     moved = [t.clone().to(device) for t in (x, k_cache, v_cache)]
-    layer = gqa_layer(ops, torch.bfloat16, device)
+    layer = gqa_layer(ops, torch.bfloat16, device, sinks)
     half = ops.gqa_half(moved[0], layer, *moved[1:], batch_of(device, queries, 20, 8))
     close(moved[0], wide[0], steps=8.0)
     close(moved[1], wide[1], steps=8.0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afserve.comm.bank import LocalBankLink
+from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.request import GenerationRequest, SamplingParams

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from afserve.comm.bank import LocalBankLink
+from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
+from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.kernels.triton_backend import TritonBackend
@@ -14,26 +15,49 @@ PROMPTS = ((5, 77, 130), (9, 8, 7, 150, 33, 21))
 NEW = 3
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mixtral-window", "v2-groups", "v3"])
-def test_greedy_tokens(device, name, tiny_checkpoint, oracle):
-    source = ModelSource(str(tiny_checkpoint(name)), name)
+def setup(device):
+    """A small engine on the device, or in the interpreter on the CPU."""
     config = EngineConfig(
         max_model_len=32, kv_blocks=16, block_size=8, max_batch_tokens=5, micro_batches=1, device=str(device)
     )
-    ops = Ops(TritonBackend(device, multiprocessors=2), device, 1)
+    return config, Ops(TritonBackend(device, multiprocessors=2), device, 1)
+
+
+def requests():
+    greedy = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+    return [GenerationRequest(str(number), prompt, greedy) for number, prompt in enumerate(PROMPTS)]
+
+
+def check(events, model):
+    got = {str(number): [] for number in range(len(PROMPTS))}
+    for event in events:
+        assert event.error is None
+        got[event.request_id] += event.token_ids
+    with torch.no_grad():
+        for number, prompt in enumerate(PROMPTS):
+            out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
+            assert got[str(number)] == out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mixtral-window", "v2-groups", "v3"])
+def test_greedy_tokens(device, name, tiny_checkpoint, oracle):
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    config, ops = setup(device)
     spec = spec_of(source)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, ops=ops)
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops)
-    greedy = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    for number, prompt in enumerate(PROMPTS):
-        node.submit(GenerationRequest(str(number), prompt, greedy))
-    got = {str(number): [] for number in range(len(PROMPTS))}
+    for request in requests():
+        node.submit(request)
+    events = []
     while node.busy:
-        for event in node.step():
-            assert event.error is None
-            got[event.request_id] += event.token_ids
-    with torch.no_grad():
-        for number, prompt in enumerate(PROMPTS):
-            out = oracle(name).generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
-            assert got[str(number)] == out[0, len(prompt) :].tolist()
+        events += node.step()
+    check(events, oracle(name))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "v3"])
+def test_greedy_tokens_over_two_expert_nodes(device, name, tiny_checkpoint, oracle):
+    """On a GPU the mailboxes are there too, so rows travel as between GPUs."""
+    config, ops = setup(device)
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    check(LocalCluster.build(source, config, experts=2, ops=ops).run(requests()), oracle(name))

@@ -5,8 +5,8 @@ import multiprocessing
 import pytest
 import torch
 
-from afserve.comm.symm_device import Patience, Region
 from afserve.comm.transport import Kind, Layout, WireType
+from afserve.comm.transports.symm_device import Patience, Region
 from afserve.errors import PeerLost
 from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
 

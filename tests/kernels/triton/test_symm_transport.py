@@ -10,10 +10,10 @@ import os
 import pytest
 import torch
 
-from afserve.comm import dist, symm
 from afserve.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
-from afserve.comm.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from afserve.comm.transport import Box, Kind, Layout, Parcel, WireType
+from afserve.comm.transports import dist, symm
+from afserve.comm.transports.symm_device import Boxes, Patience, Region, SymmAttention, SymmExpert
 from afserve.errors import ConfigError, PeerLost
 from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way
 
@@ -163,7 +163,7 @@ def test_a_flag_that_is_never_raised_makes_the_payload_no_number_and_ends_the_pa
     if CUDA:
         pytest.skip("both ends are in this process")
     ends = in_this_process(str(tmp_path))(1, 1, LAYOUT)
-    monkeypatch.setattr("afserve.comm.symm.SymmPair.send", lambda *_: None)
+    monkeypatch.setattr("afserve.comm.transports.symm.SymmPair.send", lambda *_: None)
     send(ends.attention[0], BOX, 1, 2)
     got = arrive(ends.experts[0], BOX)
     assert got.x_RH.isnan().all() and (got.slot_RK == -1).all()
