@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from afserve.comm import connect
-from afserve.comm.shm import ShmTransport
 from afserve.comm.transport import Box, Header, Kind, Layout, Transport, WireType
+from afserve.comm.transports.shm import ShmTransport
 
 NO_WIRES = ("local", "symm")  # one thread; GPUs (bench.m2n_cuda)
 ROW_BYTES = 2048

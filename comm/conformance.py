@@ -14,6 +14,7 @@ from torch import Tensor
 
 from afserve.comm.transport import Box, Header, Kind, Layout, Parcel, Transport, WireType
 from afserve.errors import PeerLost, ProtocolError
+from afserve.member import NodeId, attention_node, expert_node
 
 PATIENCE = 10.0  # seconds for what should take microseconds, on a machine that is busy with something else
 LAYOUT = Layout(
@@ -202,8 +203,8 @@ def check_lost_expert(open_ends: Open) -> None:
     """An expert node that is gone is named, in wait and in post; the others go on."""
     ends = open_ends(1, 2, LAYOUT)
     ends.experts[1].close()
-    assert _lost(lambda: ends.attention[0].wait([Box(0, 1, 0)], PATIENCE)) == "expert-1"
-    assert _lost(lambda: send(ends.attention[0], Box(0, 1, 1), 1, 1)) == "expert-1"
+    assert _lost(lambda: ends.attention[0].wait([Box(0, 1, 0)], PATIENCE)) == expert_node(1)
+    assert _lost(lambda: send(ends.attention[0], Box(0, 1, 1), 1, 1)) == expert_node(1)
     _same_after(ends, Box(0, 0, 0))
     ends.attention[0].close()
     ends.experts[0].close()
@@ -214,7 +215,7 @@ def check_lost_attention(open_ends: Open) -> None:
     ends = open_ends(2, 1, LAYOUT)
     _same_after(ends, Box(1, 0, 0))
     ends.attention[1].close()
-    assert _lost(lambda: ends.experts[0].wait([Box(1, 0, 0)], PATIENCE)) == "attention-1"
+    assert _lost(lambda: ends.experts[0].wait([Box(1, 0, 0)], PATIENCE)) == attention_node(1)
     _same_after(ends, Box(0, 0, 0))
     ends.attention[0].close()
     ends.experts[0].close()
@@ -259,7 +260,7 @@ def _refused(act: Callable[[], object]) -> str:
     raise AssertionError("nothing was refused")
 
 
-def _lost(act: Callable[[], object]) -> str:
+def _lost(act: Callable[[], object]) -> NodeId | str:
     for _ in range(3):
         try:
             act()

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from afserve.comm import local, shm, tcp
-from afserve.comm.transport import Layout, Transport
+from afserve import member
+from afserve.comm.transport import HOST, Layout, Transport
+from afserve.comm.transports import local, shm, tcp
 from afserve.errors import ConfigError, RendezvousError
-
-_HOST = torch.device("cpu")
 
 
 def kinds() -> tuple[str, ...]:
@@ -33,28 +32,28 @@ def listen(
     attention_nodes: int,
     layout: Layout,
     host: str = "127.0.0.1",
-    device: torch.device = _HOST,
+    device: torch.device = HOST,
 ) -> tuple[Transport, str]:
     """The expert node's end and its address. `attention_nodes` is how many may ever connect.
 
     `host` is the one address that `tcp`, `dist` and `symm` listen on; the others need none. `device` is where payloads
-    of `dist` and `symm` lie; the others have theirs in host memory.
+    of `dist`, `symm` and `local` lie; the others have theirs in host memory.
     """
     _check(kind)
     if kind == "tcp":
         return tcp.listen(expert, attention_nodes, layout, host)
     if kind == "dist":
-        from afserve.comm import dist  # a PyTorch without gloo cannot import it
-        from afserve.comm.pair_stream import Carriage
+        from afserve.comm.transports import dist  # a PyTorch without gloo cannot import it
+        from afserve.comm.transports.pair_stream import Carriage
 
         return dist.listen(expert, attention_nodes, layout, host, Carriage(device))
     if kind == "symm":
-        from afserve.comm import symm
+        from afserve.comm.transports import symm
 
         return symm.listen(expert, attention_nodes, layout, host, device)
     if kind == "shm":
         return shm.listen(expert, attention_nodes, layout)
-    return local.listen(expert, attention_nodes, layout)
+    return local.listen(expert, attention_nodes, layout, device)
 
 
 def connect(
@@ -63,11 +62,11 @@ def connect(
     attention: int,
     layout: Layout,
     timeout: float,
-    device: torch.device = _HOST,
+    device: torch.device = HOST,
 ) -> Transport:
     """The attention node's end. Raises RendezvousError naming the expert node and what is wrong with it."""
     if not addresses:
-        raise RendezvousError(f"attention-{attention}: there is no expert node to connect to")
+        raise RendezvousError(f"{member.attention_node(attention)}: there is no expert node to connect to")
     found = {address.partition(":")[0] for address in addresses}
     if len(found) > 1:
         raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
@@ -78,12 +77,12 @@ def connect(
     if kind == "tcp":
         return tcp.connect(addresses, attention, layout, timeout)
     if kind == "dist":
-        from afserve.comm import dist
-        from afserve.comm.pair_stream import Carriage
+        from afserve.comm.transports import dist
+        from afserve.comm.transports.pair_stream import Carriage
 
         return dist.connect(addresses, attention, layout, timeout, Carriage(device))
     if kind == "symm":
-        from afserve.comm import symm
+        from afserve.comm.transports import symm
 
         return symm.connect(addresses, attention, layout, timeout, device)
     return local.connect(addresses, attention, layout)

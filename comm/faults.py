@@ -8,6 +8,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from afserve.comm.transport import Box, Header, Layout, Parcel, Transport
 
 
@@ -44,6 +46,10 @@ class FaultyTransport:
     @property
     def layout(self) -> Layout:
         return self._inner.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self._inner.device
 
     def boxes(self) -> list[Box]:
         return self._inner.boxes()

@@ -17,7 +17,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from afserve.member import NodeId, Role
+
 NO_SLOT = -1
+HOST = torch.device("cpu")
 SCALE_BLOCK = 128
 
 
@@ -56,6 +59,14 @@ class Box(NamedTuple):
     attention: int
     expert: int
     micro_batch: int
+
+    @property
+    def attention_node(self) -> NodeId:
+        return NodeId(Role.ATTENTION, self.attention)
+
+    @property
+    def expert_node(self) -> NodeId:
+        return NodeId(Role.EXPERT, self.expert)
 
 
 class Header(NamedTuple):
@@ -107,6 +118,11 @@ class Transport(Protocol):
 
     @property
     def layout(self) -> Layout: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows lie in the mailboxes; headers are always in host memory."""
+        ...
 
     def boxes(self) -> list[Box]:
         """Every box of this end, in order; on an attention node those of the expert nodes it is attached to."""

@@ -5,10 +5,10 @@ import torch
 
 from afserve.clock import FakeClock
 from afserve.comm import connect
-from afserve.comm.m2n import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.engine.expert_node import ExpertNode
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 
 class ExactBank:
@@ -31,9 +31,20 @@ class ExactBank:
 
 
 class Cluster:
-    """`wrap(end)` may put something between a link or a port and its transport."""
+    """`wrap(end)` may put something between a link or a port and its transport; `stage()` makes an end's stage."""
 
-    def __init__(self, kind, attention, placement, layout, *, wrap=lambda end: end, deadline=30.0, **node):
+    def __init__(
+        self,
+        kind,
+        attention,
+        placement,
+        layout,
+        *,
+        wrap=lambda end: end,
+        stage=lambda: None,
+        deadline=30.0,
+        **node,
+    ):
         self.clock = FakeClock()
         self.placement = placement
         self.layout = layout
@@ -43,7 +54,9 @@ class Cluster:
         ]
         self.banks = [ExactBank({(n, s): e for n, s, e in placement.held(f)}) for f in range(placement.nodes)]
         self.nodes = [
-            ExpertNode(ExpertPort(wrap(end)), bank, epoch=placement.epoch, clock=self.clock, **node)
+            ExpertNode(
+                ExpertPort(wrap(end), stage=stage()), bank, epoch=placement.epoch, clock=self.clock, **node
+            )
             for (end, _), bank in zip(pairs, self.banks)
         ]
         addresses = [address for _, address in pairs]
@@ -55,6 +68,7 @@ class Cluster:
                 placement=placement,
                 deadline=deadline,
                 clock=self.clock,
+                stage=stage(),
             )
             for a in range(attention)
         ]

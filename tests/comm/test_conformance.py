@@ -4,9 +4,11 @@ import importlib
 
 import pytest
 
-from afserve.comm import connect, flags, shm
+from afserve.comm import connect
 from afserve.comm.conformance import BATTERY, Ends
+from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
+from afserve.comm.transports import shm
 
 
 def opener(kind):
@@ -33,7 +35,7 @@ def test_battery(kind, check):
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_battery_without_the_native_library(check, monkeypatch):
-    monkeypatch.setattr("afserve.comm.lanes.open_board", flags.PlainBoard)
+    monkeypatch.setattr("afserve.comm.mailbox.lanes.open_board", flags.PlainBoard)
     check(opener("shm"))
 
 

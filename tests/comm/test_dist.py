@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from afserve.comm import connect
 from afserve.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
-from afserve.comm.record import record_segment
-from afserve.comm.segment import SegmentMap
+from afserve.comm.mailbox.record import record_segment
+from afserve.comm.mailbox.segment import SegmentMap
+from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON
 from afserve.comm.transport import Box, Header, Kind
-from afserve.comm.wire import HEADER_BYTES, LONGEST_REASON
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 
 if "dist" in connect.kinds():
-    from afserve.comm import dist
-    from afserve.comm.pair_stream import Carriage
+    from afserve.comm.transports import dist
+    from afserve.comm.transports.pair_stream import Carriage
 
 pytestmark = pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
 BOX = Box(0, 0, 0)
@@ -176,9 +176,9 @@ def test_battery_with_every_payload_through_the_group(check):
 
 
 def test_a_payload_that_is_announced_and_does_not_come_is_a_lost_peer(monkeypatch):
-    monkeypatch.setattr("afserve.comm.pair_stream._REST_SECONDS", 0.2)
+    monkeypatch.setattr("afserve.comm.transports.pair_stream._REST_SECONDS", 0.2)
     ends = through_the_group(1, 1, LAYOUT)
-    monkeypatch.setattr("afserve.comm.groups.Pair.send", lambda *_: None)
+    monkeypatch.setattr("afserve.comm.transports.groups.Pair.send", lambda *_: None)
     send(ends.attention[0], BOX, 1, 3)
     with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
         for _ in range(1000):
@@ -213,7 +213,7 @@ def test_a_late_payload_is_not_taken_for_the_next_one():
 def test_any_record_from_a_member(kind, micro_batch, payload, inline, after):
     """It is refused or its sender is dropped; what the other member sends is not touched."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("afserve.comm.pair_stream._REST_SECONDS", 0.05)
+        patch.setattr("afserve.comm.transports.pair_stream._REST_SECONDS", 0.05)
         way = Carriage(torch.device("cpu"), inline_most=0)
         end, address = dist.listen(0, 2, LAYOUT, "127.0.0.1", way)
         bad, good = (dist.connect([address], a, LAYOUT, 10.0, way) for a in range(2))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from afserve.comm.faults import Faults, FaultyTransport, Killed
 from afserve.errors import DeadlineError, PeerLost
-from afserve.placement.plan import Placement
+from afserve.member import expert_node
+from afserve.placement.placement import Placement
 
 PLACEMENT = Placement.contiguous(layers=2, experts=8, nodes=2)
 
@@ -112,6 +113,6 @@ def test_a_peer_killed_at_every_step(build_cluster, victim, kill_at):
     else:
         assert killed <= {1}
         for error in outcomes.values():
-            assert isinstance(error, PeerLost) and error.peer == "expert-1"
+            assert isinstance(error, PeerLost) and error.peer == expert_node(1)
         if not killed:
             assert not outcomes

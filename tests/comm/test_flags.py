@@ -6,13 +6,13 @@ import time
 import pytest
 import torch
 
-from afserve.comm import flags
 from afserve.comm.conformance import LAYOUT, answer, arrive, send
-from afserve.comm.flags import BellWord, LaneWords, PlainBoard, open_board
-from afserve.comm.local import LocalTransport
+from afserve.comm.mailbox import flags
+from afserve.comm.mailbox.flags import BellWord, LaneWords, PlainBoard, open_board
+from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.native import native_library
-from afserve.comm.segment import Segment, SegmentMap
 from afserve.comm.transport import Box, Kind
+from afserve.comm.transports.local import LocalTransport
 from afserve.errors import ConfigError
 
 BOARDS = [PlainBoard, open_board]

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.comm.conformance import LAYOUT
-from afserve.comm.local import LocalTransport
-from afserve.comm.m2n import ExpertLink
-from afserve.comm.port import ExpertPort
-from afserve.comm.segment import PAGE, Segment, SegmentMap, read_terms
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.mailbox.segment import PAGE, Segment, SegmentMap, read_terms
+from afserve.comm.mailbox.wire import HEADER_BYTES, Frame, decode, encode
 from afserve.comm.transport import Box, Kind
-from afserve.comm.wire import HEADER_BYTES, Frame, decode, encode
+from afserve.comm.transports.local import LocalTransport
 from afserve.errors import ProtocolError, RendezvousError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 BOX = Box(0, 0, 0)
 PLACEMENT = Placement.contiguous(layers=LAYOUT.layers, experts=5, nodes=1)

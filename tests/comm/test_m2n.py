@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.bank import LocalBankLink
+from afserve.comm.m2n.bank import LocalBankLink
 from afserve.comm.transport import WireType
 from afserve.errors import DeadlineError, PeerLost, ProtocolError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.member import expert_node
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 EXPERTS, LAYERS = 8, 2
 
@@ -128,11 +129,11 @@ def test_a_closed_node_is_named(build_cluster):
     with pytest.raises(PeerLost) as lost:
         for _ in range(3):
             cluster.links[0].wait([ticket], 1.0)
-    assert lost.value.peer == "expert-1"
+    assert lost.value.peer == expert_node(1)
 
 
 def test_fp8_rows_are_close_and_scaled_per_block():
-    from afserve.comm.fp8 import dequantise, quantise
+    from afserve.comm.mailbox.fp8 import dequantise, quantise
 
     generator = torch.Generator().manual_seed(1)
     x_RH = torch.randn(5, 300, generator=generator) * torch.tensor([1e-4, 1.0, 30.0, 1e4, 0.0])[:, None]

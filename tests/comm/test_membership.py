@@ -5,10 +5,10 @@ import torch
 
 from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.m2n import ExpertLink
+from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.transport import Box
 from afserve.errors import PeerLost, RendezvousError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 KINDS = [kind for kind in connect.kinds() if kind != "symm"]  # which is between processes only
 
@@ -83,7 +83,7 @@ def test_a_failed_join_changes_nothing(kind):
 
 def test_a_link_uses_a_node_that_joined(build_cluster):
     """Placement over one node, then over two: the second is attached in between."""
-    from afserve.comm.m2n import ExpertPort
+    from afserve.comm.m2n.link import ExpertPort
     from afserve.engine.expert_node import ExpertNode
 
     narrow = Placement.contiguous(layers=1, experts=4, nodes=1)

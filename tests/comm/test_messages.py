@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.flags import MessageBoard, PlainBoard
-from afserve.comm.lanes import Lanes
-from afserve.comm.local import LocalTransport
+from afserve.comm.mailbox.flags import MessageBoard, PlainBoard
+from afserve.comm.mailbox.lanes import Lanes
+from afserve.comm.mailbox.segment import Segment, SegmentMap
+from afserve.comm.mailbox.wire import HEADER_BYTES, Frame, decode
 from afserve.comm.native import native_library
-from afserve.comm.segment import Segment, SegmentMap
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Layout, WireType
-from afserve.comm.wire import HEADER_BYTES, Frame, decode
+from afserve.comm.transports.local import LocalTransport
 from afserve.errors import ProtocolError
 
 BOX = Box(0, 0, 0)
@@ -155,7 +155,7 @@ def test_a_waiter_that_spins_gets_whole_messages():
 
 
 def test_plain_boards_send_in_three_steps(monkeypatch):
-    monkeypatch.setattr("afserve.comm.lanes.open_board", PlainBoard)
+    monkeypatch.setattr("afserve.comm.mailbox.lanes.open_board", PlainBoard)
     expert, attention, segment = pair()
     assert Lanes([segment], 0)._carrier is None
     x_RH, slot_RK, weight_RK = message(LAYOUT, 2, 5)

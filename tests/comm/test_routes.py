@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from afserve.comm.routes import RouteTable, row_number
+from afserve.comm.m2n.routes import RouteTable, row_number
 from afserve.errors import ConfigError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 
 def two_nodes(share):

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.comm.m2n.routes import RouteTable
+from afserve.comm.m2n.rows import DeviceSplit, NativeSplit, Splitter, TorchSplit
 from afserve.comm.native import native_library
-from afserve.comm.routes import RouteTable
-from afserve.comm.rows import NativeSplit, Splitter, TorchSplit
-from afserve.comm.transport import Header, Kind, Parcel, WireType
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.comm.transport import NO_SLOT, Header, Kind, Parcel, WireType
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 EXPERTS = 6
 
@@ -86,3 +86,36 @@ def test_expert_ids_out_of_range_are_nobodys():
     expert_TK = torch.tensor([[4, -9], [1 << 40, 3]])
     split = Splitter(native).split(routes, torch.ones(2, 8), expert_TK, torch.ones(2, 2))
     assert split.parts() == [(1, 1)]
+
+
+@given(layer=layers(), rows=st.integers(1, 9), choices=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_all_rows_to_every_node_give_the_same_sums(layer, rows, choices, seed):
+    """The split of a device, whose shapes do not depend on the choices, beside the one that sends no row in vain."""
+    generator = torch.Generator().manual_seed(seed)
+    x_TH = torch.randn(rows, 8, generator=generator)
+    expert_TK = torch.randint(0, EXPERTS, (rows, choices), generator=generator)
+    weight_TK = torch.rand(rows, choices, generator=generator)
+    placement = Placement(0, len(layer.slots), EXPERTS, (layer,))
+    routes = RouteTable(placement, 7).layers[0]
+    sums = []
+    for split in (
+        DeviceSplit(routes, x_TH, expert_TK, weight_TK),
+        TorchSplit(routes, x_TH, expert_TK, weight_TK),
+    ):
+        y_TH = torch.zeros(rows, 8)
+        for node, count in split.parts():
+            into = parcel(count, 8, choices, torch.float32)
+            split.fill(node, into)
+            assert int(into.slot_RK.min()) >= NO_SLOT and int(into.slot_RK.max()) < 7
+            factor_RK = into.weight_RK.masked_fill(into.slot_RK == NO_SLOT, 0.0)
+            part_RH = (factor_RK * (into.slot_RK + 1)).sum(1, keepdim=True) * into.x_RH
+            if placement.nodes == 1:
+                y_TH += part_RH
+            else:
+                split.add(node, part_RH, y_TH)
+        sums.append(y_TH)
+    assert torch.equal(*sums)
+    assert DeviceSplit(routes, x_TH, expert_TK, weight_TK).parts() == [
+        (n, rows) for n in range(placement.nodes)
+    ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from afserve.comm.spinning import Spinner
+from afserve.comm.transports.busy_poll import BusyPoll
 
 US = 1e-6
 
@@ -28,7 +28,7 @@ def core():
 
 @pytest.fixture
 def spinner(core):
-    return Spinner(core.clock, core.give_way)
+    return BusyPoll(core.clock, core.give_way)
 
 
 def wait(core, spinner, seconds, limit=1.0):

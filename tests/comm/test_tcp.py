@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from afserve.comm import connect
 from afserve.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.rendezvous import FIELDS, terms
+from afserve.comm.mailbox.rendezvous import FIELDS, terms
+from afserve.comm.mailbox.wire import HEADER_BYTES
 from afserve.comm.transport import Box, WireType
-from afserve.comm.wire import HEADER_BYTES
 from afserve.errors import PeerLost, RendezvousError
 
 BOX = Box(0, 0, 0)
@@ -229,7 +229,7 @@ def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
 def _hello(attention):
     import struct
 
-    from afserve.comm.wire import MAGIC
+    from afserve.comm.mailbox.wire import MAGIC
 
     agreed = terms(LAYOUT, expert=0, attention_nodes=2)
     return struct.pack("<Q" + "Q" * (len(FIELDS) + 1), MAGIC, *(agreed[field] for field in FIELDS), attention)

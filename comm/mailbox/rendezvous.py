@@ -6,8 +6,8 @@ Values in, an error or nothing out: it knows no sockets and no memory.
 import hashlib
 from collections.abc import Mapping
 
+from afserve.comm.mailbox.wire import VERSION
 from afserve.comm.transport import Layout
-from afserve.comm.wire import VERSION
 from afserve.errors import RendezvousError
 
 FIELDS = (

@@ -18,7 +18,7 @@ _SHY_WAITS = 64  # waits without looking again after that, at most: one at first
 _WEIGHT = 1 / 8  # of the newest wait in the usual one
 
 
-class Spinner:
+class BusyPoll:
     """Of one waiter. `clock` returns seconds; `give_way` lets another runnable thread have the core."""
 
     def __init__(

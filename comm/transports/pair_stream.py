@@ -12,18 +12,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.comm.groups import Meeting, Pair, check_device
-from afserve.comm.record import TAIL_BYTES, RecordMailbox
-from afserve.comm.stream import MessageStream, Place
+from afserve.comm.mailbox.record import TAIL_BYTES, RecordMailbox
+from afserve.comm.mailbox.wire import HEADER_BYTES, extent
 from afserve.comm.transport import Kind, Layout
-from afserve.comm.wire import HEADER_BYTES, extent
+from afserve.comm.transports.groups import Meeting, Pair, check_device
+from afserve.comm.transports.stream import MessageStream, Place
 
 # Faster over the connection at every size tried, up to 8 MiB; more is taken in by gloo's thread while a node computes.
 INLINE_BYTES = 16 << 20
 _KIND_AT = 6  # of the header's fields
 _TAIL = slice(40, 40 + TAIL_BYTES)  # in spare bytes of the header: how the payload ends
 _INLINE = 48  # in another spare byte: 1 where the payload follows its header over the connection
-_REST_SECONDS = 5.0  # how long the rest of a payload may take that is announced
+_REST_SECONDS = (
+    30.0  # how long the rest of an announced payload may take: longer than a stopped peer goes unnoticed
+)
 
 
 Boxes = Mapping[int, RecordMailbox]  # by micro-batch

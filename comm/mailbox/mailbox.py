@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afserve.comm.fp8 import quantise
+from afserve.comm.mailbox.fp8 import quantise
+from afserve.comm.mailbox.wire import HEADER_BYTES, Codec, Frame, encode_refusal, name, refusal
 from afserve.comm.native import native_library
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Parcel
-from afserve.comm.wire import HEADER_BYTES, Codec, Frame, encode_refusal, name, refusal
 from afserve.errors import ProtocolError
 
 _CACHED_SHAPES = 1024
@@ -125,8 +125,14 @@ class Mailbox:
         return self.memory_B[: self._length]
 
     def _own_choices(self, slot_RK: Tensor, weight_RK: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of slots and weights. Raises ProtocolError unless every slot is NO_SLOT or one of this node's."""
+        """Copies of slots and weights. Raises ProtocolError unless every slot is NO_SLOT or one of this node's.
+
+        On a device a slot that is not becomes NO_SLOT.
+        """
         slots = self.frame.layout.slots
+        if not slot_RK.is_cpu:
+            # To name a wrong slot the host would have to wait for the device: nobody computes it instead.
+            return slot_RK.masked_fill((slot_RK < 0) | (slot_RK >= slots), NO_SLOT), weight_RK.clone()
         if self._native is None:
             own_RK, factor_RK = slot_RK.clone(), weight_RK.clone()
             good = not own_RK.numel() or (int(own_RK.min()) >= NO_SLOT and int(own_RK.max()) < slots)

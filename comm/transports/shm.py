@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from afserve.comm.lanes import Lanes
-from afserve.comm.lost import Lost
-from afserve.comm.peers import PeerProcess
-from afserve.comm.rendezvous import compare, terms
-from afserve.comm.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
-from afserve.comm.transport import Box, Filler, Header, Layout, Parcel
-from afserve.comm.wire import check_layout
+from afserve import member
+from afserve.comm.mailbox.lanes import Lanes
+from afserve.comm.mailbox.rendezvous import compare, terms
+from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
+from afserve.comm.mailbox.wire import check_layout
+from afserve.comm.transport import HOST, Box, Filler, Header, Layout, Parcel
+from afserve.comm.transports.lost import Lost
+from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
 
 _LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers live
@@ -46,6 +47,10 @@ class ShmTransport:
     @property
     def layout(self) -> Layout:
         return self._layout
+
+    @property
+    def device(self) -> torch.device:
+        return HOST
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -154,10 +159,10 @@ class ShmTransport:
         if self._attention is None:
             segment = next(iter(self._segments.values()))
             for attention in range(segment.map.attention_nodes):
-                self._look_at(segment, attention, attention, f"attention-{attention}")
+                self._look_at(segment, attention, attention, str(member.attention_node(attention)))
         else:
             for expert, segment in self._segments.items():
-                self._look_at(segment, None, expert, f"expert-{expert}")
+                self._look_at(segment, None, expert, str(member.expert_node(expert)))
 
     def _look_at(self, segment: Segment, record: int | None, key: int, name: str) -> None:
         turn = segment.turn(record)
@@ -202,7 +207,7 @@ def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: f
 
 
 def _open(address: str, expert: int, attention: int, layout: Layout) -> Segment:
-    peer = f"expert-{expert}"
+    peer = str(member.expert_node(expert))
     try:
         _, pid, number = address.split(":")
         path = f"/proc/{int(pid)}/fd/{int(number)}"
@@ -236,7 +241,7 @@ def _verified(fd: int, peer: str, expert: int, attention: int, layout: Layout) -
     with mmap.mmap(fd, PAGE, prot=mmap.PROT_READ) as page:
         size, theirs = read_terms(memoryview(page.read(PAGE)), peer)
     mine = terms(layout, expert=expert, attention_nodes=max(theirs["attention_nodes"], attention + 1))
-    compare(mine, theirs, me=f"attention-{attention}", peer=peer)
+    compare(mine, theirs, me=str(member.attention_node(attention)), peer=peer)
     where = SegmentMap(layout, expert, theirs["attention_nodes"])
     if not where.size == size == there:
         raise RendezvousError(
@@ -252,14 +257,14 @@ def _map(fd: int, where: SegmentMap) -> Segment:
 def _await_vacancy(segment: Segment, attention: int, deadline: float) -> None:
     """A predecessor of the same index may still be on its way out."""
     while segment.state(attention) == HERE:
-        peer = PeerProcess(f"attention-{attention}", segment.pid(attention))
+        peer = PeerProcess(str(member.attention_node(attention)), segment.pid(attention))
         gone = peer.gone()
         peer.close()
         if gone:
             return
         if time.monotonic() >= deadline:
             raise RendezvousError(
-                f"attention-{attention} is already connected to expert-{segment.map.expert} as process "
-                f"{segment.pid(attention)}; give this node another index"
+                f"{member.attention_node(attention)} is already connected to {member.expert_node(segment.map.expert)} "
+                f"as process {segment.pid(attention)}; give this node another index"
             )
         time.sleep(_RETRY_SECONDS)

@@ -13,16 +13,18 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from afserve.clock import Clock, MonotonicClock
-from afserve.comm.bank import Bank, LocalBankLink
+from afserve import member
+from afserve.clock import AwakeClock, Clock
+from afserve.comm.m2n.bank import Bank, LocalBankLink
+from afserve.comm.m2n.port import Arrival, ExpertPort
+from afserve.comm.m2n.routes import LayerRoutes, RouteTable
+from afserve.comm.m2n.rows import RowSplit, Splitter
+from afserve.comm.m2n.staging import Copy, Stage, stage_for
+from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
-from afserve.comm.port import Arrival, ExpertPort
-from afserve.comm.routes import RouteTable
-from afserve.comm.rows import RowSplit, Splitter
-from afserve.comm.transport import Box, Header, Kind, Layout, Sender, Transport
-from afserve.comm.wire import name
+from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Sender, Transport
 from afserve.errors import DeadlineError, ProtocolError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 __all__ = ["Arrival", "Bank", "ExpertLink", "ExpertPort", "Link", "LocalBankLink", "Part", "Ticket"]
 
@@ -63,20 +65,29 @@ class Part:
 
 @dataclass(slots=True)
 class Ticket:
-    """One dispatch under way; `missing` are the boxes whose answer is not there yet."""
+    """One dispatch under way; `missing` are the boxes whose answer is not there yet.
+
+    `leaving` are rows, experts and weights that are on their way from a device to the host, from where they are sent.
+    """
 
     layer: int
     micro_batch: int
     rows: int
-    device: torch.device
     deadline: float
+    routes: LayerRoutes
+    epoch: int
+    leaving: Copy | None = None
     split: RowSplit | None = None
     parts: list[Part] = field(default_factory=list)
     missing: list[Box] = field(default_factory=list)
 
 
 class ExpertLink:
-    """Over any transport. `deadline` is how long an answer may take before DeadlineError names who owes it."""
+    """Over any transport. `deadline` is how long an answer may take before DeadlineError names who owes it.
+
+    `device` is where rows come from and sums go to, when that is not where the transport's mailboxes are; `stage`
+    replaces the way between the two.
+    """
 
     def __init__(
         self,
@@ -87,15 +98,20 @@ class ExpertLink:
         placement: Placement,
         deadline: float = 30.0,
         clock: Clock | None = None,
+        device: torch.device = HOST,
+        stage: Stage | None = None,
     ) -> None:
         self._transport = transport
         self._sender = transport if isinstance(transport, Sender) else None
         self._attention = attention
         self._layout = layout
         self._deadline = deadline
-        self._clock = MonotonicClock() if clock is None else clock
+        # Whoever waits polls it at least every 50 ms: an answer is not late because this node was stopped.
+        self._clock = AwakeClock() if clock is None else clock
         self._native = native_library()
         self._splitter = Splitter(self._native)
+        self._device = device
+        self._stage = stage or stage_for(device, transport.device)
         self.adopt(placement)
 
     @property
@@ -105,7 +121,8 @@ class ExpertLink:
 
     def adopt(self, placement: Placement) -> None:
         """Route later dispatches by another placement; tickets under way are not touched."""
-        self._table = RouteTable(placement, self._layout.slots, self._native)
+        where = HOST if self._stage is not None else self._device
+        self._table = RouteTable(placement, self._layout.slots, self._native, where)
 
     def attach(self, expert: int, address: str, timeout: float) -> None:
         """Connect to an expert node that joined, or that came in a lost one's place; `adopt` then sends it rows."""
@@ -120,14 +137,21 @@ class ExpertLink:
     ) -> Ticket:
         rows = x_TH.shape[0]
         deadline = self._clock.now() + self._deadline
-        ticket = Ticket(layer, micro_batch, rows, x_TH.device, deadline)
-        if rows:
-            split = ticket.split = self._splitter.split(self._table.layers[layer], x_TH, expert_TK, weight_TK)
-            for node, count in split.parts():
-                self._send(ticket, split, node, count)
+        table = self._table
+        ticket = Ticket(layer, micro_batch, rows, deadline, table.layers[layer], table.epoch)
+        if not rows:
+            return ticket
+        if self._stage is not None:
+            ticket.leaving = self._stage.to_host(micro_batch, x_TH, expert_TK, weight_TK)
+            self._send_when_there(ticket)
+        else:
+            self._send_parts(ticket, x_TH, expert_TK, weight_TK)
         return ticket
 
     def ready(self, ticket: Ticket) -> bool:
+        if ticket.leaving is not None:
+            self._send_when_there(ticket)
+            return False  # nobody can have answered yet
         if ticket.missing:
             for box in self._transport.ready(ticket.missing):
                 ticket.missing.remove(box)
@@ -135,6 +159,12 @@ class ExpertLink:
 
     def wait(self, tickets: Sequence[Ticket], timeout: float) -> None:
         if not tickets or any(self.ready(ticket) for ticket in tickets):
+            return
+        leaving = next((ticket for ticket in tickets if ticket.leaving is not None), None)
+        if leaving is not None:
+            assert leaving.leaving is not None
+            leaving.leaving.wait()
+            self._send_when_there(leaving)
             return
         now = self._clock.now()
         for ticket in tickets:
@@ -145,10 +175,18 @@ class ExpertLink:
 
     def combine(self, ticket: Ticket) -> Tensor:
         assert self.ready(ticket), "combine called on a ticket that is not ready"
+        y_TH = self._sum(ticket)
+        if self._stage is None:
+            return y_TH
+        (above_TH,) = self._stage.to_device(("sums", ticket.micro_batch), y_TH)
+        return above_TH
+
+    def _sum(self, ticket: Ticket) -> Tensor:
+        """Where the mailboxes are."""
         if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
-            x_RH = self._answer(ticket.parts[0])
-            return x_RH.to(ticket.device, torch.float32)
-        y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=ticket.device)
+            return self._answer(ticket.parts[0]).float()
+        where = HOST if self._stage is not None else self._device
+        y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=where)
         for part in ticket.parts:
             assert ticket.split is not None
             ticket.split.add(part.box.expert, self._answer(part), y_TH)
@@ -157,11 +195,23 @@ class ExpertLink:
     def close(self) -> None:
         self._transport.close()
 
+    def _send_when_there(self, ticket: Ticket) -> None:
+        """Rows of a device are split and sent once they are in host memory."""
+        if ticket.leaving is not None and ticket.leaving.done():
+            x_TH, expert_TK, weight_TK = ticket.leaving.tensors
+            ticket.leaving = None
+            self._send_parts(ticket, x_TH, expert_TK, weight_TK)
+
+    def _send_parts(self, ticket: Ticket, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:
+        split = ticket.split = self._splitter.split(ticket.routes, x_TH, expert_TK, weight_TK)
+        for node, count in split.parts():
+            self._send(ticket, split, node, count)
+
     def _send(self, ticket: Ticket, split: RowSplit, node: int, rows: int) -> None:
         box = Box(self._attention, node, ticket.micro_batch)
         sequence = self._transport.next_sequence(box)
         wire = self._layout.dispatch_wire
-        header = Header(Kind.DISPATCH, self._table.epoch, sequence, ticket.layer, rows, wire)
+        header = Header(Kind.DISPATCH, ticket.epoch, sequence, ticket.layer, rows, wire)
         if self._sender is not None:
             self._sender.send_part(box, header, split)
         else:
@@ -178,8 +228,8 @@ class ExpertLink:
         return parcel.x_RH
 
     def _overdue(self, ticket: Ticket) -> str:
-        who = ", ".join(f"expert-{box.expert}" for box in ticket.missing)
+        who = ", ".join(str(box.expert_node) for box in ticket.missing)
         return (
-            f"{who} did not answer layer {ticket.layer} of attention-{self._attention}, micro-batch "
+            f"{who} did not answer layer {ticket.layer} of {member.attention_node(self._attention)}, micro-batch "
             f"{ticket.micro_batch}, within {self._deadline:g} s"
         )

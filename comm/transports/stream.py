@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from afserve.comm.wire import HEADER_BYTES
+from afserve.comm.mailbox.wire import HEADER_BYTES
 
 Place = Callable[[memoryview], memoryview]  # header -> the memory for the whole message, of its exact length
 _KEEPALIVE = {

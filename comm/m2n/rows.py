@@ -1,7 +1,8 @@
 """The rows of one dispatch by expert node: which go where, into a mailbox, and partial sums back into their rows.
 
-In PyTorch, and in the native library where it is built and the tensors lie as it needs them; both do the same, bit by
-bit. It knows slots and rows, no boxes.
+In host memory in PyTorch, and in the native library where it is built and the tensors lie as it needs them; both do the
+same, bit by bit. On a device all rows go to every node, so that the host never waits to learn how many there are. It
+knows slots and rows, no boxes.
 
 Shapes: T rows of a micro-batch, R rows that go to one node, H hidden size, K top-k.
 """
@@ -11,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from afserve.comm.fp8 import quantise
-from afserve.comm.routes import LayerRoutes
+from afserve.comm.m2n.routes import LayerRoutes
+from afserve.comm.mailbox.fp8 import quantise
 from afserve.comm.transport import NO_SLOT, Filler, Parcel, WireType
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -29,8 +30,37 @@ class RowSplit(Filler, Protocol):
         ...
 
 
+class DeviceSplit:
+    """On a device: shapes do not depend on what the router chose, so the host launches everything without waiting.
+
+    A node is sent rows that hold none of its slots too. It computes nothing for those, and its zeros change no sum.
+    With top-8 of 4 nodes 10 % of the rows are such, of 8 nodes 34 %; `symm_device` sends only those that count.
+    """
+
+    def __init__(self, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:
+        self._x_TH, self._weight_TK, self._routes = x_TH, weight_TK, routes
+        self._slot_TK = routes.choose(x_TH, expert_TK)
+
+    def parts(self) -> list[tuple[int, int]]:
+        return [(node, len(self._x_TH)) for node in range(self._routes.nodes)]
+
+    def fill(self, node: int, parcel: Parcel) -> None:
+        assert parcel.slot_RK is not None and parcel.weight_RK is not None
+        slots = self._routes.slots
+        slot_TK = self._slot_TK - node * slots
+        parcel.slot_RK.copy_(slot_TK.masked_fill((slot_TK < 0) | (slot_TK >= slots), NO_SLOT))
+        parcel.weight_RK.copy_(self._weight_TK)
+        write_rows(self._x_TH, parcel)
+
+    def native(self, wire: WireType) -> None:
+        return None
+
+    def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
+        y_TH += part_RH
+
+
 class TorchSplit:
-    """Any device, any dtype. With one node all rows go there in order, and no index is made."""
+    """In host memory, any dtype. With one node all rows go there in order, and no index is made."""
 
     def __init__(self, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:
         self._x_TH, self._weight_TK, self._slots = x_TH, weight_TK, routes.slots
@@ -63,7 +93,7 @@ class TorchSplit:
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
         row_R = self._row_R[node]
         assert row_R is not None, "the only node's sums need no adding"
-        y_TH.index_add_(0, row_R.to(y_TH.device), part_RH.to(y_TH.device, torch.float32))
+        y_TH.index_add_(0, row_R, part_RH.float())
 
     def _by_node(self, nodes: int) -> dict[int, Tensor | None]:
         node_TK = torch.div(self._slot_TK, self._slots, rounding_mode="floor")
@@ -125,12 +155,14 @@ class NativeSplit:
 
 
 class Splitter:
-    """Makes the split of a dispatch, in the native library where that is possible."""
+    """Makes the split of a dispatch where its rows lie, in the native library where that is possible."""
 
     def __init__(self, native: Any | None) -> None:
         self._native = native
 
     def split(self, routes: LayerRoutes, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> RowSplit:
+        if not x_TH.is_cpu:
+            return DeviceSplit(routes, x_TH, expert_TK, weight_TK)
         if self._native is None or routes.handle is None or not _plain(x_TH, expert_TK, weight_TK):
             return TorchSplit(routes, x_TH, expert_TK, weight_TK)
         return NativeSplit(self._native, routes, x_TH, expert_TK, weight_TK)
@@ -138,8 +170,7 @@ class Splitter:
 
 def _plain(x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> bool:
     return (
-        x_TH.is_cpu
-        and x_TH.stride(1) == 1
+        x_TH.stride(1) == 1
         and expert_TK.dtype in _EXPERT_DTYPES
         and expert_TK.is_contiguous()
         and weight_TK.dtype is torch.float32

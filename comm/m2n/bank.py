@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 
 class Bank(Protocol):

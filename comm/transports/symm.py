@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from afserve.comm import dist
-from afserve.comm.groups import Meeting
-from afserve.comm.pair_stream import Boxes, Carriage
+from afserve.comm.mailbox.wire import Frame, aligned
 from afserve.comm.transport import Kind, Layout
-from afserve.comm.wire import Frame, aligned
+from afserve.comm.transports import dist
+from afserve.comm.transports.groups import Meeting
+from afserve.comm.transports.pair_stream import Boxes, Carriage
 from afserve.errors import ConfigError
 
 _FLAG_BYTES = 256  # a flag has its own line, and what follows it is aligned for any vector
 _ALIGN = 256
-_LIMIT_SECONDS = 5.0  # how long a kernel waits for a payload that was announced
+_LIMIT_SECONDS = (
+    30.0  # how long a kernel waits for an announced payload: longer than a stopped peer goes unnoticed
+)
 
 
 @dataclass(frozen=True, slots=True)

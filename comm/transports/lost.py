@@ -37,5 +37,5 @@ class Lost:
             if peer not in self._why:
                 continue
             if self._attention_side:
-                raise PeerLost(f"expert-{peer}", self._why[peer])
-            raise PeerLost(f"attention-{peer}", self._why.pop(peer))
+                raise PeerLost(box.expert_node, self._why[peer])
+            raise PeerLost(box.attention_node, self._why.pop(peer))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from afserve.comm.flags import Board, MessageBoard, open_board
-from afserve.comm.mailbox import Mailbox
-from afserve.comm.segment import Segment
+from afserve.comm.mailbox.flags import Board, MessageBoard, open_board
+from afserve.comm.mailbox.mailbox import Mailbox
+from afserve.comm.mailbox.segment import Segment
+from afserve.comm.mailbox.wire import SEQUENCES, following, name
 from afserve.comm.transport import Box, Filler, Header, Kind, Parcel
-from afserve.comm.wire import SEQUENCES, following, name
 from afserve.errors import ProtocolError
 
 _LATE = 1 << 16  # dispatches that may have been abandoned since the one whose answer arrives now

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import cast
 
-from afserve.comm.greeting import answer, ask
-from afserve.comm.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
-from afserve.comm.pair_stream import IN_HOST, Carriage, PairStream, follows
-from afserve.comm.record import RecordMailbox, RecordSegment, record_segment
-from afserve.comm.segment import SegmentMap
-from afserve.comm.tcp import TcpTransport
+import torch
+
+from afserve import member
+from afserve.comm.mailbox.record import RecordMailbox, RecordSegment, record_segment
+from afserve.comm.mailbox.segment import SegmentMap
+from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
 from afserve.comm.transport import Box, Kind, Layout
-from afserve.comm.wire import HEADER_BYTES, check_layout, extent
+from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
+from afserve.comm.transports.handshake import answer, ask
+from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
+from afserve.comm.transports.tcp import TcpTransport
 from afserve.errors import ProtocolError, RendezvousError
 
 _MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
@@ -31,6 +34,10 @@ class DistTransport(TcpTransport):
     def __init__(self, segments: Sequence[RecordSegment], attention: int | None, carriage: Carriage) -> None:
         super().__init__(segments, attention)
         self.carriage = carriage
+
+    @property
+    def device(self) -> torch.device:
+        return self.carriage.device
 
     def attach(self, expert: int, address: str, timeout: float) -> None:
         assert self._attention is not None, "an expert node attaches nobody"
@@ -191,7 +198,7 @@ def connect(
 def _join(
     address: str, expert: int, attention: int, layout: Layout, timeout: float, carriage: Carriage
 ) -> tuple[RecordSegment, PairStream]:
-    peer = f"expert-{expert}"
+    peer = str(member.expert_node(expert))
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
     if kind != carriage.kind or not host or not port.isdecimal():

@@ -8,10 +8,11 @@ import socket
 import struct
 from collections.abc import Callable
 
-from afserve.comm.rendezvous import FIELDS, compare, terms
-from afserve.comm.segment import SegmentMap
+from afserve import member
+from afserve.comm.mailbox.rendezvous import FIELDS, compare, terms
+from afserve.comm.mailbox.segment import SegmentMap
+from afserve.comm.mailbox.wire import MAGIC
 from afserve.comm.transport import Layout
-from afserve.comm.wire import MAGIC
 from afserve.errors import RendezvousError
 
 _GREETING = struct.Struct("<Q" + "Q" * len(FIELDS) + "Q")
@@ -19,7 +20,7 @@ _GREETING = struct.Struct("<Q" + "Q" * len(FIELDS) + "Q")
 
 def ask(connection: socket.socket, attention: int, expert: int, layout: Layout) -> tuple[int, int]:
     """(attention nodes, turn) as the expert node says. Raises RendezvousError naming it and what is wrong."""
-    peer = f"expert-{expert}"
+    peer = str(member.expert_node(expert))
     mine = terms(layout, expert=expert, attention_nodes=attention + 1)
     try:
         connection.sendall(_pack(mine, attention))
@@ -28,7 +29,10 @@ def ask(connection: socket.socket, attention: int, expert: int, layout: Layout) 
         raise RendezvousError(f"{peer}: who answers at its address is no expert node ({error})") from error
     nodes = theirs["attention_nodes"]
     compare(
-        {**mine, "attention_nodes": max(nodes, attention + 1)}, theirs, me=f"attention-{attention}", peer=peer
+        {**mine, "attention_nodes": max(nodes, attention + 1)},
+        theirs,
+        me=str(member.attention_node(attention)),
+        peer=peer,
     )
     if not turn:
         raise RendezvousError(

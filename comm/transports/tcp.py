@@ -13,14 +13,17 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from afserve.comm.greeting import answer, ask
-from afserve.comm.lanes import Lanes
-from afserve.comm.lost import Lost
-from afserve.comm.segment import Segment, SegmentMap
-from afserve.comm.spinning import Spinner
-from afserve.comm.stream import MessageStream
-from afserve.comm.transport import Box, Header, Kind, Layout, Parcel
-from afserve.comm.wire import HEADER_BYTES, check_layout, extent, sequence_of
+import torch
+
+from afserve import member
+from afserve.comm.mailbox.lanes import Lanes
+from afserve.comm.mailbox.segment import Segment, SegmentMap
+from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
+from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Parcel
+from afserve.comm.transports.busy_poll import BusyPoll
+from afserve.comm.transports.handshake import answer, ask
+from afserve.comm.transports.lost import Lost
+from afserve.comm.transports.stream import MessageStream
 from afserve.errors import ProtocolError, RendezvousError
 
 _HELLO_SECONDS = 5.0
@@ -40,7 +43,7 @@ class TcpTransport:
         self._taken_from: dict[Box, MessageStream | None] = {}
         self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
         self._poll = select.poll()
-        self._spinner = Spinner()
+        self._busy_poll = BusyPoll()
         self._newcomers: queue.SimpleQueue[tuple[int, MessageStream]] = queue.SimpleQueue()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -49,6 +52,10 @@ class TcpTransport:
     @property
     def layout(self) -> Layout:
         return self._layout
+
+    @property
+    def device(self) -> torch.device:
+        return HOST
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -71,7 +78,7 @@ class TcpTransport:
 
     def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
         deadline = time.monotonic() + timeout
-        self._spinner.begin(timeout)
+        self._busy_poll.begin(timeout)
         try:
             while True:
                 found = self._lanes.ready(boxes)
@@ -84,7 +91,7 @@ class TcpTransport:
                     return []
                 self._turn(left)
         finally:
-            self._spinner.end()
+            self._busy_poll.end()
 
     def take(self, box: Box) -> Parcel:
         self._taken_from[box] = self._streams.get(self._peer(box))
@@ -148,7 +155,7 @@ class TcpTransport:
 
     def _await(self, seconds: float) -> Sequence[tuple[int, int]]:
         began = time.monotonic()
-        events = self._spinner.look(self._look)
+        events = self._busy_poll.look(self._look)
         left = began + seconds - time.monotonic()
         return events if events or left <= 0 else self._poll.poll(1e3 * left)
 
@@ -287,7 +294,7 @@ def _join(
     address: str, expert: int, attention: int, layout: Layout, timeout: float
 ) -> tuple[Segment, MessageStream]:
     with ExitStack() as opened:
-        connection = opened.enter_context(_dial(address, f"expert-{expert}", timeout))
+        connection = opened.enter_context(_dial(address, str(member.expert_node(expert)), timeout))
         nodes, turn = ask(connection, attention, expert, layout)
         opened.pop_all()
         return Segment.private(SegmentMap(layout, expert, nodes), attention, turn), MessageStream(connection)

@@ -5,16 +5,16 @@ experts takes the replica whose interval of the cumulated shares holds u. A row 
 shares are met on average, and experts that are replicated on the same nodes send the row to the same one of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from afserve.comm.transport import NO_SLOT
+from afserve.comm.transport import HOST, NO_SLOT
 from afserve.errors import ConfigError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 _KEY_BYTES = 16
 _MIX = (0x2545F4914F6CDD1D, 0x1B873593CC9E2D51, 0x4CF5AD432745937F)  # odd; any would do
@@ -36,6 +36,11 @@ class LayerRoutes:
     slots: int
     handle: object | None = None
 
+    def to(self, device: torch.device) -> "LayerRoutes":
+        if device.type == "cpu":
+            return self
+        return replace(self, slot_EP=self.slot_EP.to(device), below_EP=self.below_EP.to(device))
+
     def choose(self, x_TH: Tensor, expert_TK: Tensor) -> Tensor:
         """Global slots, int32, shaped like expert_TK."""
         index_TK = expert_TK.long()
@@ -46,9 +51,14 @@ class LayerRoutes:
 
 
 class RouteTable:
-    """All layers of one placement, for nodes of `slots` slots each. `native` is the native library's module."""
+    """All layers of one placement, for nodes of `slots` slots each. The tables lie on `device`, as the router's ids do.
 
-    def __init__(self, placement: Placement, slots: int, native: Any | None = None) -> None:
+    `native` is the native library's module, of use in host memory only.
+    """
+
+    def __init__(
+        self, placement: Placement, slots: int, native: Any | None = None, device: torch.device = HOST
+    ) -> None:
         if placement.slots_per_node() > slots:
             raise ConfigError(
                 f"placement needs {placement.slots_per_node()} slots per expert node, they have {slots}"
@@ -58,7 +68,8 @@ class RouteTable:
         seen: dict[LayerPlacement, LayerRoutes] = {}
         for layer in placement.layers:
             if layer not in seen:
-                seen[layer] = _tables(layer, placement.experts, slots, native)
+                tables = _tables(layer, placement.experts, slots, native if device.type == "cpu" else None)
+                seen[layer] = tables.to(device)
         self.layers = tuple(seen[layer] for layer in placement.layers)
 
 

@@ -1,19 +1,22 @@
 """Both ends in one thread: mailboxes in ordinary memory, nothing ever parks, so a run is stepped and repeatable.
 
-The same mailboxes, flags and checks as `shm`; only the memory and the way of waiting differ.
+The same mailboxes, flags and checks as `shm`; only the memory and the way of waiting differ. Rows may lie on a device.
 """
 
 import itertools
 import weakref
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from afserve.comm.lanes import Lanes
-from afserve.comm.rendezvous import compare, terms
-from afserve.comm.segment import LEFT, Segment, SegmentMap
-from afserve.comm.transport import Box, Filler, Header, Layout, Parcel
-from afserve.comm.wire import check_layout
+from afserve import member
+from afserve.comm.mailbox.lanes import Lanes
+from afserve.comm.mailbox.record import RecordSegment, record_segment
+from afserve.comm.mailbox.rendezvous import compare, terms
+from afserve.comm.mailbox.segment import LEFT, Segment, SegmentMap
+from afserve.comm.mailbox.wire import check_layout
+from afserve.comm.transport import HOST, Box, Filler, Header, Layout, Parcel
 from afserve.errors import PeerLost, RendezvousError
 
 
@@ -31,6 +34,11 @@ class LocalTransport:
     @property
     def layout(self) -> Layout:
         return self._layout
+
+    @property
+    def device(self) -> torch.device:
+        segment = self._segments[0]
+        return segment.device if isinstance(segment, RecordSegment) else HOST
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -102,7 +110,7 @@ class LocalTransport:
         for segment in self._segments:
             if segment.map.expert == box.expert and segment.state(peer) == LEFT:
                 raise PeerLost(
-                    f"expert-{box.expert}" if peer is None else f"attention-{peer}",
+                    box.expert_node if peer is None else box.attention_node,
                     "it has closed its transport",
                 )
 
@@ -112,10 +120,13 @@ _BOOK: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary
 _NUMBER = itertools.count()
 
 
-def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[LocalTransport, str]:
-    """An expert node's end and its address."""
+def listen(
+    expert: int, attention_nodes: int, layout: Layout, device: torch.device = HOST
+) -> tuple[LocalTransport, str]:
+    """An expert node's end and its address; rows lie on `device`, headers and flags in host memory."""
     check_layout(layout)
-    segment = Segment.private(SegmentMap(layout, expert, attention_nodes))
+    where = SegmentMap(layout, expert, attention_nodes)
+    segment = Segment.private(where) if device.type == "cpu" else record_segment(where, device)
     address = f"local:{next(_NUMBER)}"
     _BOOK[address] = segment
     return LocalTransport([segment], None), address
@@ -130,9 +141,9 @@ def connect(addresses: Sequence[str], attention: int, layout: Layout) -> LocalTr
 def _find(address: str, expert: int, attention: int, layout: Layout) -> Segment:
     segment = _BOOK.get(address)
     if segment is None:
-        raise RendezvousError(f"expert-{expert}: nothing listens at {address} in this process")
+        raise RendezvousError(f"{member.expert_node(expert)}: nothing listens at {address} in this process")
     where = segment.map
     theirs = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
     mine = terms(layout, expert=expert, attention_nodes=max(where.attention_nodes, attention + 1))
-    compare(mine, theirs, me=f"attention-{attention}", peer=f"expert-{expert}")
+    compare(mine, theirs, me=str(member.attention_node(attention)), peer=str(member.expert_node(expert)))
     return segment

@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from afserve.comm.mailbox.wire import Frame, aligned
 from afserve.comm.transport import Kind, Layout, WireType
-from afserve.comm.wire import Frame, aligned
 from afserve.errors import PeerLost
 from afserve.kernels import triton_symm
 from afserve.kernels.triton_config import FUSED
+from afserve.member import NodeId, Role
 
 REGION_HEAD = 256
 _HALF_ALIGN = 256
@@ -90,7 +91,7 @@ class SymmTicket:
 class _End:
     """`boxes` by micro-batch; `stamp` (layer, epoch) and all numbers live on the device, so a graph replays them."""
 
-    def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience, peer: str) -> None:
+    def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience, peer: Role) -> None:
         self._layout, self._boxes, self._patience, self._peer = layout, list(boxes), patience, peer
         self._dispatch, self._combine = Region.of(Kind.DISPATCH, layout), Region.of(Kind.COMBINE, layout)
         self._device = boxes[0].own_N.device
@@ -106,7 +107,7 @@ class _End:
         silent = int(self._error.item())
         if silent:
             limit = f"{self._patience.limit / 1e9:g} s" if self._patience.timed else "its limit"
-            raise PeerLost(f"{self._peer}-{silent - 1}", f"it sent nothing within {limit}")
+            raise PeerLost(NodeId(self._peer, silent - 1), f"it sent nothing within {limit}")
 
     def _words(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._device)
@@ -128,7 +129,7 @@ class SymmAttention(_End):
     """An attention node's end; box n is expert node n's."""
 
     def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience = Patience()) -> None:
-        super().__init__(layout, boxes, patience, "expert")
+        super().__init__(layout, boxes, patience, Role.EXPERT)
 
     def dispatch(
         self, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor, stamp: Tensor, micro_batch: int
@@ -201,7 +202,7 @@ class SymmExpert(_End):
         patience: Patience = Patience(),
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        super().__init__(layout, boxes, patience, "attention")
+        super().__init__(layout, boxes, patience, Role.ATTENTION)
         self._dtype = dtype if self._fp8 else layout.dispatch_wire.dtype
 
     def receive(self, micro_batch: int) -> SymmArrival:

@@ -7,10 +7,10 @@ payload follows the record's header, as in any other mailbox.
 import torch
 from torch import Tensor
 
-from afserve.comm.mailbox import Mailbox
-from afserve.comm.segment import Segment, SegmentMap
+from afserve.comm.mailbox.mailbox import Mailbox
+from afserve.comm.mailbox.segment import Segment, SegmentMap
+from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON, Frame
 from afserve.comm.transport import Box, Kind
-from afserve.comm.wire import HEADER_BYTES, LONGEST_REASON, Frame
 
 TAIL_BYTES = 8
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.comm.flags import BellWord, LaneWords
-from afserve.comm.mailbox import Mailbox
-from afserve.comm.rendezvous import FIELDS
+from afserve.comm.mailbox.flags import BellWord, LaneWords
+from afserve.comm.mailbox.mailbox import Mailbox
+from afserve.comm.mailbox.rendezvous import FIELDS
+from afserve.comm.mailbox.wire import MAGIC, SEQUENCES, Frame, aligned
 from afserve.comm.transport import Box, Kind, Layout
-from afserve.comm.wire import MAGIC, SEQUENCES, Frame, aligned
 from afserve.errors import RendezvousError
 
 PAGE = 4096

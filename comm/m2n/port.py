@@ -1,0 +1,133 @@
+"""The expert side of M2N: dispatches in, one weighted partial sum per row back. Knows boxes, not experts.
+
+Shapes: R rows of a message, H hidden size, K top-k.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from afserve.comm.m2n.staging import Copy, Stage, stage_for
+from afserve.comm.mailbox.fp8 import dequantise
+from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Transport
+from afserve.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One dispatch. x_RH is a view of the mailbox (a copy if it came as fp8), valid until the reply is sent."""
+
+    box: Box
+    header: Header
+    x_RH: Tensor
+    slot_RK: Tensor
+    weight_RK: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """An answer on its way from a device to the host, from where it is posted."""
+
+    arrival: Arrival
+    copy: Copy
+
+
+class ExpertPort:
+    """Over any transport; `boxes` are those to listen on, all of them if not given.
+
+    `device` is where rows are computed, when that is not where the transport's mailboxes are; `stage` replaces the way
+    between the two.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        boxes: Sequence[Box] | None = None,
+        *,
+        device: torch.device = HOST,
+        stage: Stage | None = None,
+    ) -> None:
+        self._transport = transport
+        self._boxes = tuple(transport.boxes() if boxes is None else boxes)
+        self._wire = transport.layout.combine_wire
+        self._stage = stage or stage_for(device, transport.device)
+        self._replies: dict[Box, Tensor] = {}
+        self._leaving: deque[_Leaving] = deque()
+        self.refused = 0
+
+    @property
+    def layout(self) -> Layout:
+        return self._transport.layout
+
+    def poll(self) -> list[Arrival]:
+        """What has arrived and was not yet taken. What no correct peer sends is refused and counted, not returned."""
+        arrivals = []
+        for box in self._transport.ready(self._boxes):
+            try:
+                arrivals.append(self._take(box))
+            except ProtocolError as error:
+                self.refuse(box, str(error))
+        return arrivals
+
+    def wait(self, timeout: float) -> bool:
+        """Park until something arrives or an answer can be posted. Raises PeerLost once for each attention node that
+        is gone."""
+        if self._leaving:
+            self._leaving[0].copy.wait()
+            self.flush()
+            return True
+        return bool(self._transport.wait(self._boxes, timeout))
+
+    def flush(self) -> None:
+        """Post the answers that have come down from the device. Raises PeerLost for one whose asker is gone."""
+        while self._leaving and self._leaving[0].copy.done():
+            leaving = self._leaving.popleft()
+            (reply_RH,) = leaving.copy.tensors
+            self._stage_reply(leaving.arrival).copy_(reply_RH)
+            self._transport.post(leaving.arrival.box)
+
+    def reply(self, arrival: Arrival) -> Tensor:
+        """The rows of the answer, to be filled in place."""
+        if self._stage is None:
+            return self._stage_reply(arrival)
+        shape = (arrival.header.rows, self.layout.hidden)
+        reply_RH = torch.empty(shape, dtype=self._wire.dtype, device=self._stage.device)
+        self._replies[arrival.box] = reply_RH
+        return reply_RH
+
+    def send(self, arrival: Arrival) -> None:
+        if self._stage is None:
+            self._transport.post(arrival.box)
+            return
+        copy = self._stage.to_host(("reply", arrival.box), self._replies.pop(arrival.box))
+        self._leaving.append(_Leaving(arrival, copy))
+        self.flush()
+
+    def refuse(self, box: Box, reason: str) -> None:
+        """Answer what came last on `box` with the reason why it is not computed."""
+        self.refused += 1
+        self._transport.refuse(box, reason)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _stage_reply(self, arrival: Arrival) -> Tensor:
+        _, epoch, sequence, layer, rows, _ = arrival.header
+        header = Header(Kind.COMBINE, epoch, sequence, layer, rows, self._wire)
+        return self._transport.stage(arrival.box, header).x_RH
+
+    def _take(self, box: Box) -> Arrival:
+        parcel = self._transport.take(box)
+        assert parcel.slot_RK is not None and parcel.weight_RK is not None
+        rows = parcel.x_RH, parcel.slot_RK, parcel.weight_RK
+        scales: tuple[Tensor, ...] = () if parcel.scale_RS is None else (parcel.scale_RS,)
+        if self._stage is not None:
+            # Whoever dispatches again on a box has given up the answer that is still on its way.
+            self._leaving = deque(leaving for leaving in self._leaving if leaving.arrival.box != box)
+            above = self._stage.to_device(("rows", box), *rows, *scales)
+            rows, scales = (above[0], above[1], above[2]), above[3:]
+        x_RH, slot_RK, weight_RK = rows
+        return Arrival(box, parcel.header, dequantise(x_RH, *scales) if scales else x_RH, slot_RK, weight_RK)

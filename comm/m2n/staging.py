@@ -1,0 +1,96 @@
+"""Rows of a GPU through pinned host memory, for transports whose mailboxes are there; no copy is waited for.
+
+A copy is begun, asked for its end, and only then are its bytes used or overwritten. What goes up to the device needs no
+asking: whatever is launched there later comes after it. It knows no mailboxes.
+"""
+
+from collections.abc import Hashable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Copy(Protocol):
+    """Tensors on their way to the host."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """On the host, theirs until the next copy of the same key; not to be read before `done`."""
+        ...
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Block until it is done; the device is all it waits for."""
+        ...
+
+
+class Stage(Protocol):
+    """One thread's way between a device and the host. A `key` names the buffers that a copy goes through."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def to_host(self, key: Hashable, *tensors: Tensor) -> Copy: ...
+
+    def to_device(self, key: Hashable, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """On the device; the tensors given may be overwritten at once."""
+        ...
+
+
+class CudaCopy:
+    def __init__(self, tensors: tuple[Tensor, ...], event: torch.cuda.Event) -> None:
+        self.tensors = tensors
+        self._event = event
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaStage:
+    """Copies in the device's current stream, in order with the kernels that make and use the rows."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffers: dict[Hashable, Tensor] = {}
+        self._uploads: dict[Hashable, torch.cuda.Event] = {}
+
+    def to_host(self, key: Hashable, *tensors: Tensor) -> CudaCopy:
+        hosts = tuple(self._buffer((key, i, t.dtype), t) for i, t in enumerate(tensors))
+        for host, tensor in zip(hosts, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        return CudaCopy(hosts, self._mark())
+
+    def to_device(self, key: Hashable, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The last upload of this key may still be read from its buffer; it was done long before, as a rule."""
+        before = self._uploads.get(key)
+        if before is not None:
+            before.synchronize()
+        hosts = tuple(self._buffer(("up", key, i, t.dtype), t) for i, t in enumerate(tensors))
+        for host, tensor in zip(hosts, tensors, strict=True):
+            host.copy_(tensor)
+        above = tuple(host.to(self.device, non_blocking=True) for host in hosts)
+        self._uploads[key] = self._mark()
+        return above
+
+    def _buffer(self, key: Hashable, like: Tensor) -> Tensor:
+        """Pinned memory of the shape, which grows with what it is asked for."""
+        known = self._buffers.get(key)
+        if known is None or known.numel() < like.numel():
+            size = max(like.numel(), 2 * known.numel() if known is not None else 0)
+            known = self._buffers[key] = torch.empty(size, dtype=like.dtype, pin_memory=True)
+        return known[: like.numel()].view(like.shape)
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+def stage_for(device: torch.device, payloads: torch.device) -> Stage | None:
+    """What stands between a node on `device` and mailboxes on `payloads`; None where they share their memory."""
+    return None if device.type == payloads.type else CudaStage(device)
