@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from afserve.placement.balance import balance
-from afserve.placement.bound import lower_bound
-from afserve.placement.outcome import Balanced, Certificate
-from afserve.placement.plan import Placement
-from afserve.placement.problem import Floats, Ints, Nodes, Problem, scenarios
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.bound import lower_bound
+from afserve.placement.optimizer.current import count_moves
+from afserve.placement.optimizer.outcome import Balanced, Certificate
+from afserve.placement.optimizer.problem import Floats, Ints, Nodes, Problem, scenarios
+from afserve.placement.optimizer.split import node_load, split
+from afserve.placement.placement import Placement
 from afserve.placement.rebalancer import Rebalancer
 from afserve.placement.record import read_counts
-from afserve.placement.split import node_load, split
-from afserve.placement.standing import count_moves
 from afserve.placement.stats import RoutingStats
 from bench.eplb import eplb
 from bench.origin import ROOT, origin
@@ -94,10 +94,10 @@ def moves() -> Iterator[Row]:
                 after, share = eplb(table[new], nodes, slots)
                 quarter = int(count_moves(before, after, 64).sum()) // 4
                 first = balance(Problem(scenarios(table[old]), pool))
-                standing = first.placement()
+                in_force = first.placement()
                 if start == "eplb":
-                    standing = as_placement(merged(before), table[old])
-                found = balance(Problem(scenarios(table[new]), pool, current=standing, moves=quarter))
+                    in_force = as_placement(merged(before), table[old])
+                found = balance(Problem(scenarios(table[new]), pool, current=in_force, moves=quarter))
                 mine = ratios(found.slot_LNS, found.share_LNS, table[new])
                 peer = ratios(after, share, table[new])
                 ours += list(mine)
@@ -181,7 +181,7 @@ def speed() -> Iterator[Row]:
     load_LE = rng.lognormal(0.0, 1.0, (58, 256))
     pool, big = Nodes.even(32, 288), Nodes.even(1024, 2048)
     load_CLE = scenarios(load_LE * rng.lognormal(0.0, 0.5, (4, 58, 256)))
-    standing = balance(Problem(load_LE[None], pool)).placement()
+    in_force = balance(Problem(load_LE[None], pool)).placement()
     huge_LE = rng.lognormal(0.0, 1.0, (1, 61, 384))
     huge_CLE = scenarios(huge_LE * rng.lognormal(0.0, 0.5, (4, 61, 384)))
     runs: dict[str, tuple[Callable[[], object], int]] = {
@@ -190,11 +190,11 @@ def speed() -> Iterator[Row]:
         "the same, EPLB": (lambda: eplb(load_LE, 32, 288), 5),
         "four scenarios": (lambda: balance(Problem(load_CLE, pool)), 9),
         "four scenarios, 580 moves": (
-            lambda: balance(Problem(load_CLE, pool, current=standing, moves=580)),
+            lambda: balance(Problem(load_CLE, pool, current=in_force, moves=580)),
             9,
         ),
         "one new load, 580 moves": (
-            lambda: balance(Problem(load_CLE[:1], pool, current=standing, moves=580)),
+            lambda: balance(Problem(load_CLE[:1], pool, current=in_force, moves=580)),
             9,
         ),
         "1,024 nodes, 2,048 slots: one load": (lambda: balance(Problem(huge_LE, big)), 5),

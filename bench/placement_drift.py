@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from afserve.placement.balance import balance
-from afserve.placement.problem import Floats, Ints, Nodes, Problem, scenarios
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import Floats, Ints, Nodes, Problem, scenarios
+from afserve.placement.optimizer.split import node_load, split
+from afserve.placement.optimizer.uncertainty import uncertainty
 from afserve.placement.rebalancer import Action, Rebalancer, Rules
-from afserve.placement.split import node_load, split
 from afserve.placement.stats import RoutingStats
-from afserve.placement.surprise import surprise
 from bench.eplb import eplb
 
 DRAWS, NOISE = 8, 0.02
@@ -79,7 +79,7 @@ def product(table: Table, shapes: tuple[tuple[int, int], ...]) -> Iterator[Row]:
         waits, held, ideal = [], [], []
         for seen, load_LE in _cases(table, (3,)):
             pool = Nodes.even(nodes, slots)
-            start = balance(Problem(seen, pool, prior=surprise(seen))).placement(1)
+            start = balance(Problem(seen, pool, prior=uncertainty(seen))).placement(1)
             core = Rebalancer(start, pool, Rules(moves_per_layer=0))
             wait, shares = _followed(core, seen.mean(0), load_LE)
             waits.append(wait)
@@ -125,7 +125,7 @@ def _judged(table: Table, nodes: int, slots: int, counts: tuple[int, ...]) -> di
     pool = Nodes.even(nodes, slots)
     for seen, load_LE in _cases(table, counts):
         slot, share = eplb(seen.mean(0), nodes, slots)
-        mine = balance(Problem(seen, pool, prior=surprise(seen)))
+        mine = balance(Problem(seen, pool, prior=uncertainty(seen)))
         known = balance(Problem(load_LE[None], pool))
         found["eplb"] += list(ratios(slot, share, load_LE))
         found["eplb_levelled"] += list(levelled(merged(slot), load_LE))
@@ -157,7 +157,7 @@ def _drawn(table: Table, nodes: int, slots: int) -> Row:
         noisy = {name: load * rng.lognormal(0, NOISE, load.shape) for name, load in table.items()}
         mine, theirs = [], []
         for (seen, _), (_, load_LE) in zip(_cases(noisy, (1, 2, 3)), _cases(table, (1, 2, 3)), strict=True):
-            mine += list(levelled(balance(Problem(seen, pool, prior=surprise(seen))).slot_LNS, load_LE))
+            mine += list(levelled(balance(Problem(seen, pool, prior=uncertainty(seen))).slot_LNS, load_LE))
             theirs += list(ratios(*eplb(seen.mean(0), nodes, slots), load_LE))
         figures.append((np.mean(mine), max(mine), np.mean(theirs), max(theirs)))
     mean, worst, peer_mean, peer_worst = np.mean(figures, 0)

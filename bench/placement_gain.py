@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from afserve.placement.balance import balance
-from afserve.placement.plan import Placement
-from afserve.placement.problem import Floats, MovePrice, Nodes, Problem, TimeModel, scenarios
-from afserve.placement.simulate import Script, Simulation
-from afserve.placement.split import node_load
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import Floats, MovePrice, Nodes, Problem, TimeModel, scenarios
+from afserve.placement.optimizer.split import node_load
+from afserve.placement.placement import Placement
+from afserve.placement.planner.simulate import Script, Simulation
 
 LAYERS, EXPERTS, TOP_K = 12, 256, 8
 EXPERT_BYTES = 3 * 7168 * 2048.0

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.placement.perf import Setting, colocated_stages, expert_half
-from afserve.placement.perf_attention import Precision, prefill_step
-from afserve.placement.perf_experts import Routing
-from afserve.placement.simulate_requests import Arrivals, Rank, Served, serve
-from afserve.placement.workload import fixed_context
+from afserve.placement.planner.perf import Setting, colocated_stages, expert_half
+from afserve.placement.planner.perf_attention import Precision, prefill_step
+from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, serve
+from afserve.placement.planner.workload import fixed_context
 
 SLOTS, CHUNK, RANKS = 128, 2048.0, 2
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model, read_lines
 from afserve.pipeline import StageTimes
-from afserve.placement.perf import Setting, afd_stages, colocated_stages
-from afserve.placement.perf_attention import Precision
-from afserve.placement.perf_experts import Routing
-from afserve.placement.planner import Question, answer
-from afserve.placement.search import Pool, Targets
-from afserve.placement.theory import theoretical_cost
-from afserve.placement.trace_reader import read_trace
-from afserve.placement.workload import fixed_context
+from afserve.placement.planner.perf import Setting, afd_stages, colocated_stages
+from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.search import Pool, Targets
+from afserve.placement.planner.theory import theoretical_cost
+from afserve.placement.planner.trace_reader import read_trace
+from afserve.placement.planner.workload import fixed_context
 
 SKEW = Routing(0.4)
 TABLE_CHIPS = ("h800", "h20", "a800", "910b")

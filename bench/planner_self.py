@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from afserve.cli.bench.case import Case
 from afserve.cli.catalog import load_hardware, load_model, read_lines
-from afserve.placement.calibration import fit_calibration, read_calibration
-from afserve.placement.perf import Setting, afd_stages, colocated_stages, expert_half
-from afserve.placement.perf_attention import Precision
-from afserve.placement.perf_experts import Routing
-from afserve.placement.perf_ffn import distinct_targets
-from afserve.placement.workload import fixed_context
+from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.perf import Setting, afd_stages, colocated_stages, expert_half
+from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.perf_ffn import distinct_targets
+from afserve.placement.planner.workload import fixed_context
 from bench.origin import origin
 from bench.shared_cores import Stages, step_seconds
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from afserve.cli.catalog import load_curves
-from afserve.placement.perf import Setting, colocated_stages
-from afserve.placement.perf_attention import Precision
-from afserve.placement.served import ROUTING, ServedRow
-from afserve.placement.workload import Lengths, from_lengths
+from afserve.placement.planner.perf import Setting, colocated_stages
+from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.served import ROUTING, ServedRow
+from afserve.placement.planner.workload import Lengths, from_lengths
 
 
 def errors(rows: Sequence[ServedRow]) -> np.ndarray:

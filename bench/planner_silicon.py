@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from afserve.placement.served import ServedRow
-from afserve.placement.served_fit import fit_served
+from afserve.placement.planner.served import ServedRow
+from afserve.placement.planner.served_fit import fit_served
 from bench import planner_served
 from bench.planner_rows import fold, impossible, read_rows
 

@@ -12,10 +12,18 @@ from enum import StrEnum
 
 import numpy as np
 
-from afserve.placement.balance import balance
-from afserve.placement.plan import Placement
-from afserve.placement.problem import Breath, Floats, MovePrice, Nodes, Problem, scenarios, unhurried
-from afserve.placement.split import node_load
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import (
+    Breath,
+    Floats,
+    MovePrice,
+    Nodes,
+    Problem,
+    scenarios,
+    unhurried,
+)
+from afserve.placement.optimizer.split import node_load
+from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutingStats
 
 
@@ -91,10 +99,10 @@ class Rebalancer:
         if self._unsettled is not None and epoch >= self._unsettled:
             self._unsettled = None
 
-    def abandon(self, standing: Placement) -> None:
-        """A move was given up: `standing` is what every node truly holds. Its successor still gets a new epoch."""
-        self.placement, self._unsettled = standing, None
-        self._epoch = max(self._epoch, standing.epoch)
+    def abandon(self, in_force: Placement) -> None:
+        """A move was given up: `in_force` is what every node truly holds. Its successor still gets a new epoch."""
+        self.placement, self._unsettled = in_force, None
+        self._epoch = max(self._epoch, in_force.epoch)
 
     def lose(self, node: int, now: float, stats: RoutingStats) -> Decision:
         """A node died: its experts go elsewhere at once, whatever is under way. STAY means nothing can hold them."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from afserve.errors import ConfigError
-from afserve.placement.problem import Floats, scenarios
+from afserve.placement.optimizer.problem import Floats, scenarios
 from afserve.placement.stats import KINDS, RoutingStats
 
 MAGIC = b"AFROUTE1"

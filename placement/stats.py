@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from afserve.placement.problem import Floats, Ints
+from afserve.placement.optimizer.problem import Floats, Ints
 
 PREFILL, DECODE = 0, 1
 KINDS = ("prefill", "decode")
@@ -30,6 +30,17 @@ class Skew:
     gini: tuple[float, ...]
     effective: tuple[float, ...]
     top: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedRows:
+    """Rows that a node sent to each expert since it last said so, int64 and never negative: L MoE layers, E experts."""
+
+    prefill_LE: Ints
+    decode_LE: Ints
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill_LE.any() or self.decode_LE.any())
 
 
 def skew(load_LE: Floats) -> Skew:
@@ -86,6 +97,11 @@ class RoutingStats:
     def total(self, kind: int | None = None) -> Ints:
         """Everything since the start, undecayed."""
         counts: Ints = self._total.sum(0) if kind is None else self._total[kind].copy()
+        return counts
+
+    def everything(self) -> Ints:
+        """load_LE since the start, what was gathered since the last `tick` included."""
+        counts: Ints = (self._total + self._fresh).sum(0)
         return counts
 
     def scenarios(self) -> Floats:

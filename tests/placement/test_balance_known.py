@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.placement.balance import balance
-from afserve.placement.bound import lower_bound
-from afserve.placement.pack import pack
-from afserve.placement.plan import FREE
-from afserve.placement.problem import Nodes, Problem, scenarios
-from afserve.placement.split import _mirror, count_replicas, node_load, split
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.bound import lower_bound
+from afserve.placement.optimizer.packing import pack
+from afserve.placement.optimizer.problem import Nodes, Problem, scenarios
+from afserve.placement.optimizer.split import _mirror, count_replicas, node_load, split
+from afserve.placement.placement import FREE
 from bench.eplb import eplb
 
 

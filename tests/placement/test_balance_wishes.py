@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.errors import ConfigError
-from afserve.placement.balance import balance
-from afserve.placement.plan import FREE, Placement
-from afserve.placement.problem import MovePrice, Nodes, Problem, TimeModel, scenarios
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import MovePrice, Nodes, Problem, TimeModel, scenarios
+from afserve.placement.optimizer.split import node_load, split
+from afserve.placement.placement import FREE, Placement
 from afserve.placement.record import read_counts
-from afserve.placement.split import node_load, split
 from bench.eplb import eplb
 
 DATA = (
@@ -120,8 +120,8 @@ def test_a_dead_node_is_emptied_and_its_experts_live_elsewhere():
 def test_protected_experts_survive_any_one_node_and_rack(current):
     nodes = Nodes.even(6, 30, groups=3)
     chosen = frozenset((layer, expert) for layer in range(3) for expert in range(0, 20, 3))
-    standing = balance(Problem(loads(1), nodes)).placement() if current else None
-    placement = balance(Problem(loads(1), nodes, protect=chosen, current=standing)).placement()
+    in_force = balance(Problem(loads(1), nodes)).placement() if current else None
+    placement = balance(Problem(loads(1), nodes, protect=chosen, current=in_force)).placement()
     for layer, expert in chosen:
         homes = {node for node, _, _ in placement.layers[layer].replicas(expert)}
         assert len(homes) >= 2
@@ -171,7 +171,7 @@ def test_time_model_prefers_whole_experts_when_activation_dominates():
     used = (weight_bound.share_LNS > 0).sum()
     assert used <= (row_bound.share_LNS > 0).sum()
     rows_only = balance(Problem(load, nodes))
-    from afserve.placement.task import Task
+    from afserve.placement.optimizer.task import Task
 
     task = Task(Problem(load, nodes))
     model = TimeModel(1e-9, 1e-5, rows=64)

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.placement.balance import balance
-from afserve.placement.exchange import applies, exchanged
-from afserve.placement.problem import Ints, Nodes, Problem, scenarios
-from afserve.placement.standing import count_moves
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.current import count_moves
+from afserve.placement.optimizer.exchange import applies, exchanged
+from afserve.placement.optimizer.problem import Ints, Nodes, Problem, scenarios
 
 
-def standing(layers: int, nodes: int, width: int) -> Ints:
+def in_force(layers: int, nodes: int, width: int) -> Ints:
     return np.tile(np.arange(nodes * width).reshape(nodes, width), (layers, 1, 1))
 
 
@@ -26,7 +26,7 @@ def test_every_expert_stays_placed_once_and_the_budget_holds(
     layers: int, nodes: int, width: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    slot_LNS, load_LE = standing(layers, nodes, width), rng.lognormal(0, 1, (layers, nodes * width))
+    slot_LNS, load_LE = in_force(layers, nodes, width), rng.lognormal(0, 1, (layers, nodes * width))
     budgets = [0, 2, 5, layers * nodes * width]
     before = fullest(slot_LNS, load_LE)
     for budget, found in zip(budgets, exchanged(slot_LNS, load_LE, budgets), strict=True):
@@ -41,7 +41,7 @@ def test_small_budgets_are_spent_as_well_as_exhaustive_search_would() -> None:
     gaps = []
     for seed in range(12):
         load_LE = np.random.default_rng(seed).lognormal(0, 1, (1, nodes * width))
-        slot_LNS = standing(1, nodes, width)
+        slot_LNS = in_force(1, nodes, width)
         for budget, found in zip((2, 3, 4), exchanged(slot_LNS, load_LE, [2, 3, 4]), strict=True):
             best = min(
                 fullest(every, load_LE)
@@ -58,13 +58,13 @@ def test_a_ring_of_three_costs_three_moves() -> None:
     load_LE = np.array(
         [[6.0, 3.0, 5.0, 1.0, 4.0, 2.0]]
     )  # 9, 6, 6: only a ring levels it without a fourth move
-    (found,) = exchanged(standing(1, 3, 2), load_LE, [3])
-    assert count_moves(standing(1, 3, 2), found, 6).sum() <= 3
+    (found,) = exchanged(in_force(1, 3, 2), load_LE, [3])
+    assert count_moves(in_force(1, 3, 2), found, 6).sum() <= 3
     assert fullest(found, load_LE) == pytest.approx(7.0)
 
 
 def test_it_is_not_for_replicas_free_slots_or_unequal_nodes() -> None:
-    slot_LNS, load_LE = standing(1, 2, 3), np.ones((1, 6))
+    slot_LNS, load_LE = in_force(1, 2, 3), np.ones((1, 6))
     even, room = np.ones(2), np.array([3, 3])
     assert applies(slot_LNS, load_LE, room, even)
     assert not applies(slot_LNS, np.ones((1, 5)), room, even)

@@ -10,13 +10,13 @@ import pytest
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.calibrate import fit_decode_attention, fit_experts, fit_link
-from afserve.placement.calibration import fit_calibration, read_calibration
-from afserve.placement.fit import fit_positive
-from afserve.placement.perf_attention import Precision, attention_step
-from afserve.placement.perf_ffn import expert_layer
-from afserve.placement.served import ServedRow
-from afserve.placement.served_fit import fit_served
+from afserve.placement.planner.calibrate import fit_decode_attention, fit_experts, fit_link
+from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.fit import fit_positive
+from afserve.placement.planner.perf_attention import Precision, attention_step
+from afserve.placement.planner.perf_ffn import expert_layer
+from afserve.placement.planner.served import ServedRow
+from afserve.placement.planner.served_fit import fit_served
 
 SILICON = Path(__file__).parents[3] / "shared/data/planner/silicon_rows.csv"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.pipeline import StageTimes, choose_micro_batches, larger, layer_period
+from afserve.pipeline import StageTimes, larger, layer_period
 
 times = st.floats(1e-6, 1e-2)
 
@@ -46,7 +46,6 @@ def test_larger_serves_floats_and_arrays() -> None:
     assert larger(np.array([1.0, 4.0]), np.array([2.0, 3.0])).tolist() == [2.0, 4.0]
 
 
-def test_auto_stops_at_four() -> None:
-    assert choose_micro_batches(StageTimes(1.0, 1.0, 3.0, 3.0)) <= 4
+def test_stages_without_work_need_one_micro_batch() -> None:
     assert StageTimes(0.0, 0.0, 0.0, 0.0).minimum_micro_batches() == 1
     assert StageTimes(1.0, 2.0, 0.1, 0.1).bound_by == "experts"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from afserve.cli.place import place
 from afserve.errors import AfserveError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 from afserve.placement.record import encode_header, encode_record
 
 
@@ -65,8 +66,8 @@ def test_the_table_says_how_good_it_is(counts):
 
 
 def test_from_what_stands_with_a_budget(counts, domains, tmp_path):
-    standing = tmp_path / "now.json"
-    standing.write_text(run("--counts", counts, "--nodes", 4, "--slots", 24, "--json")[1])
+    in_force = tmp_path / "now.json"
+    in_force.write_text(run("--counts", counts, "--nodes", 4, "--slots", 24, "--json")[1])
     code, out = run(
         "--counts",
         domains,
@@ -77,20 +78,20 @@ def test_from_what_stands_with_a_budget(counts, domains, tmp_path):
         "--scenario",
         "day",
         "--current",
-        standing,
+        in_force,
         "--moves",
         6,
         "--json",
     )
     new = Placement.from_json(out)
     assert code == 0
-    assert Placement.from_json(standing.read_text()).diff(new).moves <= 6
+    assert Placement.from_json(in_force.read_text()).diff(new).moves <= 6
     assert new.epoch == 1
-    code, out = run("--counts", counts, "--nodes", 4, "--slots", 24, "--current", standing)
+    code, out = run("--counts", counts, "--nodes", 4, "--slots", 24, "--current", in_force)
     assert code == 0
     assert "not worth moving" in out
     code, out = run(
-        "--counts", domains, "--nodes", 4, "--slots", 24, "--current", standing, "--expert-mib", 1e9
+        "--counts", domains, "--nodes", 4, "--slots", 24, "--current", in_force, "--expert-mib", 1e9
     )
     assert "not worth moving" in out
 
@@ -160,7 +161,7 @@ def test_the_heat_map_is_written(counts, tmp_path):
     ("args", "complaint"),
     [
         (["--nodes", 4, "--slots", 15], "16 experts need at least 16 slots"),
-        (["--nodes", 0], "at least one expert node"),
+        (["--nodes", 0], "--nodes: 0 is not a whole number in [1, 65536]"),
         (["--nodes", 4, "--groups", 9], "9 groups"),
         (["--nodes", 4, "--moves", 3], "needs the current placement"),
         (["--nodes", 4, "--scenario", "dawn"], "no scenario 'dawn'"),
@@ -169,14 +170,18 @@ def test_the_heat_map_is_written(counts, tmp_path):
         (["--nodes", 4, "--slots", 20, "--memory", 9], "not both"),
         (["--nodes", 4, "--memory", 3], "memory budget of 3"),
         (["--nodes", 4, "--speed", "1,2"], "2 values of speed for 4"),
-        (["--nodes", 4, "--speed", "1,1,1,nan"], "finite"),
+        (["--nodes", 4, "--speed", "1,1,1,nan"], "--speed: 'nan' is not a number in [1e-06, 1e+06]"),
         (["--nodes", 4, "--dead", "7"], "dead nodes"),
-        (["--nodes", 4, "--dead", "0.5"], "whole"),
-        (["--nodes", 10**9], "is more than"),
-        (["--nodes", 4, "--slots", 10**30], "is more than"),
-        (["--nodes", 4, "--scenario", "counts=nan"], "finite"),
+        (["--nodes", 4, "--dead", "0.5"], "--dead: '0.5' is not a whole number in"),
+        (["--nodes", 10**9], "--nodes: 1000000000 is not a whole number in [1, 65536]"),
+        (["--nodes", 4, "--slots", 10**30], "--slots: 1000000000000000000000000000000 is not"),
+        (["--nodes", 4, "--scenario", "counts=nan"], "--scenario: 'nan' is not a number in [0, 1e+09]"),
         (["--nodes", 4, "--protect", 99], "a layer has 16 experts"),
-        (["--nodes", 4, "--expert-mib", -1], "--expert-mib must be"),
+        (["--nodes", 4, "--expert-mib", -1], "--expert-mib: -1.0 is not a number in [1e-06, 1e+09]"),
+        (
+            ["--nodes", 4, "--slots", 1 << 20],
+            "over all layers a placement has at most 262,144 nodes and 1,048,576 slots",
+        ),
     ],
 )
 def test_a_bad_flag_is_one_line(counts, args, complaint):
@@ -184,6 +189,27 @@ def test_a_bad_flag_is_one_line(counts, args, complaint):
     assert code == 2
     assert complaint in out
     assert out.count("\n") == 1
+
+
+def test_the_file_may_stand_without_its_option(counts, tmp_path):
+    """As `afserve place --help` writes it: [FILE]..."""
+    code, out = run(counts, "--nodes", 4, "--json")
+    assert code == 0
+    assert run("--counts", counts, "--nodes", 4, "--json") == (0, out)
+    code, out = run("--nodes", 4)
+    assert code == 2
+    assert out == "no routing counts to place by; give a FILE of them, or --counts FILE\n"
+
+
+def test_many_slots_of_one_expert_are_counted_soon(tmp_path):
+    path = tmp_path / "counts.json"
+    path.write_text('{"counts": [[1, 2]]}')
+    tracemalloc.start()
+    code, out = run("--counts", path, "--nodes", 20_000, "--slots", 40_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert code == 0 and "13334" in out
+    assert peak < 256 << 20  # every pair of the 25,002 replicas, as it was once, is 625 MB
 
 
 @pytest.mark.parametrize(

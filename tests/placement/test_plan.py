@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from afserve.errors import ConfigError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, Fill, LayerPlacement, Placement
 
 
 def small(*, slots=((0, 1), (1, 2)), share=((1.0, 0.25), (0.75, 1.0)), epoch=0) -> Placement:
@@ -33,41 +33,11 @@ def test_json_without_the_optional_fields():
     assert (placement.experts, placement.epoch) == (3, 0)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"layers": [{"slots": [[0, 1], [1, 2]], "share": [[1, 0.25], [0.5, 1]]}]}, "sum to 0.75"),
-        ({"layers": [{"slots": [[0, 1], [1, 2]], "share": [[1, 0.25], [0.75]]}]}, "2 slots but 1 shares"),
-        ({"layers": [{"slots": [[0, 0], [1, 2]], "share": [[0.5, 0.5], [1, 1]]}]}, "stands there twice"),
-        ({"layers": [{"slots": [[0, 9], [1, 2]], "share": [[1, 1], [1, 1]]}], "experts": 3}, "outside"),
-        ({"layers": [{"slots": [[0, 1.5], [1, 2]], "share": [[1, 1], [1, 1]]}]}, "whole number"),
-        ({"layers": [{"slots": [[0, 1], [1, 2]], "share": [[1, float("nan")], [0.75, 1]]}]}, "outside"),
-        ({"layers": [{"slots": [[0, float("inf")], [1, 2]], "share": [[1, 1], [1, 1]]}]}, "not a placement"),
-        ({"layers": [{"slots": [[0, 1]], "share": [[1, 1]]}]}, "nodes"),
-        ({"layers": [{"share": [[1, 1]]}]}, "'slots'"),
-        ({"layers": 3}, "not a placement"),
-        ({"experts": 10**12}, "slots"),
-    ],
-)
-def test_bad_files_are_one_clear_error(change, complaint):
-    raw = json.loads(small().to_json()) | change
-    with pytest.raises(ConfigError, match=complaint):
-        Placement.from_json(json.dumps(raw))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "null", "{", "[" * 100_000, '{"nodes": 1}', '{"nodes": null, "layers": []}']
-)
-def test_what_is_no_placement_file(text):
-    with pytest.raises(ConfigError, match="not a placement file"):
-        Placement.from_json(text)
-
-
 def test_diff_counts_what_travels():
     old = small()
     new = small(slots=((0, 2), (1, 2)), share=((1.0, 0.5), (1.0, 0.5)), epoch=1)
     diff = old.diff(new)
-    assert [(f.layer, f.node, f.slot, f.expert, f.local) for f in diff.fills] == [(0, 0, 1, 2, False)]
+    assert diff.fills == (Fill(layer=0, node=0, slot=1, expert=2, replaced=1),)
     assert diff.frees == ((0, 0, 1),)
     assert (diff.moves, diff.busiest()) == (1, 1)
 
@@ -78,6 +48,11 @@ def test_diff_inside_a_node_is_not_a_move():
     assert all(fill.local for fill in diff.fills)
     assert diff.moves == 0
     assert diff.frees == ()
+
+
+def test_the_integers_of_a_fill_have_names():
+    with pytest.raises(TypeError):
+        Fill(0, 0, 1, 5)
 
 
 def test_diff_with_another_model_is_refused():

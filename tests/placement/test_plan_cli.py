@@ -86,19 +86,25 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
     [
         ("--model deepsek-v3 --pool h800=8", "no such model; did you mean deepseek-v3"),
         ("--model deepseek-v3 --pool h80=8", "no such hardware; did you mean"),
-        ("--model deepseek-v3 --pool h800=0", "count must be a whole number of at least 1, not 0"),
-        ("--model deepseek-v3 --pool h800=-4", "not -4"),
-        ("--model deepseek-v3 --pool h800=1.5", "not 1.5"),
+        ("--model deepseek-v3 --pool h800=0", "the count must be a whole number in [1, 1048576], not '0'"),
+        ("--model deepseek-v3 --pool h800=-4", "not '-4'"),
+        ("--model deepseek-v3 --pool h800=1.5", "not '1.5'"),
         ("--model deepseek-v3 --pool h800", "write NAME=COUNT"),
-        ("--model deepseek-v3 --pool h800=8@free", "USD per device hour above 0, not free"),
+        (
+            "--model deepseek-v3 --pool h800=8@free",
+            "USD per device hour must be a number in [1e-06, 1e+06], not 'free'",
+        ),
         ("--model deepseek-v3 --pool h800=8 --tpot 50ms", "does not fit 8 h800"),
         ("--model deepseek-v3 --pool h800=64 --tpot 1ms", "the fastest is"),
-        ("--model deepseek-v3 --pool h800=64 --tpot fast", "--tpot: 'fast' is not a time above zero"),
-        ("--model deepseek-v3 --pool h800=64 --context 0", "--context must be at least 1"),
+        (
+            "--model deepseek-v3 --pool h800=64 --tpot fast",
+            "--tpot: 'fast' is not a time of 1e-09 to 1e+06 s",
+        ),
+        ("--model deepseek-v3 --pool h800=64 --context 0", "--context: 0.0 is not a number in [1, 1e+08]"),
         ("--model deepseek-v3 --pool h800=64 --context 9 --input 4 --output 4", "keep one"),
         ("--model deepseek-v3 --pool h800=64 --input 4", "go together"),
         ("--model deepseek-v3 --pool h800=64 --ttft 1s", "decode-only"),
-        ("--model deepseek-v3 --pool h800=64 --mtp 2", "--mtp: 2 is outside 0 to 1"),
+        ("--model deepseek-v3 --pool h800=64 --mtp 2", "--mtp: 2.0 is not a number in [0, 1]"),
         ("--model deepseek-v3 --pool h800=64 --micro-batches 5", "counts from 1 to 4"),
         ("--model deepseek-v3 --pool h800=64 --objective count", "Add --rate"),
         ("--model deepseek-v3 --pool h800=64 --trace /nowhere", "--trace /nowhere"),
@@ -115,6 +121,28 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> 
     assert out == ""
     assert words in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "--pool h800=1",
+            "an AFD deployment takes two devices at least, and 1 h800 is offered; colocated runs on 1 h800",
+        ),
+        ("--pool l40s=2", "no AFD deployment fits the memory of 2 l40s; colocated runs on 2 l40s"),
+        (
+            "--pool h800=2 --input 20000 --output 2",
+            "prompts would take more than 95 % of the time of every colocated deployment; AFD runs on 1 h800 : 1 h800",
+        ),
+        ("--pool h800=2 --tpot 6ms", "no AFD deployment meets the targets; colocated runs on 2 h800"),
+    ],
+)
+def test_the_verdict_names_what_binds(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    """Where nobody has set a target, no deployment can have missed one."""
+    code, out, _ = call(capsys, f"plan --model mixtral-8x7b {line}")
+    assert code == 0
+    assert f"isaggregate: {words}" in out
 
 
 @pytest.mark.parametrize(

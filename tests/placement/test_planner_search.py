@@ -8,17 +8,24 @@ import numpy as np
 import pytest
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.placement.cluster_file import cluster_toml
-from afserve.placement.infeasible import explain
-from afserve.placement.kv import largest_batch
-from afserve.placement.outline import Plan
-from afserve.placement.perf import Setting
-from afserve.placement.perf_attention import Precision
-from afserve.placement.perf_experts import Routing
-from afserve.placement.planner import OBJECTIVES, Question, answer, pareto
-from afserve.placement.search import BATCH_LIMIT, Pool, Targets, best_batches, exhaustive_batches, families
-from afserve.placement.sensitivity import sensitivity, verdict
-from afserve.placement.workload import Lengths, fixed_context, from_lengths
+from afserve.placement.planner.cluster_file import cluster_toml
+from afserve.placement.planner.infeasible import explain
+from afserve.placement.planner.kv import largest_batch
+from afserve.placement.planner.perf import Setting
+from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import OBJECTIVES, Question, answer, pareto
+from afserve.placement.planner.search import (
+    BATCH_LIMIT,
+    Pool,
+    Targets,
+    best_batches,
+    exhaustive_batches,
+    families,
+)
+from afserve.placement.planner.sensitivity import sensitivity, verdict
+from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 
 
 def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: object) -> Question:

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from afserve.placement.balance import balance
-from afserve.placement.plan import FREE
-from afserve.placement.problem import MovePrice, Nodes, Problem
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import MovePrice, Nodes, Problem
+from afserve.placement.placement import FREE
 from afserve.placement.rebalancer import Action, Rebalancer, Rules, imbalance, imbalances
 from afserve.placement.stats import RoutingStats
 
@@ -99,12 +99,12 @@ def test_nothing_is_decided_while_a_move_is_under_way():
 
 def test_an_abandoned_move_leaves_what_stands_and_never_reuses_its_epoch():
     core, traffic = started()
-    standing = core.placement
+    in_force = core.placement
     decision = next(d for d in traffic.flow(domain(2), 6, core) if d.placement is not None)
-    core.abandon(standing)
-    assert core.placement is standing
+    core.abandon(in_force)
+    assert core.placement is in_force
     later = next(d for d in traffic.flow(domain(2), 6, core) if d.placement is not None)
-    assert later.placement.epoch > decision.placement.epoch > standing.epoch
+    assert later.placement.epoch > decision.placement.epoch > in_force.epoch
 
 
 def test_a_lost_node_is_answered_at_once_even_during_a_move():

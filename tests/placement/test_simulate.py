@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.placement.outline import Plan
-from afserve.placement.perf import Setting
-from afserve.placement.perf_experts import Routing
-from afserve.placement.planner import Question, answer
-from afserve.placement.search import Pool, Targets
-from afserve.placement.simulate import Played, Script, Simulation
-from afserve.placement.simulate_ranks import arrivals_for, rank_of
-from afserve.placement.simulate_requests import Arrivals, Rank, Served, goodput, poisson, serve
-from afserve.placement.simulate_stages import StageTable
-from afserve.placement.timeline import perfetto_json
-from afserve.placement.workload import Lengths, fixed_context, from_lengths
+from afserve.placement.planner.perf import Setting
+from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.search import Pool, Targets
+from afserve.placement.planner.simulate import Played, Script, Simulation
+from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
+from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, goodput, poisson, serve
+from afserve.placement.planner.simulate_stages import StageTable
+from afserve.placement.planner.timeline import perfetto_json
+from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 
 
 def planned(model: str, pools: dict[str, int], context: float, tpot: float = 0.05) -> tuple[Question, Plan]:

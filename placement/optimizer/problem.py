@@ -1,0 +1,222 @@
+"""What a placement is asked for: the nodes, the loads, the prices and the wishes, checked once.
+
+Values only. Nothing here decides anything; `balance.py` reads a `Problem` and answers it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from afserve.errors import ConfigError
+from afserve.placement.placement import Placement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Breath = Callable[
+    [], None
+]  # called between the steps of a long search: whoever shares its processor waits there
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Expert nodes. `slots[n]` is per layer; `speed` is relative; `group` is a rack (a failure domain)."""
+
+    slots: tuple[int, ...]
+    speed: tuple[float, ...] = ()
+    group: tuple[int, ...] = ()
+    dead: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        count = len(self.slots)
+        if count == 0:
+            raise ConfigError("a placement needs at least one expert node")
+        for name, values in (("speed", self.speed), ("group", self.group)):
+            if values and len(values) != count:
+                raise ConfigError(
+                    f"{len(values)} values of {name} for {count} expert nodes: give one per node"
+                )
+        if min(self.slots) < 0:
+            raise ConfigError(f"a node cannot have {min(self.slots)} slots: give 0 or more")
+        if any(not np.isfinite(s) or s <= 0 for s in self.speed):
+            raise ConfigError(f"node speeds must be finite and above 0, not {list(self.speed)}")
+        if any(not 0 <= n < count for n in self.dead):
+            raise ConfigError(f"dead nodes {sorted(self.dead)} are not all in [0, {count})")
+
+    @classmethod
+    def even(cls, nodes: int, slots: int, *, groups: int = 1, dead: frozenset[int] = frozenset()) -> "Nodes":
+        """`slots` counts all nodes together; the first ones get one more where it does not divide."""
+        if nodes < 1:
+            raise ConfigError(f"a placement needs at least one expert node, not {nodes}")
+        if not 1 <= groups <= nodes:
+            raise ConfigError(f"{nodes} nodes cannot stand in {groups} groups: give 1 to {nodes}")
+        if slots < 0:
+            raise ConfigError(f"{slots} slots: give at least one per expert")
+        width = tuple(slots // nodes + (n < slots % nodes) for n in range(nodes))
+        return cls(width, group=tuple(n * groups // nodes for n in range(nodes)), dead=dead)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def room(self) -> Ints:
+        """Usable slots per node: 0 on a dead one."""
+        return np.array([0 if n in self.dead else s for n, s in enumerate(self.slots)], dtype=np.int64)
+
+    def pace(self) -> Floats:
+        """Relative speed per node, scaled so that live nodes average 1."""
+        speed = np.array(self.speed or (1.0,) * len(self.slots))
+        live = self.room() > 0
+        return speed / speed[live].mean() if live.any() else speed
+
+    def racks(self) -> Ints:
+        return np.array(self.group or (0,) * len(self.slots), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class MovePrice:
+    """What filling one slot costs: its bytes over a link that serving uses too.
+
+    A plan that fills k slots on its busiest node takes k * expert_bytes / link_bytes_per_s seconds, of which
+    `interference` is lost to serving. It pays when the balance gained over `horizon_s` seconds is more.
+    """
+
+    expert_bytes: float
+    link_bytes_per_s: float
+    horizon_s: float = 60.0
+    interference: float = 0.25
+
+    def seconds(self, busiest: int) -> float:
+        return self.interference * busiest * self.expert_bytes / self.link_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class TimeModel:
+    """Seconds of a node in one layer: fixed + per_row * rows + per_expert * (distinct activated experts).
+
+    `rows` is how many rows (tokens x top-k) one step brings to the layer over all nodes. An expert that expects
+    r rows on a node is activated with probability 1 - exp(-r): independent arrivals.
+    """
+
+    per_row: float
+    per_expert: float
+    rows: float
+    fixed: float = 0.0
+
+    def cost(self, rows: Floats) -> Floats:
+        """Expected seconds of each replica that expects `rows` rows, without the fixed part."""
+        cost: Floats = self.per_row * rows + self.per_expert * -np.expm1(-rows)
+        return cost
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`load_CLE` holds rows per (scenario, layer, expert), scenarios scaled alike per layer.
+
+    moves: how many slots may be filled with an expert that was not on that node (None: any number). memory:
+    slots per node over all layers together; the optimizer then chooses the width of each layer. protect:
+    (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more). prior: the
+    weight, against all scenarios together, of one more in which all experts are alike: it stands for what
+    nobody has seen. Below 0 (the default): what the scenarios' agreement suggests (`uncertainty.py`), 0 with one
+    scenario, which is then taken as known.
+    """
+
+    load_CLE: Floats
+    nodes: Nodes
+    weight_C: tuple[float, ...] = ()
+    current: Placement | None = None
+    moves: int | None = None
+    price: MovePrice | None = None
+    time: TimeModel | None = None
+    memory: int | None = None
+    protect: frozenset[tuple[int, int]] = frozenset()
+    prior: float = -1.0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def weights(self) -> Floats:
+        scenarios = len(self.load_CLE)
+        raw = np.array(self.weight_C or (1.0,) * scenarios)
+        total: Floats = raw / raw.sum()
+        return total
+
+
+def unhurried() -> None:
+    """The breath of a search that has the processor to itself."""
+
+
+def scenarios(loads: ArrayLike | Sequence[ArrayLike]) -> Floats:
+    """load_CLE, checked, from one load (layers x experts) or several (scenarios x layers x experts)."""
+    try:
+        array = np.asarray(loads, dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            "counts are ragged or not numbers: every layer needs one number per expert"
+        ) from error
+    if array.ndim == 2:
+        array = array[None]
+    if array.ndim != 3 or 0 in array.shape:
+        raise ConfigError(f"counts have shape {array.shape}: give layers x experts, or scenarios of that")
+    bad = np.argwhere(~np.isfinite(array) | (array < 0))
+    if len(bad):
+        scenario, layer, expert = bad[0]
+        value = array[scenario, layer, expert]
+        raise ConfigError(
+            f"counts of layer {layer}, expert {expert} are {value}: counts are finite and not negative"
+        )
+    return _alike(array)
+
+
+def _alike(load_CLE: Floats) -> Floats:
+    """Each scenario scaled, per layer, to the mean total: a longer recording is not a heavier scenario."""
+    if len(load_CLE) == 1:
+        return load_CLE
+    total_CL = load_CLE.sum(2)
+    mean_L = total_CL.sum(0) / np.maximum((total_CL > 0).sum(0), 1)
+    scale_CL = np.divide(mean_L, total_CL, out=np.zeros_like(total_CL), where=total_CL > 0)
+    scaled: Floats = load_CLE * scale_CL[:, :, None]
+    return scaled
+
+
+def _check(problem: Problem) -> None:
+    """Raises ConfigError where no valid placement can exist or the wishes contradict one another."""
+    scenarios, layers, experts = problem.load_CLE.shape
+    room_N, live = problem.nodes.room(), int((problem.nodes.room() > 0).sum())
+    if problem.memory is None and room_N.sum() < experts:
+        raise ConfigError(
+            f"{experts} experts need at least {experts} slots, not {room_N.sum()} on {live} live nodes: "
+            "give more slots or nodes"
+        )
+    if problem.weight_C and (
+        len(problem.weight_C) != scenarios
+        or not np.isfinite(problem.weight_C).all()
+        or min(problem.weight_C) < 0
+        or sum(problem.weight_C) <= 0
+    ):
+        raise ConfigError(
+            f"{len(problem.weight_C)} scenario weights for {scenarios} scenarios: one each, finite and not negative"
+        )
+    if problem.moves is not None and problem.moves < 0:
+        raise ConfigError(f"a budget of {problem.moves} moves: give 0 or more")
+    if problem.moves is not None and problem.current is None:
+        raise ConfigError("a budget of moves needs the current placement to move from")
+    if problem.current is not None:
+        problem.current.check_shape(layers=layers, experts=experts, nodes=len(problem.nodes))
+    _check_protected(problem, layers, experts, live)
+
+
+def _check_protected(problem: Problem, layers: int, experts: int, live: int) -> None:
+    extra = [0] * layers
+    for layer, expert in problem.protect:
+        if not (0 <= layer < layers and 0 <= expert < experts):
+            raise ConfigError(f"no expert {expert} in layer {layer}: there are {layers} layers of {experts}")
+        extra[layer] += 1
+    if problem.protect and live < 2:
+        raise ConfigError("surviving the loss of a node needs at least two live nodes")
+    room = int(problem.nodes.room().sum())
+    if problem.protect and problem.memory is None and room < experts + max(extra):
+        raise ConfigError(
+            f"protecting {max(extra)} of {experts} experts needs {experts + max(extra)} slots per layer, not {room}"
+        )

@@ -1,0 +1,278 @@
+"""A placement: where every logical expert's replicas live and what share of its rows each one takes.
+
+A value. Frozen, versioned by `epoch`, printable, diffable, and read from and written to plain JSON. It
+knows nothing of how it was computed, nor of tensors. `afserve place --json` prints the same file.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.errors import ConfigError
+from afserve.placement.placement_text import FREE, SHARE_TOLERANCE, read_placement
+
+__all__ = ["FREE", "Diff", "Fill", "LayerPlacement", "Placement"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlacement:
+    """One MoE layer. `slots[n][s]` is the expert in slot s of node n (FREE = empty); `share` is parallel to it.
+
+    `max_load` and `lower_bound` are what the optimizer expected and proved (rows on the fullest node, 0 = not
+    known).
+    """
+
+    slots: tuple[tuple[int, ...], ...]
+    share: tuple[tuple[float, ...], ...]
+    max_load: float = field(default=0.0, compare=False)
+    lower_bound: float = field(default=0.0, compare=False)
+
+    def replicas(self, expert: int) -> tuple[tuple[int, int, float], ...]:
+        """(node, slot, share) of each replica of `expert`, in node order."""
+        return tuple(
+            (node, slot, self.share[node][slot])
+            for node, row in enumerate(self.slots)
+            for slot, held in enumerate(row)
+            if held == expert
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """One slot that must get the weights of `expert`. Integers are given by name, so that none takes another's place.
+
+    `replaced` is the expert whose weights are overwritten (FREE: none). `local`: the node holds `expert` in another
+    slot already.
+    """
+
+    layer: int
+    node: int
+    slot: int
+    expert: int
+    replaced: int = FREE
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What leads from one placement to another: slots to fill first, slots that are free afterwards."""
+
+    fills: tuple[Fill, ...]
+    frees: tuple[tuple[int, int, int], ...]
+
+    @property
+    def moves(self) -> int:
+        """Experts that travel: fills from outside the node."""
+        return sum(not fill.local for fill in self.fills)
+
+    def busiest(self) -> int:
+        """The most moves into one node: fills of different nodes travel side by side."""
+        into: dict[int, int] = {}
+        for fill in self.fills:
+            into[fill.node] = into.get(fill.node, 0) + (not fill.local)
+        return max(into.values(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`layers[l]` is the l-th MoE layer (counted over MoE layers only). `experts` is per layer."""
+
+    epoch: int
+    nodes: int
+    experts: int
+    layers: tuple[LayerPlacement, ...]
+
+    def __post_init__(self) -> None:
+        if _all_sound(self.layers, self.nodes, self.experts):
+            return
+        for number, layer in enumerate(self.layers):  # ragged, or wrong: say what and where
+            _check_layer(number, layer, self.nodes, self.experts)
+
+    @classmethod
+    def contiguous(
+        cls, *, layers: int, experts: int, nodes: int, slots_per_node: int | None = None, epoch: int = 0
+    ) -> "Placement":
+        """Experts in order, as evenly as they divide, one replica each; the remaining slots stay free."""
+        counts = [experts // nodes + (node < experts % nodes) for node in range(nodes)]
+        width = max(counts) if slots_per_node is None else slots_per_node
+        if max(counts) > width:
+            raise ConfigError(
+                f"{experts} experts on {nodes} expert nodes need {max(counts)} slots per node, not {width}"
+            )
+        slots, start = [], 0
+        for count in counts:
+            slots.append(tuple(range(start, start + count)) + (FREE,) * (width - count))
+            start += count
+        share = tuple(tuple(0.0 if e == FREE else 1.0 for e in row) for row in slots)
+        layer = LayerPlacement(tuple(slots), share)
+        return cls(epoch, nodes, experts, (layer,) * layers)
+
+    def with_epoch(self, epoch: int) -> "Placement":
+        return replace(self, epoch=epoch)
+
+    def with_nodes(self, nodes: int) -> "Placement":
+        """The same with further nodes that hold nothing; `nodes` is at least as many as there are."""
+        if nodes == self.nodes:
+            return self
+        more = ((),) * (nodes - self.nodes)
+        layers = tuple(replace(y, slots=y.slots + more, share=y.share + more) for y in self.layers)
+        return replace(self, nodes=nodes, layers=layers)
+
+    def slots_per_node(self) -> int:
+        """The widest node's slots, over all layers."""
+        return max((len(row) for layer in self.layers for row in layer.slots), default=0)
+
+    def held(self, node: int) -> Iterator[tuple[int, int, int]]:
+        """(layer, slot, expert) of everything that `node` holds."""
+        for number, layer in enumerate(self.layers):
+            for slot, expert in enumerate(layer.slots[node]):
+                if expert != FREE:
+                    yield number, slot, expert
+
+    def check_shape(self, *, layers: int, experts: int, nodes: int | None = None) -> None:
+        """Raises ConfigError where this placement is of another model or another number of nodes."""
+        if (len(self.layers), self.experts) != (layers, experts):
+            raise ConfigError(
+                f"the placement is of another model: {len(self.layers)} MoE layers of {self.experts} experts, "
+                f"here are {layers} of {experts}"
+            )
+        if nodes is not None and self.nodes != nodes:
+            raise ConfigError(f"the placement is for {self.nodes} expert nodes, here are {nodes}")
+
+    def diff(self, new: "Placement") -> Diff:
+        """What must be filled, and what may be freed, to go from here to `new`."""
+        new.check_shape(layers=len(self.layers), experts=self.experts, nodes=self.nodes)
+        fills, frees = [], []
+        for number, (old_layer, new_layer) in enumerate(zip(self.layers, new.layers, strict=True)):
+            for node, (old, row) in enumerate(zip(old_layer.slots, new_layer.slots, strict=True)):
+                if old == row:
+                    continue
+                held = frozenset(old)
+                for slot, expert in enumerate(row):
+                    was = old[slot] if slot < len(old) else FREE
+                    if expert not in (FREE, was):
+                        fills.append(
+                            Fill(
+                                layer=number,
+                                node=node,
+                                slot=slot,
+                                expert=expert,
+                                replaced=was,
+                                local=expert in held,
+                            )
+                        )
+                left = frozenset(row)
+                frees += [(number, node, s) for s, e in enumerate(old) if e != FREE and e not in left]
+        return Diff(tuple(fills), tuple(frees))
+
+    def slot_array(self) -> NDArray[np.int64]:
+        """slot_LNS, padded with FREE to the widest node."""
+        return _padded(
+            [layer.slots for layer in self.layers], self.nodes, self.slots_per_node(), FREE
+        ).astype(np.int64)
+
+    def share_array(self) -> NDArray[np.float64]:
+        """share_LNS, parallel to `slot_array`."""
+        return _padded([layer.share for layer in self.layers], self.nodes, self.slots_per_node(), 0.0)
+
+    def __str__(self) -> str:
+        width = self.slots_per_node()
+        size = f"{len(self.layers)} layers of {self.experts} experts on {self.nodes} nodes"
+        rows = [f"placement epoch {self.epoch}: {size}, up to {width} slots a node"]
+        for number, layer in enumerate(self.layers):
+            held = sum(e != FREE for row in layer.slots for e in row)
+            known = f", max {layer.max_load:.6g}, bound {layer.lower_bound:.6g}" if layer.max_load else ""
+            rows.append(f"  layer {number}: {held} replicas{known}")
+        return "\n".join(rows)
+
+    def to_json(self) -> str:
+        layers = [
+            {"slots": y.slots, "share": y.share, "max_load": y.max_load, "lower_bound": y.lower_bound}
+            for y in self.layers
+        ]
+        return json.dumps(
+            {"nodes": self.nodes, "experts": self.experts, "epoch": self.epoch, "layers": layers}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Placement":
+        """Raises ConfigError, naming the place in the file, on anything that is not a valid placement."""
+        found = read_placement(text)
+        layers = tuple(LayerPlacement(y.slots, y.share, y.max_load, y.lower_bound) for y in found.layers)
+        return cls(found.epoch, found.nodes, found.experts, layers)
+
+
+def _padded(
+    tables: Sequence[Sequence[Sequence[float]]], nodes: int, width: int, fill: float
+) -> NDArray[np.float64]:
+    array = np.full((len(tables), nodes, width), fill, dtype=np.float64)
+    for number, rows in enumerate(tables):
+        for node, row in enumerate(rows):
+            array[number, node, : len(row)] = row
+    return array
+
+
+def _all_sound(layers: Sequence[LayerPlacement], nodes: int, experts: int) -> bool:
+    """The checks of `_check_layer` for equally wide nodes, all layers at once. False also where it cannot tell."""
+    try:
+        slot_LNS = np.array([layer.slots for layer in layers])
+        share_LNS = np.array([layer.share for layer in layers], dtype=np.float64)
+    except (ValueError, TypeError):
+        return False
+    shape = slot_LNS.shape
+    if (
+        slot_LNS.dtype != np.int64
+        or len(shape) != 3
+        or shape != share_LNS.shape
+        or shape[1] != nodes
+        or not shape[2]
+    ):
+        return False
+    if not (slot_LNS.min() >= FREE and slot_LNS.max() < experts <= nodes * shape[2]):
+        return False
+    ordered = np.sort(slot_LNS, axis=2)
+    twice = (ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] != FREE)
+    fair = (share_LNS >= 0.0) & (share_LNS <= 1.0 + SHARE_TOLERANCE)
+    if twice.any() or not fair.all():
+        return False
+    place = np.where(slot_LNS == FREE, experts, slot_LNS) + (experts + 1) * np.arange(shape[0])[:, None, None]
+    total = np.bincount(place.ravel(), weights=share_LNS.ravel(), minlength=shape[0] * (experts + 1))
+    held = total.reshape(shape[0], experts + 1)[:, :experts]
+    return bool((np.abs(held - 1.0) <= SHARE_TOLERANCE).all())
+
+
+def _check_layer(number: int, layer: LayerPlacement, nodes: int, experts: int) -> None:
+    if len(layer.slots) != nodes or len(layer.share) != nodes:
+        raise ConfigError(f"placement layer {number}: has {len(layer.slots)} nodes, the placement {nodes}")
+    if experts > sum(map(len, layer.slots)):
+        raise ConfigError(
+            f"placement layer {number}: {experts} experts in {sum(map(len, layer.slots))} slots"
+        )
+    total = [0.0] * experts
+    for node, (row, shares) in enumerate(zip(layer.slots, layer.share, strict=True)):
+        _check_node(number, node, row, shares, experts)
+        for expert, share in zip(row, shares, strict=True):
+            if expert != FREE:
+                total[expert] += share
+    for expert, share in enumerate(total):
+        if not abs(share - 1.0) <= SHARE_TOLERANCE:
+            raise ConfigError(
+                f"placement layer {number}: shares of expert {expert} sum to {share:.6g}, not 1"
+            )
+
+
+def _check_node(number: int, node: int, row: Sequence[int], shares: Sequence[float], experts: int) -> None:
+    where = f"placement layer {number}, node {node}"
+    if len(row) != len(shares):
+        raise ConfigError(f"{where}: {len(row)} slots but {len(shares)} shares")
+    held = [e for e in row if e != FREE]
+    if len(set(held)) != len(held):
+        raise ConfigError(f"{where}: an expert stands there twice")
+    for expert, share in zip(row, shares, strict=True):
+        if not FREE <= expert < experts:
+            raise ConfigError(f"{where}: expert {expert} is outside [0, {experts})")
+        if not 0.0 <= share <= 1.0 + SHARE_TOLERANCE:
+            raise ConfigError(f"{where}: share {share} of expert {expert} is outside [0, 1]")

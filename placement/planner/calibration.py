@@ -1,0 +1,284 @@
+"""Curves of one machine from its own stage times, as `afserve bench` writes them: JSON lines, one measurement each.
+
+    {"part": "attention", "requests": 8, "context": 256, "seconds": 1.2e-4}   one layer's attention half, no dense FFN
+    {"part": "experts", "rows": 64, "active": 20, "seconds": 3.1e-4}          one layer's routed experts on one node
+    {"part": "exchange", "requests": 8, "bytes": 131072, "seconds": 2.0e-5}   one direction, both ends' work included
+    {"part": "kernel", "requests": 8, "peers": 1, "seconds": 5.0e-6}          one send or receive, the node's own work
+    {"part": "answer", "requests": 8, "seconds": 1.2e-5}                      an expert node's own work on one message
+    {"part": "step", "requests": 8, "seconds": 9.0e-4}                        a step outside its layers, head included
+    {"part": "control", "requests": 8, "seconds": 3.0e-4, "served": 4.1e-3}   what serving adds to a step of a node
+    {"part": "gateway", "requests": 8, "seconds": 4.0e-4}                     the gateway's own work for that step
+
+`rows` counts row-expert pairs, `active` the distinct experts among them. Lines with other parts are left alone. At
+least three lines of each of the first two parts are needed; the others fall back to the link's own figures or to none.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.errors import ConfigError
+from afserve.placement.planner.fields import Fields
+from afserve.placement.planner.fit import Fit, fit_positive
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf_attention import Precision, attention_step
+from afserve.placement.planner.perf_curve import Curve, CurveSet
+from afserve.placement.planner.perf_experts import Routing, active_experts
+from afserve.placement.planner.perf_ffn import distinct_targets, expert_layer
+from afserve.placement.planner.shape import ModelShape
+
+Array = NDArray[np.float64]
+_LEAST = 3
+_FIELDS = {
+    "attention": ("requests", "context"),
+    "experts": ("rows", "active"),
+    "exchange": ("requests", "bytes"),
+    "kernel": ("requests", "peers"),
+    "answer": ("requests",),
+    "step": ("requests",),
+    "control": ("requests",),
+    "gateway": ("requests",),
+}
+_DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
+_MORE = ("served",)  # beside `control`: the seconds of the whole step
+
+
+def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mapping[str, float]]]:
+    """Measurements by part. Raises ConfigError naming file and line."""
+    found: dict[str, list[Mapping[str, float]]] = {part: [] for part in _FIELDS}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON ({error})", param="curves") from error
+        if not isinstance(row, dict) or row.get("part") not in _FIELDS:
+            continue
+        fields = Fields(where, row)
+        names = _FIELDS[str(row["part"])]
+        found[str(row["part"])].append(
+            {name: fields.number(name) for name in (*names, *filter(fields.has, _MORE))}
+            | {"seconds": fields.number("seconds", least=1e-9)}
+        )
+    for part in ("attention", "experts"):
+        if len(found[part]) < _LEAST:
+            raise ConfigError(
+                f"{source}: {len(found[part])} {part} measurements, at least {_LEAST} needed. Run afserve bench again",
+                param="curves",
+            )
+    return found
+
+
+def fit_calibration(
+    source: str,
+    rows: Mapping[str, Sequence[Mapping[str, float]]],
+    shape: ModelShape,
+    chip: Hardware,
+    precision: Precision,
+) -> CurveSet:
+    """Curves that reproduce these stage times with this shape on this chip's stated peaks."""
+    attention, core, layer = _attention(rows["attention"], shape, chip, precision)
+    kernel, answer = _kernel(rows["kernel"], shape.experts.top_k), _by_row(rows["answer"])
+    curves = {
+        "gemm": attention,
+        "core": core,
+        "prefill": Curve(0.0, 1.0, attention.compute, attention.spread, source=source),
+        "attention_layer": layer,
+        "experts": _experts(rows["experts"], shape, chip, precision),
+        "step": _step(rows["step"], rows["control"], shape, chip, attention),
+        "gateway": _line(rows["gateway"]),
+        "exchange": kernel,
+        "allreduce": Curve(0.0, 1.0, 1.0),
+        **dict.fromkeys(("fast_link", "network"), _link(rows["exchange"], kernel, answer, chip)),
+    }
+    if answer.rows:
+        curves["answer"] = answer
+    curves["together"] = _together(rows, CurveSet(source, curves, 0.0), shape, chip, precision)
+    spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
+    return CurveSet(source, curves, max(spread, 0.02))
+
+
+def _column(rows: Sequence[Mapping[str, float]], name: str) -> Array:
+    return np.array([row[name] for row in rows])
+
+
+def _attention(
+    rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, precision: Precision
+) -> tuple[Curve, Curve, Curve]:
+    """(products, core, launch per layer): shares of the peaks with wide priors."""
+    requests, context = _column(rows, "requests"), _column(rows, "context")
+
+    def build(v: Array) -> tuple[Curve, Curve, Curve]:
+        return Curve(0.0, v[1], v[2], row_bytes=v[5]), Curve(0.0, v[3], v[4]), Curve(v[0], 1.0, 1.0)
+
+    def predict(v: Array) -> Array:
+        products, core, layer = build(v)
+        curves = CurveSet(
+            "", {"gemm": products, "core": core, "attention_layer": layer, "step": Curve(0.0, 1.0, 1.0)}, 0.0
+        )
+        times = attention_step(shape, chip, curves, precision, requests, context, 1, with_ffn=False)
+        return times.moe_layers / shape.experts.layers
+
+    start = np.array([2e-5, 0.6, 0.3, 0.6, 0.2, 1.0])
+    prior = np.array([2.0, 0.7, 1.0, 0.7, 1.0, 1.0])
+    seconds = _column(rows, "seconds")
+    fit = fit_positive(predict, seconds, _scaled(start, (1, 2, 3, 4), predict, seconds), prior_spread=prior)
+    products, core, layer = (_with_spread(curve, fit) for curve in build(fit.values))
+    ratio = seconds / predict(fit.values)
+    bend = tuple((size, float(np.median(ratio[requests == size]))) for size in np.unique(requests).tolist())
+    return products, core, replace(layer, bend=bend)
+
+
+def _experts(
+    rows: Sequence[Mapping[str, float]], shape: ModelShape, chip: Hardware, precision: Precision
+) -> Curve:
+    pairs, active = _column(rows, "rows"), _column(rows, "active")
+
+    def build(v: Array) -> Curve:
+        return Curve(v[0], v[1], v[2], pad_rows=0.0, per_group=v[3], row_bytes=v[4])
+
+    def predict(v: Array) -> Array:
+        return expert_layer(
+            shape, chip, CurveSet("", {"experts": build(v)}, 0.0), precision.experts, pairs, active
+        )
+
+    start, prior = np.array([2e-5, 0.6, 0.3, 1e-6, 1.0]), np.array([2.0, 0.7, 1.0, 2.0, 1.0])
+    seconds = _column(rows, "seconds")
+    fit = fit_positive(predict, seconds, _scaled(start, (1, 2), predict, seconds), prior_spread=prior)
+    return _with_spread(build(fit.values), fit)
+
+
+def _scaled(start: Array, shares: Sequence[int], predict: Callable[[Array], Array], seconds: Array) -> Array:
+    """The start with shares of the peaks moved to where the median row is met: a laptop is not the chip file's host."""
+    moved = start.copy()
+    moved[list(shares)] *= np.clip(np.median(predict(start) / seconds), 1e-4, 1.0)
+    return moved
+
+
+def _step(
+    rows: Sequence[Mapping[str, float]],
+    control: Sequence[Mapping[str, float]],
+    shape: ModelShape,
+    chip: Hardware,
+    products: Curve,
+) -> Curve:
+    """Seconds per step and per request beside the LM head, which the products' curve already prices."""
+    served = _control(control)
+    if len(rows) < _LEAST:
+        return served
+    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    elems = shape.vocab * shape.hidden
+    head = products.seconds(
+        2.0 * elems + 0 * requests, 2 * requests * elems, chip.bandwidth, chip.flops("bf16")
+    )
+    fit = fit_positive(lambda v: np.asarray(head + v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-6]))
+    launch, each = float(fit.values[0]) + served.launch, float(fit.values[1]) + served.per_group
+    return Curve(launch, 1.0, 1.0, fit.spread, per_group=each, rows=len(rows))
+
+
+def _control(rows: Sequence[Mapping[str, float]]) -> Curve:
+    """As `_line`, but what is met are whole served steps: this is the small difference of two large times, which may
+    be twice as much or nothing when either was measured 5 % off. A served run that the machine was slower in, all
+    sizes alike, tells nothing of the control plane: a speed of the engine's part is fitted too, and left out."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    whole = np.array([row.get("served", row["seconds"]) for row in rows])
+    engine = np.maximum(whole - seconds, 0.0)
+    fit = fit_positive(
+        lambda v: np.asarray(v[2] * engine + v[0] + v[1] * requests),
+        whole,
+        np.array([3e-4, 2e-5, 1.0]),
+        prior_spread=np.array([3.0, 3.0, _DRIFT]),
+    )
+    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
+
+
+def _together(
+    rows: Mapping[str, Sequence[Mapping[str, float]]],
+    apart: CurveSet,
+    shape: ModelShape,
+    chip: Hardware,
+    precision: Precision,
+) -> Curve:
+    """What a layer takes longer where one process computes both halves than they do apart: each finds the other's
+    weights in the caches. From the engine's own whole steps, those that served ones are compared with."""
+    steps = [row for row in rows["control"] if row.get("served", 0.0) > row["seconds"]]
+    if len(steps) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, layers = _column(steps, "requests"), shape.experts.layers
+    whole = _column(steps, "served") - _column(steps, "seconds")
+    context = float(_column(rows["attention"], "context").min())
+    alone = CurveSet(
+        apart.name, apart.curves | {"step": _step(rows["step"], (), shape, chip, apart.curves["gemm"])}, 0.0
+    )
+    half = attention_step(shape, chip, alone, precision, requests, context, 1)
+    active = active_experts(Routing(), shape.experts.experts, shape.experts.top_k, requests)
+    experts = expert_layer(
+        shape, chip, alone, precision.experts, requests * shape.experts.top_k, np.asarray(active)
+    )
+    parts = half.moe_layers + half.outside + layers * experts
+    fit = fit_positive(
+        lambda v: np.asarray(parts + layers * (v[0] + v[1] * requests)),
+        whole,
+        np.array([1e-5, 1e-7]),
+        prior_spread=np.array([3.0, 3.0]),
+    )
+    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(steps))
+
+
+def _line(rows: Sequence[Mapping[str, float]]) -> Curve:
+    """Seconds per step and per request; nothing where it was not measured."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, seconds = _column(rows, "requests"), _column(rows, "seconds")
+    fit = fit_positive(lambda v: np.asarray(v[0] + v[1] * requests), seconds, np.array([1e-4, 1e-5]))
+    return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
+
+
+def _kernel(rows: Sequence[Mapping[str, float]], top_k: int) -> Curve:
+    """Per send or receive, per further peer, and per row and peer that gets it."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, peers, seconds = (_column(rows, name) for name in ("requests", "peers", "seconds"))
+    sent = requests * distinct_targets(top_k, peers)
+    fit = fit_positive(
+        lambda v: np.asarray(v[0] + v[1] * (peers - 1) + v[2] * sent), seconds, np.array([1e-5, 1e-5, 1e-7])
+    )
+    launch, further, each = (float(value) for value in fit.values)
+    further = further if (peers > 1).any() else 0.0
+    return Curve(launch, 1.0, 1.0, fit.spread, per_group=further, per_row=each, rows=len(rows))
+
+
+def _by_row(rows: Sequence[Mapping[str, float]]) -> Curve:
+    line = _line(rows)
+    return replace(line, per_group=0.0, per_row=line.per_group)
+
+
+def _link(rows: Sequence[Mapping[str, float]], kernel: Curve, answer: Curve, chip: Hardware) -> Curve:
+    """Launch and share of the link, over and above the chip file's latency. Of a direction, a kernel at the attention
+    side and half an expert node's answer (a second kernel, where that was not measured) are no link's."""
+    if len(rows) < _LEAST:
+        return Curve(0.0, 1.0, 1.0)
+    requests, size, whole = (_column(rows, name) for name in ("requests", "bytes", "seconds"))
+    own = kernel.launch + kernel.per_row * requests
+    there = (answer.launch + answer.per_row * requests) / 2 if answer.rows else own
+    fit = fit_positive(
+        lambda v: np.asarray(v[0] + size / (chip.network * v[1])),
+        np.maximum(whole - own - there, 0.02 * whole),
+        np.array([1e-5, 0.5]),
+    )
+    launch = float(fit.values[0]) - chip.network_latency
+    return Curve(launch, float(fit.values[1]), 1.0, fit.spread, rows=len(rows))
+
+
+def _with_spread(curve: Curve, fit: Fit) -> Curve:
+    values = (float(curve.launch), float(curve.memory), float(curve.compute))
+    return Curve(
+        *values, fit.spread, 0.0, float(curve.per_group), float(curve.row_bytes), fit.rows, "calibration"
+    )

@@ -1,0 +1,76 @@
+"""A plan as the cluster TOML that `afserve up --cluster FILE` starts; the format is in configs/clusters/README.md.
+
+Host addresses are unknown to a planner: the file lists one `[[host]]` per machine with a placeholder to edit, or
+with this machine's own address where the plan can run on one.
+"""
+
+import json
+
+from afserve.placement.planner.plan import Plan, Side
+
+HERE = "127.0.0.1"
+
+
+def obstacle(plan: Plan) -> str:
+    """What `afserve up` cannot start of a plan; "" where it can."""
+    afd = plan.kind == "afd"
+    if plan.attention.tensor_parallel > 1 or (afd and plan.experts.tensor_parallel > 1):
+        return "its nodes span several devices"
+    if afd and on_cpu(plan.attention.hardware) != on_cpu(plan.experts.hardware):
+        return "its nodes are on CPUs and on other devices"
+    return ""
+
+
+def on_cpu(hardware: str) -> bool:
+    """By its name: every CPU of configs/hardware begins with cpu."""
+    return hardware.lower().startswith("cpu")
+
+
+def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False) -> str:
+    """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes.
+
+    `path`: the checkpoint folder, for a model that has no name. `here`: all of it on this machine.
+    """
+    afd = plan.kind == "afd"
+    lines = [
+        f"# {plan.kind}: about {plan.tok_s:,.0f} tok/s at {plan.tpot * 1e3:.1f} ms per token, +-{plan.error:.0%}",
+        "# All on this machine; write other addresses to spread it over hosts."
+        if here
+        else "# Replace the addresses; one [[host]] is one machine.",
+        "",
+        f"micro_batches = {plan.micro_batches}",
+        "",
+        "[model]",
+        f"path = {json.dumps(path)}" if path else f"name = {json.dumps(model)}",
+        "",
+        "[attention]",
+        f"nodes = {plan.ranks}",
+        f"tensor_parallel = {plan.attention.tensor_parallel}",
+        f"batch = {plan.batch * plan.micro_batches}",
+        "",
+        "[experts]",
+        f"nodes = {plan.experts.devices if afd else 0}",
+    ]
+    lines += _hosts("attention", plan.attention, here)
+    if afd:
+        lines += _hosts("experts", plan.experts, here)
+    return "\n".join(lines) + "\n"
+
+
+def _hosts(role: str, side: Side, here: bool) -> list[str]:
+    lines = []
+    left = side.devices
+    nodes = 1 if here else side.nodes
+    for number in range(nodes):
+        used = min(left, -(-side.devices // nodes))
+        left -= used
+        address = HERE if here else f"{role}-{number}.example"
+        lines += [
+            "",
+            "[[host]]",
+            f'address = "{address}"',
+            f'role = "{role}"',
+            f'hardware = "{side.hardware}"',
+            f"devices = {used}",
+        ]
+    return lines

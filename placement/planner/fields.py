@@ -1,0 +1,81 @@
+"""Typed reading of one table that came from a TOML or JSON file, with errors that name source, key and value.
+
+It opens no file: the caller passes what it parsed and the name to show.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from afserve.config_ranges import Range
+from afserve.errors import ConfigError, shown
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'did you mean a, b?' or, when nothing is near, the whole list."""
+    names = sorted(known)
+    close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}."
+
+
+NO_RANGES: Mapping[str, Range] = {}
+MOST = 1e18  # of a number without a range of its own; bytes per second of any machine
+
+
+class Fields:
+    """A read-only view of a table; every getter checks type and range. `ranges` says how large some keys may be."""
+
+    def __init__(
+        self, source: str, table: Mapping[str, object], ranges: Mapping[str, Range] = NO_RANGES
+    ) -> None:
+        self.source = source
+        self.table = table
+        self._ranges = ranges
+
+    def has(self, key: str) -> bool:
+        return self.table.get(key) is not None
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
+        value = self.table.get(key)
+        if value is None:
+            return float(self._default(key, default))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(key, "must be a number")
+        most = self._ranges[key].high if key in self._ranges else MOST
+        if not value >= least:
+            raise self.refuse(key, f"must be at least {least:g}")
+        if value > most:
+            raise self.refuse(key, f"must be at most {int(most)}")
+        return float(value)
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+        value = self.number(key, default, least=least)
+        if value != int(value):
+            raise self.refuse(key, "must be a whole number")
+        return int(value)
+
+    def refuse(self, key: str, why: str) -> ConfigError:
+        return ConfigError(f"{self.source}: {key} {why}, not {shown(self.table.get(key))}", param=key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.table.get(key, default)
+        if not isinstance(value, str):
+            raise self.refuse(key, "must be a string")
+        return value
+
+    def items(self, key: str) -> list[object]:
+        """Of a list; none where it is absent or null."""
+        value = self.table.get(key)
+        if value is not None and not isinstance(value, list | tuple):
+            raise self.refuse(key, "must be a list")
+        return list(value or ())
+
+    def section(self, key: str) -> "Fields":
+        value = self.table.get(key)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.source}: [{key}] is missing or not a table", param=key)
+        return Fields(f"{self.source}: [{key}]", value)
+
+    def _default(self, key: str, default: float | None) -> float:
+        if default is None:
+            raise ConfigError(f"{self.source}: {key} is missing", param=key)
+        return default

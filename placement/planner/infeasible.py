@@ -1,0 +1,128 @@
+"""Why nothing meets the targets: which constraint fails, by how much, and the nearest plan that works.
+
+Called only when a search came back empty, of all kinds or of one.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from afserve.placement.planner.hardware import PRECISIONS
+from afserve.placement.planner.kv import USABLE, cache_bytes
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.search import Pool, Targets, families
+
+_GIB = 2.0**30
+_MOST = 13  # 4,096 devices: a model that does not fit there has a cache that no device holds
+
+
+def explain(question: Question) -> str:
+    """A message for the user: memory first, then latency, then rate."""
+    if not _anything_fits(question):
+        return _memory_words(question)
+    free = replace(question, targets=Targets(), tokens_per_second=0.0)
+    fastest = answer(replace(free, objective="latency")).best()
+    if fastest is None:
+        return _prompt_words(question)
+    if fastest.tpot > question.targets.tpot:
+        return (
+            f"no deployment of {_pools(question)} reaches a TPOT of {question.targets.tpot * 1e3:g} ms: the fastest is "
+            f"{fastest.tpot * 1e3:.1f} ms ({fastest.tpot / question.targets.tpot - 1:+.0%}), {describe(fastest)}. "
+            f"Raise --tpot to {np.ceil(fastest.tpot * 1e3 * 1.05):.0f}ms or offer faster hardware"
+        )
+    if fastest.ttft > question.targets.ttft:
+        return (
+            f"no deployment of {_pools(question)} reaches a TTFT of {question.targets.ttft * 1e3:g} ms: the least is "
+            f"about {fastest.ttft * 1e3:.0f} ms, {describe(fastest)}. Raise --ttft or shorten --input"
+        )
+    return _rate_words(question)
+
+
+def _prompt_words(question: Question) -> str:
+    work = question.setting.workload
+    return (
+        f"on {_pools(question)} prompts of {work.mean_prompt:,.0f} tokens take more than 95 % of the time beside "
+        f"answers of {work.mean_answer:,.0f}, even one request at a time: nearly every step would wait for a prompt. "
+        "Plan decoding alone with --decode-only (prompts are prefilled elsewhere) or offer faster hardware"
+    )
+
+
+def _rate_words(question: Question) -> str:
+    most = answer(replace(question, objective="latency", tokens_per_second=0.0))
+    plans = answer(replace(question, objective="device", tokens_per_second=0.0)).plans
+    if not plans:
+        both = [plan for plan in most.plans if plan.tpot <= question.targets.tpot]
+        nearest = f"; nearest: {describe(both[0])}" if both else ""
+        return f"no deployment of {_pools(question)} meets TPOT and TTFT together{nearest}. Relax one of them"
+    best = max(plans, key=lambda plan: plan.tok_s)
+    return (
+        f"{_pools(question)} sustain at most about {best.tok_s:,.0f} tok/s inside the targets, "
+        f"{best.tok_s / question.tokens_per_second - 1:+.0%} of the {question.tokens_per_second:,.0f} asked for, with "
+        f"{describe(best)}. Offer more devices or lower --rate"
+    )
+
+
+def why_none(question: Question, kind: str) -> str:
+    """What keeps every deployment of one kind (colocated, afd) out, where the other kind has one: a clause."""
+    name = {"afd": "AFD", "colocated": "colocated"}[kind]
+    one = replace(question, kinds=(kind,))
+    if not any(len(f.ranks) for f in families(list(question.pools), question.micro_batches, (kind,))):
+        return f"an {name} deployment takes two devices at least, and {_pools(question)} is offered"
+    if not _anything_fits(one):
+        return f"no {name} deployment fits the memory of {_pools(question)}"
+    if answer(replace(one, targets=Targets(), tokens_per_second=0.0)).best() is None:
+        return f"prompts would take more than 95 % of the time of every {name} deployment"
+    return f"no {name} deployment meets the targets"
+
+
+def describe(plan: Plan) -> str:
+    """One plan in a few words."""
+    if plan.kind == "colocated":
+        return f"colocated on {plan.devices} {plan.attention.hardware}"
+    return (
+        f"AFD with {plan.attention.devices} {plan.attention.hardware} for attention and {plan.experts.devices} "
+        f"{plan.experts.hardware} for experts"
+    )
+
+
+def _anything_fits(question: Question) -> bool:
+    tried = families(list(question.pools), question.micro_batches, question.kinds)
+    return any((family.batch_limit(question.setting) >= 1).any() for family in tried if len(family.ranks))
+
+
+def _memory_words(question: Question) -> str:
+    shape, precision = question.setting.shape, question.setting.precision
+    experts = shape.expert_elems * PRECISIONS[precision.experts]
+    attention = shape.attention_elems * PRECISIONS[precision.attention]
+    cache = cache_bytes(shape, precision, question.setting.workload.context_mean)
+    have = sum(pool.count * pool.chip.memory * USABLE for pool in question.pools)
+    return (
+        f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
+        f"({precision.experts}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
+        f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
+        f"{_enough(question)}"
+    )
+
+
+def _enough(question: Question) -> str:
+    """The least count of the roomiest device that holds everything, found by asking the search."""
+    chip = max((pool.chip for pool in question.pools), key=lambda found: found.memory)
+
+    def fits(count: int) -> bool:
+        return _anything_fits(replace(question, pools=(Pool(chip, count),)))
+
+    high = next((1 << power for power in range(1, _MOST) if fits(1 << power)), 0)
+    if not high:
+        return (
+            f"Not even one request fits on any number of {chip.name}: shorten the context or narrow the cache"
+        )
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return f"It takes at least {high} {chip.name}; offer more devices or a narrower precision"
+
+
+def _pools(question: Question) -> str:
+    return " + ".join(f"{pool.count} {pool.chip.name}" for pool in question.pools)

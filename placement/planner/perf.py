@@ -1,0 +1,399 @@
+"""Stage times of a deployment: what one micro-batch costs at each station of the ping-pong, for AFD and colocated.
+
+The layouts are vectorised: ranks, expert devices and batch may be arrays that broadcast, everything else is fixed.
+`afserve/pipeline.py` turns stage times into iteration time; `search.py` tries layouts. Docstrings state assumptions.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.pipeline import larger, layer_period, step_seconds
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf_attention import (
+    AttentionTimes,
+    Precision,
+    allreduce_seconds,
+    attention_step,
+    ffn_seconds,
+    prefill_step,
+)
+from afserve.placement.planner.perf_curve import CurveSet
+from afserve.placement.planner.perf_experts import Routing, active_experts, imbalance, largest_normal
+from afserve.placement.planner.perf_ffn import (
+    COMBINE_BYTES,
+    DISPATCH_BYTES,
+    distinct_targets,
+    expert_layer,
+    transfer,
+)
+from afserve.placement.planner.shape import ModelShape
+from afserve.placement.planner.workload import Workload
+
+Array = NDArray[np.float64]
+DEFAULT_PRECISION = Precision()
+EVEN = Routing()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything a prediction depends on besides the layout.
+
+    draft_tokens and acceptance: multi-token prediction; a step yields 1 + acceptance * draft_tokens tokens.
+    shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3):
+        their dense layers take turns in the ping-pong like the others.
+    exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
+    steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
+    percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
+    """
+
+    shape: ModelShape
+    curves: CurveSet
+    workload: Workload
+    precision: Precision = DEFAULT_PRECISION
+    routing: Routing = EVEN
+    draft_tokens: int = 0
+    acceptance: float = 0.0
+    shared_on_experts: bool = False
+    exchange_kernels: bool = True
+    steps_ahead: bool = False
+    percentile99: bool = False
+
+    @property
+    def tokens_per_step(self) -> float:
+        return 1.0 + self.acceptance * self.draft_tokens
+
+    @property
+    def rows_per_request(self) -> float:
+        return 1.0 + self.draft_tokens
+
+    @property
+    def exchange(self) -> float:
+        """Device seconds of one send or receive kernel, whatever its size."""
+        return self.curves.pick("exchange", "bf16").launch if self.exchange_kernels else 0.0
+
+    def exchange_at_attention(self, rows: Array, nodes: Array) -> Array:
+        """Device seconds of one layer's send and receive: `rows` rows, each to those of `nodes` that need it."""
+        kernel = self.curves.pick("exchange", "bf16")
+        seconds = np.asarray(2 * self.exchange + 0.0 * (rows + nodes))
+        if not self.exchange_kernels or not (kernel.per_row or kernel.per_group):
+            return seconds
+        copies = distinct_targets(self.shape.experts.top_k, nodes)
+        return seconds + 2 * (kernel.per_row * rows * copies + kernel.per_group * (nodes - 1))
+
+    def exchange_at_experts(self, rows: Array, messages: Array) -> Array:
+        """The same on an expert device that answers `messages` of `rows` rows each. Where only kernels of a collective
+        were measured, one send and one receive take what they take at the attention side, for any number of peers."""
+        answer = self.curves.curves.get("answer")
+        if answer is None or not self.exchange_kernels:
+            return np.asarray(2 * self.exchange + 0.0 * (rows + messages))
+        return np.asarray(messages * (answer.launch + answer.per_row * rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds per MoE layer and micro-batch at each station, `outside` per step, `tpot` per generated token.
+
+    prefill_share: part of the step that goes to prompts; first_token: seconds from arrival to the first token.
+    """
+
+    attention: Array
+    experts: Array
+    dispatch: Array
+    combine: Array
+    outside: Array
+    core: Array
+    iteration: Array
+    tpot: Array
+    prefill_share: Array
+    first_token: Array
+
+
+def afd_stages(
+    setting: Setting,
+    attention_chip: Hardware,
+    expert_chip: Hardware,
+    tensor_parallel: int,
+    micro_batches: int,
+    ranks: Array,
+    expert_devices: Array,
+    batch: Array,
+) -> Stages:
+    """AFD: `ranks` attention ranks of `tensor_parallel` devices, `batch` requests per rank and micro-batch.
+
+    A row travels once to each expert node that holds one of its experts and fans out there over the node's own link.
+    """
+    shape, layers = setting.shape, setting.shape.experts.layers
+    times = attention_half(
+        setting, attention_chip, tensor_parallel, ranks, batch, not setting.shared_on_experts
+    )
+    tokens = ranks * batch * setting.rows_per_request
+    experts = expert_half(setting, expert_chip, tokens, expert_devices)
+    if setting.shared_on_experts:
+        experts = experts + _ffn_there(
+            setting, expert_chip, tokens, expert_devices, shape.experts.shared_elems
+        )
+    dispatch, combine = m2n_transfer(
+        setting,
+        attention_chip,
+        expert_chip,
+        tensor_parallel,
+        ranks,
+        expert_devices,
+        batch * setting.rows_per_request,
+    )
+    sent = batch * setting.rows_per_request
+    here = sent * distinct_targets(shape.experts.top_k, expert_devices) / expert_devices
+    attention = times.moe_layers / layers + setting.exchange_at_attention(sent, expert_devices)
+    experts = experts + setting.exchange_at_experts(here, ranks)
+    period = layer_period(attention, experts, dispatch, combine, micro_batches)
+    outside = times.outside
+    if setting.shared_on_experts:
+        outside = outside - shape.dense_layers * times.moe_layers / layers
+    step = step_seconds(attention, experts, period, outside, layers, micro_batches)
+    if setting.shared_on_experts:
+        dense = _ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
+        step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
+    prompt = _prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
+    return _finish(
+        setting,
+        times,
+        attention,
+        experts,
+        dispatch,
+        combine,
+        step,
+        prompt,
+        micro_batches * batch,
+        shape.layers,
+    )
+
+
+def _ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
+    """A dense FFN on the expert side, split by columns over all its devices."""
+    rows = np.asarray(tokens + 0.0 * devices)
+    return ffn_seconds(setting.shape, chip, setting.curves, setting.precision.experts, rows, devices, elems)
+
+
+def colocated_stages(
+    setting: Setting,
+    chip: Hardware,
+    tensor_parallel: int,
+    micro_batches: int,
+    ranks: Array,
+    batch: Array,
+) -> Stages:
+    """Expert parallelism over all ranks * tensor_parallel devices, each of which also runs attention.
+
+    One rank: experts are split over its devices and the sum is one all-reduce. Several: all-to-all both ways, every
+    chosen device gets its own copy (low-latency kernels). Two micro-batches overlap transfers with compute, but their
+    send and receive kernels still take device time.
+    """
+    shape, layers = setting.shape, setting.shape.experts.layers
+    devices = ranks * tensor_parallel
+    times = attention_half(setting, chip, tensor_parallel, ranks, batch)
+    tokens = ranks * batch * setting.rows_per_request
+    experts = expert_half(setting, chip, tokens, devices)
+    dispatch, combine = _all_to_all(
+        setting, chip, devices, batch * setting.rows_per_request / tensor_parallel
+    )
+    reduce = allreduce_seconds(chip, setting.curves, tokens * shape.hidden * COMBINE_BYTES, tensor_parallel)
+    dispatch = np.where(ranks > 1, dispatch, 0.0)
+    combine = np.where(ranks > 1, combine, reduce)
+    exchange = 4 * setting.exchange * (ranks > 1) * (micro_batches > 1)
+    attention = times.moe_layers / layers + exchange + _together(setting, batch * setting.rows_per_request)
+    period = layer_period(attention + experts, 0.0 * experts, dispatch, combine, micro_batches)
+    step = step_seconds(attention + experts, 0.0 * experts, period, times.outside, layers, micro_batches)
+    prompt = _prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
+    prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
+    return _finish(
+        setting,
+        times,
+        attention,
+        experts,
+        dispatch,
+        combine,
+        step,
+        prompt,
+        micro_batches * batch,
+        shape.layers,
+    )
+
+
+def _together(setting: Setting, rows: Array) -> Array:
+    """What both halves in one process take longer per layer, where that was measured."""
+    curve = setting.curves.curves.get("together")
+    return np.zeros_like(rows) if curve is None else np.asarray(curve.launch + curve.per_group * rows)
+
+
+def attention_half(
+    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, batch: Array, with_ffn: bool = True
+) -> AttentionTimes:
+    """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean.
+
+    The 99th percentile of the largest of r normals is the quantile 0.99^(1/r) of one, about that of 100 r samples.
+    """
+    work = setting.workload
+    above = largest_normal(100 * ranks) if setting.percentile99 else largest_normal(ranks)
+    slowest = above * work.context_deviation / np.sqrt(np.maximum(batch, 1.0))
+    context = work.context_mean + slowest
+    requests = np.asarray(batch + 0.0 * context)
+    times = attention_step(
+        setting.shape,
+        chip,
+        setting.curves,
+        setting.precision,
+        requests,
+        context,
+        tensor_parallel,
+        setting.rows_per_request,
+        with_ffn,
+    )
+    if not setting.steps_ahead:
+        return times
+    hidden = setting.curves.pick("step", setting.precision.attention).launch
+    return replace(times, outside=times.outside - hidden)
+
+
+def expert_half(
+    setting: Setting, chip: Hardware, tokens: Array, devices: Array, *, by_chance: bool = True
+) -> Array:
+    """The most loaded of `devices` expert devices, one layer, `tokens` rows before the top-k fan-out. Not `by_chance`:
+    the mean over many layers, as it is where tokens choose evenly."""
+    moe, routing = setting.shape.experts, setting.routing
+    skew = _skew(routing, moe.experts, devices)
+    mean_rows = tokens * moe.top_k / devices
+    chance = 1 + by_chance * largest_normal(devices) / np.sqrt(np.maximum(mean_rows, 1.0))
+    rows = np.minimum(mean_rows * skew * chance, tokens * moe.top_k)
+    held = np.maximum((moe.experts + routing.redundant) / devices, 1.0)
+    spare = (moe.experts + routing.redundant) / moe.experts
+    active = np.minimum(active_experts(routing, moe.experts, moe.top_k, tokens) * spare / devices, held)
+    active = np.maximum(np.minimum(active * np.minimum(chance, 2.0), held), np.minimum(1.0, rows))
+    width = np.maximum(devices / (moe.experts + routing.redundant), 1.0)
+    return expert_layer(
+        setting.shape, chip, setting.curves, setting.precision.experts, rows, np.asarray(active / width)
+    )
+
+
+def _skew(routing: Routing, experts: int, devices: Array) -> Array:
+    """`imbalance` of each device count, computed once per distinct count."""
+    counts = np.asarray(devices, dtype=np.int64)
+    present = np.flatnonzero(np.bincount(counts.ravel()))
+    table = np.ones(int(present[-1]) + 1)
+    table[present] = [imbalance(routing, experts, int(count)) for count in present]
+    return np.asarray(table[counts])
+
+
+def m2n_transfer(
+    setting: Setting,
+    attention_chip: Hardware,
+    expert_chip: Hardware,
+    tensor_parallel: int,
+    ranks: Array,
+    expert_devices: Array,
+    rows: Array,
+) -> tuple[Array, Array]:
+    """(dispatch, combine) seconds of one layer; `rows` per rank."""
+    shape, top_k = setting.shape, setting.shape.experts.top_k
+    total = ranks * tensor_parallel + expert_devices
+    domain = min(attention_chip.fast_domain, expert_chip.fast_domain)
+    shared = domain > 8 and attention_chip.name == expert_chip.name
+    per_node = expert_chip.devices if expert_chip.fast_domain > 1 else 1
+    nodes = np.ceil(expert_devices / per_node)
+    copies = distinct_targets(top_k, nodes)
+    results = []
+    for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
+        row = shape.hidden * element
+        sent = rows * row * copies / tensor_parallel
+        received = ranks * rows * row * copies / expert_devices
+        seconds = transfer(attention_chip, expert_chip, setting.curves, sent, received)
+        if per_node > 1:
+            fan = distinct_targets(top_k, expert_devices) / copies
+            spread = setting.curves.pick("fast_link", "bf16")
+            seconds = seconds + received * np.maximum(fan - 1, 0.0) / (expert_chip.link * spread.memory)
+        if shared:
+            near_copies = distinct_targets(top_k, expert_devices)
+            near = transfer(
+                attention_chip,
+                expert_chip,
+                setting.curves,
+                sent / copies * near_copies,
+                received / copies * near_copies,
+                same_domain=True,
+            )
+            seconds = np.where(total <= domain, near, seconds)
+        results.append(np.asarray(seconds))
+    return results[0], results[1]
+
+
+def _all_to_all(setting: Setting, chip: Hardware, devices: Array, rows: Array) -> tuple[Array, Array]:
+    """(dispatch, combine) of one layer of colocated expert parallelism, `rows` per device."""
+    copies = distinct_targets(setting.shape.experts.top_k, devices) * (1 - 1 / np.maximum(devices, 1.0))
+    results = []
+    for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
+        moved = rows * setting.shape.hidden * element * copies
+        near = transfer(chip, chip, setting.curves, moved, moved, same_domain=chip.link > 0)
+        far = transfer(chip, chip, setting.curves, moved, moved)
+        results.append(np.asarray(np.where(devices <= max(chip.fast_domain, 1), near, far)))
+    return results[0], results[1]
+
+
+def _prompt_seconds(
+    setting: Setting,
+    attention_chip: Hardware,
+    expert_chip: Hardware,
+    tensor_parallel: int,
+    ranks: Array,
+    expert_devices: Array,
+) -> tuple[Array, Array]:
+    """(attention seconds per prompt on its rank, expert seconds per prompt on each rank's behalf): 0 when prompts are
+    prefilled elsewhere. Experts are shared by all ranks, so each prompt takes 1/devices of its work on each."""
+    like = np.zeros(np.broadcast_shapes(np.shape(ranks), np.shape(expert_devices)))
+    if setting.workload.decode_only:
+        return like, like
+    shape, tokens = setting.shape, np.array([setting.workload.mean_prompt])
+    attention = prefill_step(
+        shape, attention_chip, setting.curves, setting.precision, tokens, 0.0, tensor_parallel
+    )[0]
+    moe = shape.experts
+    skew = _skew(setting.routing, moe.experts, np.asarray(expert_devices))
+    rows = tokens * moe.top_k * ranks / expert_devices * skew
+    active = np.minimum(
+        active_experts(setting.routing, moe.experts, moe.top_k, tokens * ranks) / expert_devices, rows
+    )
+    layer = expert_layer(shape, expert_chip, setting.curves, setting.precision.experts, rows, active)
+    return like + attention, like + layer * moe.layers
+
+
+def _finish(
+    setting: Setting,
+    times: AttentionTimes,
+    attention: Array,
+    experts: Array,
+    dispatch: Array,
+    combine: Array,
+    step: Array,
+    prompt: tuple[Array, Array],
+    resident: Array,
+    layers: int,
+) -> Stages:
+    """Add prompts: while one request writes its answer, its rank also reads one prompt; the busier side pays. A prompt
+    waits as in an M/G/1 queue: long prompts among short ones make everybody wait longer than equal ones would."""
+    per_prompt = larger(prompt[0], prompt[1])
+    prompts = resident * setting.tokens_per_step / setting.workload.mean_answer
+    iteration = step + prompts * per_prompt
+    share = np.asarray(prompts * per_prompt / iteration)
+    wait = share / np.maximum(2 * (1 - share), 1e-3) * per_prompt * (1 + setting.workload.prompt_variation)
+    return Stages(
+        attention=attention,
+        experts=experts,
+        dispatch=dispatch,
+        combine=combine,
+        outside=times.outside,
+        core=np.asarray(times.core / layers),
+        iteration=np.asarray(iteration),
+        tpot=np.asarray(iteration / setting.tokens_per_step),
+        prefill_share=share,
+        first_token=np.asarray(wait + prompt[0] + prompt[1] + step),
+    )

@@ -1,0 +1,70 @@
+"""Seconds the expert half of one micro-batch takes on the most loaded expert device, and the M2N transfers.
+
+Vectorised over the batch. Rows and distinct experts come from `perf_experts.py`; this file turns them into time.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.planner.hardware import PRECISIONS, Hardware
+from afserve.placement.planner.perf_curve import CurveSet, smooth_max
+from afserve.placement.planner.shape import ModelShape
+
+Array = NDArray[np.float64]
+_ACTIVATION = 2.0
+DISPATCH_BYTES = {"bf16": 2.0, "fp8": 1.03, "fp4": 1.03, "int4": 2.0}
+"""Bytes per element on the way to the experts: FP8 rows carry one float32 scale per 128 elements."""
+COMBINE_BYTES = 2.0
+
+
+def expert_layer(
+    shape: ModelShape,
+    chip: Hardware,
+    curves: CurveSet,
+    precision: str,
+    rows: Array,
+    active: Array,
+    tensor_parallel: int = 1,
+) -> Array:
+    """One MoE layer on one device: `rows` row-expert pairs and `active` distinct experts on it.
+
+    Several devices may share an expert's columns (`tensor_parallel`); the caller adds their all-reduce.
+    """
+    elems = shape.experts.elems / tensor_parallel
+    width = elems / 3 / shape.hidden
+    curve = curves.pick("experts", precision)
+    traffic = rows * curve.row_bytes * _ACTIVATION * (2 * shape.hidden + 3 * width)
+    read = active * elems * PRECISIONS[precision] + traffic
+    flops = 2 * elems * (rows + curve.pad_rows * active)
+    moved = read / (chip.bandwidth * curve.memory)
+    computed = flops / (chip.flops(precision) * curve.compute)
+    return np.asarray(curve.launch + smooth_max(moved, computed) + active * curve.per_group)
+
+
+def distinct_targets(top_k: int, targets: Array | float) -> Array:
+    """Expected number of distinct expert nodes (or devices) that hold a token's top-k, uniform choice."""
+    n = np.maximum(np.asarray(targets, dtype=np.float64), 1.0)
+    return np.asarray(n * (1 - (1 - 1 / n) ** top_k))
+
+
+def transfer(
+    sender: Hardware,
+    receiver: Hardware,
+    curves: CurveSet,
+    sent: Array,
+    received: Array,
+    same_domain: bool = False,
+) -> Array:
+    """One direction of an exchange: `sent` bytes leave each sender device while `received` reach each receiver device.
+
+    The slower end rules. `same_domain`: all devices share one fast link (an NVL72 rack, one node).
+    """
+    curve = curves.pick("fast_link" if same_domain else "network", "bf16")
+    out, into = (sender.link, receiver.link) if same_domain else (sender.network, receiver.network)
+    wire = np.maximum(sent / out, received / into) / curve.memory
+    latency = (
+        max(sender.link_latency, receiver.link_latency)
+        if same_domain
+        else max(sender.network_latency, receiver.network_latency)
+    )
+    return np.asarray(latency + curve.launch + wire)

@@ -1,0 +1,203 @@
+"""A plan: one deployment with its predicted figures, and how to read them (what binds, how sure).
+
+Built from a searched family and one of its layouts. Values only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from afserve.pipeline import StageTimes
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf import Setting, attention_half, expert_half
+from afserve.placement.planner.search import Family
+
+HOUR, MILLION = 3600.0, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The devices of one half. `nodes` are hosts of that hardware, rounded up."""
+
+    hardware: str
+    devices: int
+    nodes: int
+    tensor_parallel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """batch: requests per attention rank and micro-batch. error: one standard deviation of tpot, relative.
+
+    limited_by: what keeps the batch from growing (memory, SLO, the objective, or the search when none does). bound_by:
+    what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
+    micro-batch.
+    """
+
+    kind: str
+    attention: Side
+    experts: Side
+    micro_batches: int
+    batch: int
+    ranks: int
+    tpot: float
+    ttft: float
+    prefill_share: float
+    tok_s: float
+    usd_per_hour: float
+    watts: float
+    limited_by: str
+    busiest: str
+    bound_by: str
+    error: float
+    stages: StageTimes
+    layers: int
+    decode_only: bool
+
+    @property
+    def devices(self) -> int:
+        return self.attention.devices + (self.experts.devices if self.kind == "afd" else 0)
+
+    @property
+    def tok_s_per_device(self) -> float:
+        return self.tok_s / self.devices
+
+    @property
+    def usd_per_mtok(self) -> float:
+        return self.usd_per_hour / HOUR / self.tok_s * MILLION
+
+    @property
+    def tokens_per_joule(self) -> float:
+        return self.tok_s / self.watts if self.watts else 0.0
+
+    @property
+    def requests(self) -> int:
+        """Requests in decode at once."""
+        return self.ranks * self.batch * self.micro_batches
+
+    def bubbles(self) -> dict[str, float]:
+        """Idle share per station; colocated has one compute station."""
+        return self.stages.bubbles(self.layers, self.micro_batches)
+
+
+def plan_of(family: Family, setting: Setting, index: int, batch: float, limited_by: str) -> Plan:
+    """The plan of layout `index` of `family` at `batch`; `limited_by` as in Plan."""
+    only = np.arange(len(family.ranks)) == index
+    one = family.subset(only)
+    stages = one.stages(setting, np.array([batch]))
+    ranks, experts = int(one.ranks[0]), int(one.expert_devices[0])
+    attention_devices = ranks * family.tensor_parallel
+    times = StageTimes(
+        attention=float(stages.attention[0]),
+        experts=float(stages.experts[0]),
+        dispatch=float(stages.dispatch[0]),
+        combine=float(stages.combine[0]),
+        outside=float(stages.outside[0]),
+    )
+    core = float(stages.core[0])
+    busiest, bound = _binding(one, setting, times, batch)
+    tpot = float(stages.tpot[0])
+    expert_chip = family.experts if family.kind == "afd" else family.attention
+    cost = attention_devices * family.attention.usd_per_hour + experts * expert_chip.usd_per_hour
+    watts = attention_devices * family.attention.watts + experts * expert_chip.watts
+    return Plan(
+        kind=family.kind,
+        attention=_side(family.attention, attention_devices, family.tensor_parallel),
+        experts=_side(
+            expert_chip, experts or attention_devices, _columns(setting, experts or attention_devices)
+        ),
+        micro_batches=family.micro_batches,
+        batch=int(batch),
+        ranks=ranks,
+        tpot=tpot,
+        ttft=float(stages.first_token[0]),
+        prefill_share=float(stages.prefill_share[0]),
+        tok_s=ranks * batch * family.micro_batches / tpot,
+        usd_per_hour=cost,
+        watts=watts,
+        limited_by=limited_by,
+        busiest=busiest,
+        bound_by=bound,
+        error=_error(one, setting, times, core),
+        stages=times,
+        layers=setting.shape.experts.layers,
+        decode_only=setting.workload.decode_only,
+    )
+
+
+def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:
+    return Side(chip.name, devices, -(-devices // chip.devices), tensor_parallel)
+
+
+def _columns(setting: Setting, devices: int) -> int:
+    """How many devices share an expert's columns: more than one only when devices outnumber slots."""
+    return max(1, -(-devices // (setting.shape.experts.experts + setting.routing.redundant)))
+
+
+def _binding(family: Family, setting: Setting, times: StageTimes, batch: float) -> tuple[str, str]:
+    """(busiest station, what it waits for). Where a layer lasts longer than the busiest station's turns, transfers are
+    not hidden: both directions then count as one part of the round trip."""
+    turn = (
+        times.attention + times.experts if family.kind == "colocated" else max(times.attention, times.experts)
+    )
+    turn = max(turn, times.dispatch, times.combine)
+    exposed = family.micro_batches * turn < 0.98 * times.round_trip
+    moved = times.dispatch + times.combine if exposed else max(times.dispatch, times.combine)
+    if moved > max(times.attention, times.experts):
+        return "transfer", "link"
+    if times.attention >= times.experts:
+        return "attention", _waits_for(
+            family.attention, lambda chip: _attention_seconds(family, setting, chip, batch)
+        )
+    chip = family.experts if family.kind == "afd" else family.attention
+    return "experts", _waits_for(chip, lambda chip: _expert_seconds(family, setting, chip, batch))
+
+
+def _waits_for(chip: Hardware, seconds: Callable[[Hardware], float]) -> str:
+    """What shortens the stage most when it grows by a tenth: bandwidth, compute, or neither (latency)."""
+    more = {
+        "bandwidth": replace(chip, bandwidth=1.1 * chip.bandwidth),
+        "compute": replace(
+            chip,
+            flops_bf16=1.1 * chip.flops_bf16,
+            flops_fp8=1.1 * chip.flops_fp8,
+            flops_fp4=1.1 * chip.flops_fp4,
+        ),
+    }
+    base = seconds(chip)
+    gains = {name: 1 - seconds(faster) / base for name, faster in more.items()}
+    best = max(gains, key=gains.__getitem__)
+    return best if gains[best] > 0.02 else "latency"
+
+
+def _attention_seconds(family: Family, setting: Setting, chip: Hardware, batch: float) -> float:
+    one = np.array([batch])
+    return float(attention_half(setting, chip, family.tensor_parallel, family.ranks, one).moe_layers[0])
+
+
+def _expert_seconds(family: Family, setting: Setting, chip: Hardware, batch: float) -> float:
+    devices = family.expert_devices if family.kind == "afd" else family.ranks * family.tensor_parallel
+    return float(expert_half(setting, chip, family.ranks * batch * setting.rows_per_request, devices)[0])
+
+
+def _step_seconds(setting: Setting) -> float:
+    """Seconds of a step that belong to no layer; none where the next step is prepared meanwhile."""
+    return 0.0 if setting.steps_ahead else setting.curves.pick("step", setting.precision.attention).launch
+
+
+def _error(family: Family, setting: Setting, times: StageTimes, core: float) -> float:
+    """The curves' spreads weighted by their share of a layer, and the model's own from validation."""
+    curves, precision = setting.curves, setting.precision
+    kind, layer = setting.shape.attention[0].kind, curves.pick("attention_layer", precision.attention)
+    total = times.attention + times.experts
+    parts = (
+        (core, curves.pick("core", precision.kv, kind).spread),
+        (times.attention - core, curves.pick("gemm", precision.attention).spread),
+        (times.experts, curves.pick("experts", precision.experts).spread),
+        (layer.launch, layer.spread),
+        (_step_seconds(setting) / setting.shape.layers, curves.pick("step", precision.attention).spread),
+    )
+    own = sum((seconds / total * spread) ** 2 for seconds, spread in parts if total > 0)
+    model = max(curves.spread_on(family.attention.name), curves.spread_on(family.experts.name))
+    return float((own + model**2) ** 0.5)

@@ -1,0 +1,121 @@
+"""The question `afserve plan` answers: which deployment is best, what comes next, and does disaggregation pay.
+
+Searches every family, ranks by the objective and keeps the best of each kind. `verdict.py` puts it into words,
+`infeasible.py` says what failed when nothing fits. Pure: values in, values out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.planner.perf import Setting
+from afserve.placement.planner.plan import Plan, plan_of
+from afserve.placement.planner.search import BATCH_LIMIT, Family, Pool, Targets, best_batches, families
+
+Array = NDArray[np.float64]
+KINDS = ("colocated", "afd")
+NO_TARGETS = Targets()
+OBJECTIVES = ("dollar", "device", "watt", "latency", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `count`: fewest
+    devices that sustain `tokens_per_second`), which micro-batch counts and kinds to try."""
+
+    setting: Setting
+    pools: tuple[Pool, ...]
+    targets: Targets = NO_TARGETS
+    objective: str = "dollar"
+    micro_batches: tuple[int, ...] = (1, 2, 3, 4)
+    kinds: tuple[str, ...] = KINDS
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Plans best first, at most one per family; `tried` counts layouts."""
+
+    plans: tuple[Plan, ...]
+    tried: int
+
+    def best(self, kind: str | None = None) -> Plan | None:
+        return next((plan for plan in self.plans if kind in (None, plan.kind)), None)
+
+
+def answer(question: Question) -> Answer:
+    """Empty `plans` when no deployment meets the targets in these pools."""
+    found: list[tuple[float, Plan]] = []
+    tried = 0
+    for family in families(list(question.pools), question.micro_batches, question.kinds):
+        tried += len(family.ranks)
+        best = _best_of(family, question)
+        if best is not None:
+            found.append(best)
+    found.sort(key=lambda entry: (entry[0], entry[1].usd_per_mtok))
+    return Answer(tuple(plan for _, plan in found), tried)
+
+
+def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
+    cost = None if question.tokens_per_second else _cost(family, question.objective)
+    kept, batch, limit = best_batches(family, question.setting, question.targets, cost)
+    if not len(batch):
+        return None
+    if question.objective == "latency" and not question.tokens_per_second:
+        batch = np.ones_like(batch)
+    score = _score(kept, question, batch)
+    index = int(np.argmin(score))
+    if not np.isfinite(score[index]):
+        return None
+    best, most = float(batch[index]), float(limit[index])
+    limited_by = "SLO" if best < most else "memory" if most < BATCH_LIMIT else "search"
+    if question.objective == "latency" and not question.tokens_per_second:
+        limited_by = "objective"
+    return float(score[index]), plan_of(kept, question.setting, index, best, limited_by)
+
+
+def _cost(family: Family, objective: str) -> Array | None:
+    """What the objective counts per second of this layout; None when it does not count per token."""
+    attention, experts = family.ranks * family.tensor_parallel, family.expert_devices
+    if objective == "dollar":
+        return attention * family.attention.usd_per_hour + experts * family.experts.usd_per_hour
+    if objective == "device":
+        return np.asarray(attention + experts)
+    if objective == "watt":
+        return attention * family.attention.watts + experts * family.experts.watts
+    return None
+
+
+def _score(family: Family, question: Question, batch: Array) -> Array:
+    """Lower is better; infinite where the wanted rate is not reached."""
+    stages = family.stages(question.setting, batch)
+    speed = family.ranks * batch * family.micro_batches / stages.tpot
+    cost = _cost(family, question.objective)
+    if cost is not None:
+        score = cost / speed
+    elif question.objective == "latency":
+        score = stages.tpot
+    else:
+        score = family.ranks * family.tensor_parallel + family.expert_devices
+    return np.asarray(np.where(speed >= question.tokens_per_second, score, np.inf))
+
+
+def pareto(question: Question, points: int = 12) -> Iterator[tuple[float, dict[str, list[Plan]]]]:
+    """The best plan of each kind at `points` TPOT targets, from the fastest possible to well beyond the wanted one.
+
+    Yields (share done, curves so far), so that a caller can show progress.
+    """
+    fastest = answer(replace(question, objective="latency", targets=NO_TARGETS, tokens_per_second=0.0)).best()
+    curves: dict[str, list[Plan]] = {kind: [] for kind in question.kinds}
+    if fastest is None:
+        return
+    slowest = max(4 * fastest.tpot, 2 * min(question.targets.tpot, 0.5))
+    for number, target in enumerate(np.geomspace(fastest.tpot * 1.02, slowest, points), start=1):
+        found = answer(replace(question, targets=replace(question.targets, tpot=float(target))))
+        for kind, plans in curves.items():
+            best = found.best(kind)
+            if best is not None:
+                plans.append(best)
+        yield number / points, curves

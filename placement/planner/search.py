@@ -1,0 +1,219 @@
+"""Search over deployments: for every layout the largest batch inside the targets, then the best by an objective.
+
+A family fixes hardware, tensor parallelism and micro-batches and spans a grid of attention ranks x expert devices;
+TPOT rises with the batch, so bisection over whole grids at once finds each cell's best. `exhaustive_batches` tries
+every batch and is what tests compare with. It prints nothing and reads nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.kv import expert_weight_bytes, largest_batch
+from afserve.placement.planner.perf import Setting, Stages, afd_stages, colocated_stages
+
+Array = NDArray[np.float64]
+GRID = 64
+BATCH_LIMIT = 8192
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    chip: Hardware
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds; infinity = no target."""
+
+    tpot: float = float("inf")
+    ttft: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated)."""
+
+    kind: str
+    attention: Hardware
+    experts: Hardware
+    tensor_parallel: int
+    micro_batches: int
+    ranks: Array
+    expert_devices: Array
+
+    def stages(self, setting: Setting, batch: Array) -> Stages:
+        if self.kind == "colocated":
+            return colocated_stages(
+                setting, self.attention, self.tensor_parallel, self.micro_batches, self.ranks, batch
+            )
+        return afd_stages(
+            setting,
+            self.attention,
+            self.experts,
+            self.tensor_parallel,
+            self.micro_batches,
+            self.ranks,
+            self.expert_devices,
+            batch,
+        )
+
+    def subset(self, keep: NDArray[np.bool_]) -> "Family":
+        return Family(
+            self.kind,
+            self.attention,
+            self.experts,
+            self.tensor_parallel,
+            self.micro_batches,
+            self.ranks[keep],
+            self.expert_devices[keep],
+        )
+
+    def batch_limit(self, setting: Setting) -> Array:
+        """Requests per rank and micro-batch that memory allows; 0 where weights do not fit."""
+        shape, precision = setting.shape, setting.precision
+        if self.kind == "colocated":
+            resident = expert_weight_bytes(
+                shape, precision, setting.routing, self.ranks * self.tensor_parallel
+            )
+            fits = np.ones_like(self.ranks, dtype=bool)
+        else:
+            resident = np.zeros_like(self.ranks)
+            needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
+            fits = needed <= self.experts.memory * 0.92
+        most = largest_batch(
+            shape, self.attention, precision, setting.workload, self.tensor_parallel, resident
+        )
+        return np.where(fits, np.minimum(np.floor(most / self.micro_batches), BATCH_LIMIT), 0.0)
+
+
+def families(pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...]) -> Iterator[Family]:
+    """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair."""
+    for pool in pools:
+        for tensor_parallel in _parallel(pool):
+            if "colocated" in kinds:
+                ranks = _counts(pool, tensor_parallel)
+                ranks = ranks[_tidy(pool, ranks * tensor_parallel)]
+                for m in sorted({1, 2} & {1, *micro_batches}):
+                    yield Family("colocated", pool.chip, pool.chip, tensor_parallel, m, ranks, 0 * ranks)
+    if "afd" not in kinds:
+        return
+    for attention in pools:
+        for experts in pools:
+            for tensor_parallel in _parallel(attention):
+                ranks, devices = _layouts(attention, experts, tensor_parallel)
+                for m in micro_batches if len(ranks) else ():
+                    yield Family("afd", attention.chip, experts.chip, tensor_parallel, m, ranks, devices)
+
+
+def _parallel(pool: Pool) -> list[int]:
+    return [t for t in TENSOR_PARALLEL if t <= min(max(pool.chip.fast_domain, 1), pool.count, 8)]
+
+
+def _counts(pool: Pool, group: int) -> Array:
+    """How many groups of so many devices: any number within one node, then whole nodes (several at a time where that
+    would be more than GRID steps), and the whole pool."""
+    groups, node = pool.count // group, max(1, pool.chip.devices // group)
+    unit = node * max(1, -(-groups // (node * GRID)))
+    within, beyond = np.arange(1, min(node, groups) + 1), np.arange(unit, groups + 1, unit)
+    return np.unique(np.concatenate([within, beyond, [groups] * (groups > 0)])).astype(np.float64)
+
+
+def _tidy(pool: Pool, devices: Array) -> NDArray[np.bool_]:
+    """Whole nodes, equal parts of one node, or the whole pool: nobody offers 64 devices in nodes of 8 to use 63."""
+    node = pool.chip.devices
+    part = (devices <= node) & (node % np.maximum(devices, 1) == 0)
+    return np.asarray((devices % node == 0) | part | (devices == pool.count))
+
+
+def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Array, Array]:
+    """Every pair of counts. Of one kind on both sides: every pair (in large pools, of counts) with a tidy sum."""
+    same = attention.chip.name == experts.chip.name
+    if same and attention.count <= GRID:
+        ranks, devices = (np.arange(1.0, attention.count // group + 1) for group in (tensor_parallel, 1))
+    else:
+        ranks, devices = _counts(attention, tensor_parallel), _counts(experts, 1)
+    grid_ranks, grid_devices = (grid.ravel() for grid in np.meshgrid(ranks, devices, indexing="ij"))
+    if not same:
+        return grid_ranks, grid_devices
+    total = grid_ranks * tensor_parallel + grid_devices
+    keep = (total <= attention.count) & _tidy(attention, total)
+    return grid_ranks[keep], grid_devices[keep]
+
+
+def best_batches(
+    family: Family, setting: Setting, targets: Targets, cost: Array | None = None
+) -> tuple[Family, Array, Array]:
+    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
+
+    With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
+    batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
+    """
+    limit = family.batch_limit(setting)
+    cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
+    if not len(cells.low):
+        return cells.family, cells.low, cells.limit
+    stages, fine = _try(cells.family, setting, targets, np.ones_like(cells.low))
+    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot).keep(fine)
+    high = cells.limit.copy()
+    while (cells.low < high).any():
+        middle = np.clip(np.ceil(np.sqrt(cells.low * high)), np.minimum(cells.low + 1, high), high)
+        stages, fine = _try(cells.family, setting, targets, middle)
+        high = np.where(fine, high, np.maximum(middle - 1, cells.low))
+        better = fine & (middle > cells.low)
+        cells = replace(
+            cells, low=np.where(better, middle, cells.low), tpot=np.where(better, stages.tpot, cells.tpot)
+        )
+        if cost is not None:
+            alive = cells.least(high) <= cells.least(cells.low).min() * (1 + 1e-12)
+            if alive.mean() < _WORTH_DROPPING:
+                cells, high = cells.keep(alive), high[alive]
+    return cells.family, cells.low, cells.limit
+
+
+_WORTH_DROPPING = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cells:
+    """Layouts under bisection: the largest batch known to meet the targets, its TPOT, the memory limit, the cost."""
+
+    family: Family
+    low: Array
+    tpot: Array
+    limit: Array
+    cost: Array
+
+    def keep(self, which: NDArray[np.bool_]) -> "_Cells":
+        return _Cells(
+            self.family.subset(which), self.low[which], self.tpot[which], self.limit[which], self.cost[which]
+        )
+
+    def least(self, batch: Array) -> Array:
+        """The cost per token that `batch` requests at the present TPOT would have."""
+        return np.asarray(self.cost * self.tpot / (self.family.ranks * batch))
+
+
+def _try(
+    family: Family, setting: Setting, targets: Targets, batch: Array
+) -> tuple[Stages, NDArray[np.bool_]]:
+    stages = family.stages(setting, batch)
+    fine = (
+        (stages.tpot <= targets.tpot) & (stages.prefill_share < 0.95) & (stages.first_token <= targets.ttft)
+    )
+    return stages, np.asarray(fine)
+
+
+def exhaustive_batches(family: Family, setting: Setting, targets: Targets) -> Array:
+    """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
+    limit = family.batch_limit(setting)
+    best = np.zeros_like(limit)
+    for batch in range(1, int(limit.max(initial=0.0)) + 1):
+        trial = np.full_like(limit, float(batch))
+        best = np.where((trial <= limit) & _try(family, setting, targets, trial)[1], trial, best)
+    return best

@@ -1,0 +1,167 @@
+"""What one more tenth of each resource would bring: the best plan's layout again, with one figure scaled.
+
+Also the words of the verdict on disaggregation, from the stage times of both sides.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.infeasible import why_none
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.search import Family, Targets, best_batches
+
+_RESOURCES = {
+    "attention bandwidth": ("attention", ("bandwidth",)),
+    "attention compute": ("attention", ("flops_bf16", "flops_fp8", "flops_fp4")),
+    "attention memory": ("attention", ("memory",)),
+    "expert bandwidth": ("experts", ("bandwidth",)),
+    "expert compute": ("experts", ("flops_bf16", "flops_fp8", "flops_fp4")),
+    "link": ("both", ("link", "network")),
+}
+
+
+def sensitivity(question: Question, plan: Plan, step: float = 0.1) -> dict[str, float]:
+    """Relative throughput change of the same layout when one resource grows by `step`; the batch is chosen anew, but
+    for the lowest latency, where it stays and the change is that of one request's rate."""
+    base = _throughput(question, plan, question.targets, None, (), 1.0)
+    changes = {}
+    for name, (side, fields) in _RESOURCES.items():
+        if plan.kind == "colocated" and side == "experts":
+            continue
+        label = name.replace("attention ", "") if plan.kind == "colocated" else name
+        changes[label] = _throughput(question, plan, question.targets, side, fields, 1 + step) / base - 1
+    if np.isfinite(question.targets.tpot):
+        looser = replace(question.targets, tpot=question.targets.tpot * (1 + step))
+        changes["TPOT target"] = _throughput(question, plan, looser, None, (), 1.0) / base - 1
+    return changes
+
+
+def _throughput(
+    question: Question, plan: Plan, targets: Targets, side: str | None, fields: tuple[str, ...], factor: float
+) -> float:
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    attention, experts = chips[plan.attention.hardware], chips[plan.experts.hardware]
+    if side in ("attention", "both"):
+        attention = _scaled(attention, fields, factor)
+    if side in ("experts", "both") and plan.kind == "afd":
+        experts = _scaled(experts, fields, factor)
+    devices = plan.experts.devices if plan.kind == "afd" else 0
+    family = Family(
+        plan.kind,
+        attention,
+        experts if plan.kind == "afd" else attention,
+        plan.attention.tensor_parallel,
+        plan.micro_batches,
+        np.array([float(plan.ranks)]),
+        np.array([float(devices)]),
+    )
+    kept, batch, _ = best_batches(family, question.setting, targets)
+    if not len(batch):
+        return float("nan")
+    if plan.limited_by == "objective":
+        batch = np.array([float(plan.batch)])
+    tpot = float(kept.stages(question.setting, batch).tpot[0])
+    return plan.ranks * float(batch[0]) * plan.micro_batches / tpot
+
+
+def _scaled(chip: Hardware, fields: tuple[str, ...], factor: float) -> Hardware:
+    return replace(chip, **{field: getattr(chip, field) * factor for field in fields})
+
+
+def verdict(question: Question, found: Answer) -> str:
+    """One or two sentences: disaggregate or not, by how much, and why."""
+    colocated, afd = found.best("colocated"), found.best("afd")
+    if afd is None and colocated is None:
+        return "Nothing meets the targets in these pools."
+    if colocated is None and afd is not None:
+        return f"Disaggregate: {why_none(question, 'colocated')}; AFD runs on {_words(afd)}."
+    if afd is None and colocated is not None:
+        return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
+    assert afd is not None and colocated is not None
+    gain = _merit(question, afd) / _merit(question, colocated) - 1
+    unsure = max(afd.error, colocated.error)
+    sure = (
+        ""
+        if abs(gain) > unsure
+        else f" The difference is inside the error bar (+-{unsure:.0%}): measure both."
+    )
+    unit = _UNITS[question.objective]
+    if question.objective == "count" and afd.devices != colocated.devices:
+        return _fewer(afd, colocated) + sure
+    if gain > 0:
+        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}{sure}"
+    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}{sure}"
+
+
+_UNITS = {
+    "dollar": "tokens per dollar",
+    "device": "tokens per device",
+    "watt": "tokens per joule",
+    "latency": "token rate per request",
+    "count": "tokens per device",
+}
+
+
+def _fewer(afd: Plan, colocated: Plan) -> str:
+    """The verdict in devices."""
+    if afd.devices < colocated.devices:
+        return (
+            f"Disaggregate: AFD needs {afd.devices} devices for this rate, colocated {colocated.devices}. "
+            f"{_why_wins(afd, colocated)}"
+        )
+    return (
+        f"Do not disaggregate: AFD needs {afd.devices} devices for this rate, colocated {colocated.devices}. "
+        f"{_why_loses(afd)}"
+    )
+
+
+def _merit(question: Question, plan: Plan) -> float:
+    """Higher is better."""
+    values = {
+        "dollar": 1 / plan.usd_per_mtok,
+        "device": plan.tok_s_per_device,
+        "watt": plan.tokens_per_joule,
+        "latency": 1 / plan.tpot,
+        "count": 1 / plan.devices,
+    }
+    return values[question.objective]
+
+
+def _why_wins(afd: Plan, colocated: Plan) -> str:
+    if afd.attention.hardware != afd.experts.hardware:
+        return f"Attention suits {afd.attention.hardware}, experts suit {afd.experts.hardware}."
+    if colocated.limited_by == "memory":
+        return (
+            f"Colocated runs out of memory at {colocated.batch * colocated.micro_batches} requests per rank; without "
+            f"expert weights attention holds {afd.batch * afd.micro_batches}."
+        )
+    return "Shared experts see larger batches, so their weights are read less often per token."
+
+
+def _why_loses(afd: Plan) -> str:
+    idle = afd.bubbles()
+    stages = afd.stages
+    moved = (stages.dispatch + stages.combine) / stages.round_trip
+    if afd.bound_by == "link" or moved > 0.5:
+        return (
+            f"Transfers are {moved:.0%} of a layer's round trip: the link is too slow for this model's rows."
+        )
+    if max(idle["attention"], idle["experts"]) > 0.15:
+        side = "attention" if idle["attention"] > idle["experts"] else "experts"
+        return f"The {side} side would idle {idle[side]:.0%} of the time at the best ratio."
+    cause = "Memory" if afd.limited_by == "memory" else "The SLO"
+    return (
+        f"{cause} leaves each of {afd.micro_batches} micro-batches {afd.batch} requests per rank, so every weight is "
+        "read for fewer rows than in one colocated batch."
+    )
+
+
+def _words(plan: Plan) -> str:
+    if plan.kind == "colocated":
+        return f"{plan.devices} {plan.attention.hardware}"
+    return (
+        f"{plan.attention.devices} {plan.attention.hardware} : {plan.experts.devices} {plan.experts.hardware}"
+    )

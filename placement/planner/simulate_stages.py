@@ -1,0 +1,120 @@
+"""Stage times for the simulator: the plan's own closed forms, tabulated, plus the randomness the closed form averages.
+
+A rank's attention time follows the sum of its requests' lengths, redrawn as requests finish; the expert side's time
+follows the rows of its fullest device in this draw. Merged messages cost what their rows together cost.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf import Setting, attention_half, expert_half, m2n_transfer
+from afserve.placement.planner.perf_ffn import distinct_targets
+from afserve.placement.planner.plan import Plan
+
+Array = NDArray[np.float64]
+_POINTS = 24
+
+
+class StageTable:
+    """Times for one plan. `random_lengths` off and `random_routing` off give the closed form's means exactly."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        plan: Plan,
+        attention: Hardware,
+        experts: Hardware,
+        *,
+        random_lengths: bool = True,
+        random_routing: bool = True,
+    ) -> None:
+        self._layers = setting.shape.experts.layers
+        self._batch, self._ranks = plan.batch, plan.ranks
+        self._setting = setting
+        self._answer = setting.workload.mean_answer
+        self._prepare_attention(setting, plan, attention, random_lengths)
+        self._prepare_experts(setting, plan, experts, random_routing)
+        self._prepare_links(setting, plan, attention, experts)
+
+    def _prepare_attention(self, setting: Setting, plan: Plan, chip: Hardware, random_lengths: bool) -> None:
+        """Attention is close to linear in the mean context: two points give the line."""
+        one, batch = np.array([1.0]), np.array([float(plan.batch)])
+        work = setting.workload
+        mean = _at_context(setting, work.context_mean)
+        more = _at_context(setting, work.context_mean * 1.5)
+        base = attention_half(mean, chip, plan.attention.tensor_parallel, one, batch)
+        longer = attention_half(more, chip, plan.attention.tensor_parallel, one, batch)
+        sent = batch * setting.rows_per_request
+        exchange = setting.exchange_at_attention(sent, np.array([float(plan.experts.devices)]))
+        self._attend = float(base.moe_layers[0]) / self._layers + float(exchange[0])
+        self._slope = (float(longer.moe_layers[0] - base.moe_layers[0]) / self._layers) / (
+            0.5 * work.context_mean
+        )
+        self._outside = float(base.outside[0])
+        self._deviation = work.context_deviation / plan.batch**0.5 if random_lengths else 0.0
+        self._offset = np.zeros((plan.ranks, plan.micro_batches))
+        self._drawn = False
+
+    def _prepare_experts(self, setting: Setting, plan: Plan, chip: Hardware, random_routing: bool) -> None:
+        tokens_each = plan.batch * setting.rows_per_request
+        self._messages = np.unique(np.round(np.geomspace(1, plan.ranks, _POINTS)))
+        devices = np.full_like(self._messages, float(plan.experts.devices))
+        here = tokens_each * distinct_targets(setting.shape.experts.top_k, devices) / devices
+        self._expert_times = expert_half(
+            setting, chip, self._messages * tokens_each, devices
+        ) + setting.exchange_at_experts(here, self._messages)
+        rows = plan.ranks * tokens_each * setting.shape.experts.top_k / plan.experts.devices
+        self._row_noise = 0.3 / max(rows, 1.0) ** 0.5 if random_routing else 0.0
+
+    def _prepare_links(self, setting: Setting, plan: Plan, attention: Hardware, experts: Hardware) -> None:
+        """Split each transfer into wire time, which occupies the link, and latency, which does not."""
+        ranks, devices = np.array([float(plan.ranks)]), np.array([float(plan.experts.devices)])
+        rows = np.array([plan.batch * setting.rows_per_request])
+        whole = m2n_transfer(
+            setting, attention, experts, plan.attention.tensor_parallel, ranks, devices, rows
+        )
+        empty = m2n_transfer(
+            setting, attention, experts, plan.attention.tensor_parallel, ranks, devices, 0 * rows
+        )
+        self._dispatch = float(whole[0][0] - empty[0][0]), float(empty[0][0])
+        self._combine = float(whole[1][0] - empty[1][0]), float(empty[1][0])
+
+    @property
+    def full_expert_seconds(self) -> float:
+        """The expert stage with the rows of every rank."""
+        return float(self._expert_times[-1])
+
+    def new_step(self, rank: int, batch: int, random: np.random.Generator) -> None:
+        """Lengths drift slowly: a step replaces 1/answer of the requests (an AR(1) with that memory)."""
+        if self._deviation <= 0:
+            return
+        keep = 1 - 1 / max(self._answer, 2.0) if self._drawn else 0.0
+        if not self._drawn:
+            self._offset = random.normal(0.0, self._deviation, self._offset.shape)
+            self._drawn = True
+        noise = random.normal(0.0, self._deviation * (1 - keep**2) ** 0.5)
+        self._offset[rank, batch] = keep * self._offset[rank, batch] + noise
+
+    def attention(self, rank: int, batch: int) -> float:
+        return max(self._attend + self._slope * float(self._offset[rank, batch]), 0.2 * self._attend)
+
+    def outside(self, rank: int) -> float:
+        return self._outside
+
+    def experts(self, messages: int, random: np.random.Generator) -> float:
+        seconds = float(np.interp(messages, self._messages, self._expert_times))
+        return seconds * (1 + abs(random.normal(0.0, self._row_noise)) if self._row_noise else 1.0)
+
+    def dispatch(self) -> tuple[float, float]:
+        """(seconds on the wire, latency)."""
+        return self._dispatch
+
+    def combine(self) -> tuple[float, float]:
+        return self._combine
+
+
+def _at_context(setting: Setting, context: float) -> Setting:
+    return replace(setting, workload=replace(setting.workload, context_mean=context, context_deviation=0.0))
