@@ -9,7 +9,7 @@ from typing import Generic
 import torch
 
 from afserve.clock import Clock, MonotonicClock
-from afserve.comm.m2n import Link
+from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig
 from afserve.engine import kv
 from afserve.engine.load import ExpertLoad
@@ -20,7 +20,8 @@ from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats
 from afserve.models.decoder import AttentionModel
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
+from afserve.placement.stats import RoutedRows
 from afserve.trace import Trace
 
 
@@ -122,6 +123,7 @@ class AttentionNode(Generic[T]):
             self._meter.slept(start)
 
     def stats(self) -> AttentionStats:
+        """A snapshot, for the thread that calls `step`; what it returns may go to any other."""
         s = self._scheduler
         return AttentionStats(
             running=s.running,
@@ -134,13 +136,15 @@ class AttentionNode(Generic[T]):
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=sum(m.steps for m in self._micro_batches),
-            expert_rows=self._load.totals(),
-            prefill_rows=self._load.prefilled(),
             dispatches=self._meter.dispatches,
             busy_seconds=self._meter.busy,
             parked_seconds=self._meter.parked,
             under_way_seconds=self._meter.under_way,
         )
+
+    def take_routed(self) -> RoutedRows:
+        """Rows routed to each expert since the last call; as `stats`, between two steps."""
+        return self._load.take()
 
     def check(self) -> None:
         """Integrity of blocks and queues; for tests."""

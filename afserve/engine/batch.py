@@ -69,6 +69,8 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             block_table_SB=table_N.view(-1, width),
             max_query=max(chunk.count for chunk in plan.chunks),
             max_context=max(contexts),
+            starts=tuple(starts),
+            contexts=tuple(contexts),
         ),
         logit_row_R,
         len(rows) == len(tokens),

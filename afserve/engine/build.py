@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from afserve.comm.m2n import Link
+from afserve.comm.m2n.link import Link
 from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
@@ -47,13 +47,12 @@ def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> Te
     return Checkpoint(source.path, spec.fp8_block, device)
 
 
-def layout_for(
-    source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int, combine: WireType | None = None
-) -> Layout:
-    """What attention and expert nodes allocate mailboxes for. Rows travel in the model's dtype.
+def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int) -> Layout:
+    """What attention and expert nodes allocate mailboxes for. Rows travel as `wire_dtype` says.
 
-    Partial sums travel in float32, unrounded, unless `combine` says otherwise: tokens do not depend on the placement.
+    Partial sums travel in float32, unrounded: tokens do not depend on the placement.
     """
+    fp8 = config.wire_dtype == "fp8"
     return Layout(
         hidden=spec.hidden,
         top_k=spec.top_k,
@@ -61,8 +60,8 @@ def layout_for(
         micro_batches=config.micro_batches,
         layers=spec.moe_layers,
         slots=slots,
-        dispatch_wire=_WIRE[dtype_of(source, spec)],
-        combine_wire=combine or WireType.FLOAT32,
+        dispatch_wire=WireType.FLOAT8 if fp8 else _WIRE[dtype_of(source, spec)],
+        combine_wire=WireType.FLOAT32,
     )
 
 
@@ -96,13 +95,16 @@ def build_expert_bank(
     *,
     threads: int = 1,
     device: str = "cpu",
+    expert_dtype: str = "auto",
     progress: Progress = silent,
     ops: Ops | None = None,
 ) -> ExpertBank:
-    """Reads the routed experts of `held` (MoE layer number, slot, expert). Raises CheckpointError."""
+    """Reads the routed experts of `held` (MoE layer number, slot, expert), kept as `expert_dtype` says. Raises
+    CheckpointError, or ConfigError where the kernels cannot keep them so."""
     spec = spec_of(source)
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device)
-    bank = ExpertBank(spec, slots, ops, tensors, NAMINGS[spec.family], dtype_of(source, spec))
+    int8 = expert_dtype == "int8"
+    bank = ExpertBank(spec, slots, ops, tensors, NAMINGS[spec.family], dtype_of(source, spec), int8)
     bank.load(list(held), progress)
     return bank

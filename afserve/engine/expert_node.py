@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from afserve.clock import Clock, MonotonicClock
-from afserve.comm.bank import Bank
-from afserve.comm.port import Arrival, ExpertPort
+from afserve.comm.m2n.bank import Bank
+from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
-from afserve.engine.slot_rows import SlotRows
 from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
+from afserve.member import NodeId
 
 # A message of more rows is a prompt chunk: it fills a call by itself, and nobody's decode should wait in its call.
 _LONG_ROWS = 128
@@ -52,7 +52,6 @@ class ExpertNode:
         self._held: dict[Box, Arrival] = {}
         self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
         self._due = 0.0  # the earliest time at which something held has to be computed
-        self._slot_rows = SlotRows(port.layout.layers, port.layout.slots)
         self._messages = self._rows = self._calls = 0
         self._busy_seconds = self._hold_seconds = 0.0
 
@@ -66,6 +65,7 @@ class ExpertNode:
 
     def poll(self) -> int:
         """Answer what is there and due; never blocks. Returns the number of messages answered."""
+        self._flush()
         arrivals = self._port.poll()
         now = self._clock.now() if arrivals or self._held else 0.0
         for arrival in arrivals:
@@ -82,15 +82,8 @@ class ExpertNode:
             self._forget(lost)
 
     def stats(self) -> ExpertStats:
-        """May be called from another thread."""
-        return ExpertStats(
-            self._messages,
-            self._rows,
-            self._calls,
-            self._busy_seconds,
-            self._hold_seconds,
-            self._slot_rows.totals(),
-        )
+        """A snapshot, for the thread that calls `poll`; what it returns may go to any other."""
+        return ExpertStats(self._messages, self._rows, self._calls, self._busy_seconds, self._hold_seconds)
 
     def close(self) -> None:
         self._port.close()
@@ -99,8 +92,8 @@ class ExpertNode:
         box, header = arrival.box, arrival.header
         if header.epoch not in self._epochs:
             known = ", ".join(str(epoch) for epoch in sorted(self._epochs))
-            reason = f"attention-{box.attention} routed under epoch {header.epoch}, "
-            self._port.refuse(box, reason + f"expert-{box.expert} holds epoch {known}")
+            reason = f"{box.attention_node} routed under epoch {header.epoch}, "
+            self._port.refuse(box, reason + f"{box.expert_node} holds epoch {known}")
             return
         self._held[box] = arrival
         self._since.setdefault(header.layer, now)
@@ -157,7 +150,7 @@ class ExpertNode:
         x_RH = torch.cat([arrival.x_RH for arrival in group])
         slot_RK = torch.cat([arrival.slot_RK for arrival in group])
         weight_RK = torch.cat([arrival.weight_RK for arrival in group])
-        out_RH = torch.empty(x_RH.shape, dtype=replies[0].dtype)
+        out_RH = torch.empty(x_RH.shape, dtype=replies[0].dtype, device=x_RH.device)
         self._bank.forward(layer, x_RH, slot_RK, weight_RK, out_RH)
         for reply_RH, part_RH in zip(replies, out_RH.split([len(reply) for reply in replies]), strict=True):
             reply_RH.copy_(part_RH)
@@ -174,12 +167,19 @@ class ExpertNode:
         self._rows += sum(arrival.header.rows for arrival in group)
         self._calls += 1
         self._busy_seconds += done - start
-        self._slot_rows.note(layer, [arrival.slot_RK for arrival in group])
         self._barrier.answered([arrival.box for arrival in group], done, done - start)
         if self._watch is not None:
             self._watch(layer, group, start, done)
 
+    def _flush(self) -> None:
+        """Answers of a device that are ready to leave."""
+        try:
+            self._port.flush()
+        except PeerLost as lost:
+            self._forget(lost)
+
     def _forget(self, lost: PeerLost) -> None:
-        gone = int(lost.peer.rpartition("-")[2])
+        assert isinstance(lost.peer, NodeId), "an expert node has attention nodes as peers only"
+        gone = lost.peer.index
         self._barrier.forget(gone)
         self._held = {box: arrival for box, arrival in self._held.items() if box.attention != gone}

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from afserve.engine.migrate import Fill
 from afserve.errors import AfserveError
+from afserve.placement.placement import Fill
 
 
 class Slots(Protocol):

@@ -1,19 +1,21 @@
 """How many rows each expert was sent, by workload class: notes per step, counted some steps later, many at once.
 
-Shapes: T tokens, K top-k, L MoE layers, E experts.
+Used by the thread that steps the node and by nobody else: what was counted leaves as a value (`take`). On a device
+nothing here waits for it but `take`. Shapes: T tokens, K top-k, L MoE layers, E experts.
 """
 
 import torch
 from torch import Tensor
 
+from afserve.placement.stats import RoutedRows
+
 KEPT = 32  # steps whose notes may wait
 
 
 class Waiting:
-    """Counts of one class. A bincount of a few ids costs as much as one of a thousand."""
+    """Counts of one class since they were last taken. Counting a few ids costs as much as counting a thousand."""
 
     def __init__(self, layers: int, experts: int, device: torch.device) -> None:
-        self._experts = experts
         self._counted_LE = torch.zeros((layers, experts), dtype=torch.int64, device=device)
         self._steps: list[list[Tensor]] = []
 
@@ -21,18 +23,24 @@ class Waiting:
         """One tensor of expert ids per layer."""
         self._steps.append(step)
         if len(self._steps) == KEPT:
-            self.counts()
+            self._count()
 
-    def counts(self) -> Tensor:
+    def take(self) -> Tensor:
+        """On the host, and from now on counted from zero."""
+        self._count()
+        taken_LE = self._counted_LE.cpu() if self._counted_LE.is_cuda else self._counted_LE.clone()
+        self._counted_LE.zero_()
+        return taken_LE
+
+    def _count(self) -> None:
         for layer, ids in enumerate(zip(*self._steps, strict=True)):
-            joined = torch.cat([expert_TK.flatten() for expert_TK in ids])
-            self._counted_LE[layer] += torch.bincount(joined, minlength=self._experts)
+            expert_N = torch.cat([expert_TK.flatten() for expert_TK in ids]).long()
+            self._counted_LE[layer].scatter_add_(0, expert_N, torch.ones_like(expert_N))
         self._steps.clear()
-        return self._counted_LE
 
 
 class ExpertLoad:
-    """Totals per MoE layer and expert. Each micro-batch notes its layers in order, then commits."""
+    """Rows per MoE layer and expert. Each micro-batch notes its layers in order, then commits."""
 
     def __init__(self, layers: int, experts: int, micro_batches: int, device: torch.device) -> None:
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]
@@ -54,12 +62,6 @@ class ExpertLoad:
             self._decode.add([expert_TK[:decodes] for expert_TK in noted])
             self._prefill.add([expert_TK[decodes:] for expert_TK in noted])
 
-    def totals(self) -> tuple[tuple[int, ...], ...]:
-        return self._rows(self._decode.counts() + self._prefill.counts())
-
-    def prefilled(self) -> tuple[tuple[int, ...], ...]:
-        return self._rows(self._prefill.counts())
-
-    @staticmethod
-    def _rows(counts: Tensor) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(row) for row in counts.tolist())
+    def take(self) -> RoutedRows:
+        """What was committed since the last call, every row in exactly one of them."""
+        return RoutedRows(self._prefill.take().numpy(), self._decode.take().numpy())

@@ -7,17 +7,17 @@ step gives each node one turn, so a run is repeatable.
 from collections.abc import Iterator
 
 from afserve.comm import connect
-from afserve.comm.bank import LocalBankLink, LocalTicket
-from afserve.comm.m2n import ExpertLink, Ticket
-from afserve.comm.port import ExpertPort
+from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
+from afserve.comm.m2n.link import ExpertLink, Ticket
+from afserve.comm.m2n.port import ExpertPort
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.kernels.ops import open_ops
+from afserve.kernels.ops import Ops, open_ops
 from afserve.models.experts import ExpertBank
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 
 class LocalCluster:
@@ -45,24 +45,29 @@ class LocalCluster:
         attention: int = 1,
         experts: int = 1,
         placement: Placement | None = None,
+        ops: Ops | None = None,
     ) -> "LocalCluster":
+        """All nodes on one device, that of `ops` if given, with mailboxes there too."""
         spec = spec_of(source)
-        ops = open_ops(config.device, config.threads)
+        ops = ops or open_ops(config.device, config.threads)
         plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
         slots = plan.slots_per_node()
         layout = layout_for(source, spec, config, slots)
         nodes, banks, addresses = [], [], []
         for index in range(experts):
-            end, address = connect.listen("local", expert=index, attention_nodes=attention, layout=layout)
-            bank = build_expert_bank(source, plan.held(index), slots, ops=ops)
-            port = ExpertPort(end)
+            end, address = connect.listen(
+                "local", expert=index, attention_nodes=attention, layout=layout, device=ops.device
+            )
+            held = plan.held(index)
+            bank = build_expert_bank(source, held, slots, expert_dtype=config.expert_dtype, ops=ops)
+            port = ExpertPort(end, device=ops.device)
             nodes.append(ExpertNode(port, bank, epoch=plan.epoch))
             banks.append(bank)
             addresses.append(address)
         fronts = []
         for index in range(attention):
             end = connect.connect(addresses, attention=index, layout=layout, timeout=1.0)
-            link = ExpertLink(end, attention=index, layout=layout, placement=plan)
+            link = ExpertLink(end, attention=index, layout=layout, placement=plan, device=ops.device)
             fronts.append(build_attention_node(source, config, link, ops=ops))
         return cls(fronts, nodes, banks, plan)
 
@@ -110,5 +115,5 @@ def colocated(source: ModelSource, config: EngineConfig) -> AttentionNode[LocalT
     spec = spec_of(source)
     ops = open_ops(config.device, config.threads)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
-    bank = build_expert_bank(source, held, spec.experts, ops=ops)
+    bank = build_expert_bank(source, held, spec.experts, expert_dtype=config.expert_dtype, ops=ops)
     return build_attention_node(source, config, LocalBankLink(bank), ops=ops)

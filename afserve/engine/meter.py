@@ -7,8 +7,8 @@ are metrics and what `afserve bench pipeline` prints.
 from collections.abc import Sequence
 
 from afserve.clock import Clock
-from afserve.comm.m2n import Ticket
-from afserve.comm.port import Arrival
+from afserve.comm.m2n.link import Ticket
+from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
 from afserve.trace import Trace
 
@@ -38,14 +38,18 @@ class Meter:
     def slept(self, since: float) -> None:
         self.parked += self._clock.now() - since
 
-    def sent(self, micro_batch: int, layer: int, ticket: object) -> None:
-        """Rows left for the expert nodes."""
-        now = self._clock.now()
-        self._sent[micro_batch] = (now, layer, ticket)
+    def did(self, micro_batch: int, what: str, since: float) -> None:
+        """A part of what `ran` will draw, such as scheduling or sampling."""
+        if self._trace is not None:
+            self._trace.slice(track(micro_batch), what, since, self._clock.now())
+
+    def sent(self, micro_batch: int, layer: int, ticket: object, since: float) -> None:
+        """Rows left for the expert nodes; `since` is from before the first was on its way, as nobody got it earlier."""
+        self._sent[micro_batch] = (since, layer, ticket)
         self.dispatches += 1
         if self._trace is not None:
             for identity in arrows(ticket):
-                self._trace.arrow(identity, "s", track(micro_batch), now)
+                self._trace.arrow(identity, "s", track(micro_batch), since)
 
     def back(self, micro_batch: int) -> None:
         """Their partial sums are about to be added."""

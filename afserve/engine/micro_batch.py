@@ -10,15 +10,16 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from afserve.comm.m2n import Link
+from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig
 from afserve.engine.batch import Batch, build
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.request import TokenEvent, TokenLogprob
-from afserve.engine.sampler import logprobs_of, sample
+from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduler import Finished, Scheduler, StepPlan
 from afserve.engine.sequence import Sequence
+from afserve.engine.spoiled import Spoiled
 from afserve.models.attention import LayerCache
 from afserve.models.decoder import AttentionModel
 
@@ -41,6 +42,7 @@ class MicroBatch(Generic[T]):
         self.index = index
         self._model, self._cache, self._scheduler, self._link = model, cache, scheduler, link
         self._load, self._meter, self._config = load, meter, config
+        self._spoiled = Spoiled(config.max_batch_tokens, model.ops.device)
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
@@ -49,14 +51,18 @@ class MicroBatch(Generic[T]):
     def run(self) -> Step[T]:
         """Runs for ever; the node stops resuming it when it closes."""
         while True:
+            since = self._meter.now()
             self.plan = self._scheduler.plan(self.index)
             if self.plan is None:
                 yield None
                 continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
+            self._meter.did(self.index, "schedule", since)
             x_TH = yield from self._layers(batch)
+            since = self._meter.now()
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
             self._finish(self.plan, self._model.logits(rows_RH))
+            self._meter.did(self.index, "sample", since)
             self.decode_only = all(chunk.count == 1 for chunk in self.plan.chunks)
             self.plan = None
             self.steps += 1
@@ -64,69 +70,101 @@ class MicroBatch(Generic[T]):
 
     def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
         """Dispatch, run the shared expert meanwhile, combine, layer by layer. The routed sum is float32."""
-        x_TH = self._model.embed(batch.token_T)
-        for layer, cache in zip(self._model.layers, self._cache, strict=True):
+        model, spoiled_T = self._model, self._spoiled.of(batch.token_T)
+        x_TH = model.embed(batch.token_T)
+        for number, (layer, cache) in enumerate(zip(model.layers, self._cache, strict=True)):
             normed_TH, expert_TK, weight_TK = layer.attend(x_TH, cache, batch.paged)
-            ticket: T | None = None
-            if layer.moe_number is not None:
-                assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
-                self._load.note(self.index, expert_TK)
-                ticket = self._link.dispatch(
-                    normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
-                )
-                self._meter.sent(self.index, layer.moe_number, ticket)
+            local_TH: Tensor | None
+            if layer.moe_number is None:
+                local_TH = layer.local_ffn(normed_TH)
+                assert local_TH is not None, "a dense layer without an FFN"
+                model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
+                continue
+            assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
+            self._load.note(self.index, expert_TK)
+            since = self._meter.now()
+            ticket = self._link.dispatch(
+                normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
+            )
+            self._meter.sent(self.index, layer.moe_number, ticket, since)
             local_TH = layer.local_ffn(normed_TH)
             if local_TH is not None:
                 x_TH += local_TH
-            if ticket is not None:
-                while not self._link.ready(ticket):
-                    yield ticket
-                self._meter.back(self.index)
-                self._model.ops.add_sums(x_TH, self._link.combine(ticket))
+            while not self._link.ready(ticket):
+                yield ticket
+            self._meter.back(self.index)
+            model.ops.add_sums(x_TH, self._link.combine(ticket), spoiled_T, number)
         self._load.commit(self.index, batch.decodes)
         return x_TH
 
     def _finish(self, plan: StepPlan, logits_RV: Tensor) -> None:
         """Sample, book the step, and turn it into events."""
-        sampled_from: list[int] = []
-        sequences: list[Sequence] = []
-        row = 0
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            if sequence.collects_prompt:
-                self._collect_prompt(sequence, chunk.start, logits_RV[row : row + chunk.count])
-                row += chunk.count
-            elif chunk.last:
-                row += 1
-            if chunk.last:
-                sampled_from.append(row - 1)
-                sequences.append(sequence)
-        chosen_RV = logits_RV if len(sampled_from) == row else logits_RV[sampled_from]
-        tokens = sample(chosen_RV, sequences, self._model.ops) if sequences else []
-        logprobs = [
-            _logprobs(s, t, chosen_RV[i]) for i, (s, t) in enumerate(zip(sequences, tokens, strict=True))
-        ]
-        first = {id(s) for s in sequences if s.output_length == 0}
-        finished = {id(f.sequence): f for f in self._scheduler.commit(plan, tokens)}
-        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
-            done = finished.pop(id(sequence), None)
-            self.events.append(_event(sequence, token, logprob, done, first=id(sequence) in first))
-        for done in finished.values():
-            self.events.append(TokenEvent(done.sequence.request.request_id, (), done.reason))
+        rows = _rows_of(plan)
+        failures = self._spoiled.failures(plan)
+        last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
+        chosen = [rows[index].stop - 1 for index in last]
+        chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
+        sequences = [plan.chunks[index].sequence for index in last]
+        outcomes = sample(chosen_RV, sequences, self._model.ops) if sequences else []
+        for index, outcome in zip(last, outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                failures.setdefault(index, outcome.message)
+        for index, chunk in enumerate(plan.chunks):
+            if chunk.sequence.collects_prompt and index not in failures:
+                self._collect_prompt(
+                    chunk.sequence, chunk.start, logits_RV[rows[index].start : rows[index].stop]
+                )
+        sampled = {
+            index: (token, _logprobs(plan.chunks[index].sequence, token, chosen_RV[at : at + 1]))
+            for at, (index, token) in enumerate(zip(last, outcomes, strict=True))
+            if index not in failures and isinstance(token, int)
+        }
+        self._book(plan, sampled, failures)
+
+    def _book(
+        self,
+        plan: StepPlan,
+        sampled: dict[int, tuple[int, tuple[TokenLogprob, ...]]],
+        failures: dict[int, str],
+    ) -> None:
+        """`sampled` and `failures` are by a chunk's index in the plan."""
+        first = {index for index in sampled if plan.chunks[index].sequence.output_length == 0}
+        done = {
+            id(f.sequence): f
+            for f in self._scheduler.commit(plan, [token for token, _ in sampled.values()], failures)
+        }
+        for index, (token, logprobs) in sampled.items():
+            sequence = plan.chunks[index].sequence
+            ended = done.pop(id(sequence), None)
+            self.events.append(_event(sequence, token, logprobs, ended, first=index in first))
+        for ended in done.values():
+            name = ended.sequence.request.request_id
+            self.events.append(TokenEvent(name, (), ended.reason, error=ended.error))
+            for cache in self._cache if ended.spoiled else ():
+                self._model.ops.clear_blocks(cache, ended.spoiled)
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
-        count = sequence.request.params.prompt_logprobs or 0
+        """Row i of the chunk foretells token start + i + 1 of the prompt; the last one's is not the prompt's."""
         if start == 0:
             sequence.prompt_logprobs.append(None)
-        for offset, row_V in enumerate(logits_QV):
-            following = start + offset + 1
-            if following < sequence.prompt_length:
-                sequence.prompt_logprobs.append(logprobs_of(row_V, sequence.tokens[following], count))
+        following = sequence.tokens[start + 1 : min(start + 1 + len(logits_QV), sequence.prompt_length)]
+        count = sequence.request.params.prompt_logprobs or 0
+        sequence.prompt_logprobs += logprobs_of(logits_QV, following, count)
 
 
-def _logprobs(sequence: Sequence, token: int, row_V: Tensor) -> tuple[TokenLogprob, ...]:
+def _rows_of(plan: StepPlan) -> list[range]:
+    """Which rows of the logits belong to each chunk: all where the prompt's are collected, else one if sampled."""
+    rows, start = [], 0
+    for chunk in plan.chunks:
+        count = chunk.count if chunk.sequence.collects_prompt else int(chunk.last)
+        rows.append(range(start, start + count))
+        start += count
+    return rows
+
+
+def _logprobs(sequence: Sequence, token: int, row_1V: Tensor) -> tuple[TokenLogprob, ...]:
     count = sequence.request.params.logprobs
-    return () if count is None else (logprobs_of(row_V, token, count),)
+    return () if count is None else tuple(logprobs_of(row_1V, [token], count))
 
 
 def _event(

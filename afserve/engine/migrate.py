@@ -5,39 +5,22 @@ earlier stage no longer names is free for the next. Interrupted after any stage,
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from afserve.errors import ConfigError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, Fill, LayerPlacement, Placement
 
 Node = list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """Load `expert` of MoE layer `layer` into a free slot of expert node `node`."""
-
-    node: int
-    layer: int
-    slot: int
-    expert: int
-
-
-def fills(old: Placement, new: Placement) -> list[Fill]:
+def fills(old: Placement, new: Placement) -> tuple[Fill, ...]:
     """What has to be loaded before `new` may be used. Raises ConfigError where it would overwrite a slot in use."""
-    found = []
-    for number, (before, after) in enumerate(zip(old.layers, new.layers, strict=True)):
-        for node, (was, will) in enumerate(zip(before.slots, after.slots, strict=True)):
-            for slot, expert in enumerate(will):
-                held = was[slot] if slot < len(was) else FREE
-                if expert in (FREE, held):
-                    continue
-                if held != FREE:
-                    raise ConfigError(
-                        f"epoch {new.epoch}: layer {number}, node {node}, slot {slot} still holds expert {held} "
-                        f"in epoch {old.epoch}; it cannot take expert {expert} yet"
-                    )
-                found.append(Fill(node, number, slot, expert))
+    found = old.diff(new).fills
+    for fill in found:
+        if fill.replaced != FREE:
+            raise ConfigError(
+                f"epoch {new.epoch}: layer {fill.layer}, node {fill.node}, slot {fill.slot} still holds expert "
+                f"{fill.replaced} in epoch {old.epoch}; it cannot take expert {fill.expert} yet"
+            )
     return found
 
 

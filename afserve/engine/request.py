@@ -6,20 +6,29 @@ A `GenerationRequest` is one sequence to extend; `n > 1` becomes several request
 from dataclasses import dataclass, field
 from typing import Literal
 
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+NOT_FINITE = (
+    "{where} gave values that are not finite (NaN or infinity), so this request ends here; other requests are not "
+    "affected. The checkpoint may be damaged, or its numbers too large for the dtype"
+)
+GREEDY_BELOW = (
+    1e-5  # divided by a smaller temperature, logits 1 apart differ by 100,000: nothing is left to draw
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens. Ranges follow the OpenAI API, then vLLM for what OpenAI lacks.
 
-    temperature 0 is greedy. top_k 0 or -1 is off. `min_tokens` holds back every stop condition.
+    A temperature below 1e-5 is greedy. top_k 0 or -1 is off. `min_tokens` holds back every stop condition.
     `logprobs`: number of alternatives per sampled token (0 = only the sampled one), None = off.
-    `prompt_logprobs`: the same for prompt tokens.
+    `prompt_logprobs`: the same for prompt tokens. `stop` may be given as one string. Raises RequestError that names
+    the field for any number outside its range, NaN and infinity among them.
     """
 
     max_tokens: int = 16
@@ -42,36 +51,68 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _range("max_tokens", self.max_tokens, 1, 1 << 24)
-        _range("temperature", self.temperature, 0.0, 100.0)
-        _range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _range("top_k", self.top_k, -1, 1 << 24)
-        _range("min_p", self.min_p, 0.0, 1.0)
-        _range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _range("n", self.n, 1, 128)
+        _whole("max_tokens", self.max_tokens, 1, 1 << 24)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _whole("top_k", self.top_k, -1, 1 << 24)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _whole("n", self.n, 1, 128)
         if self.seed is not None:
-            _range("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+            _whole("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _range(name, value, 0, MAX_LOGPROBS)
-        if any(not s for s in self.stop):
-            raise RequestError("stop: an empty stop string would stop at once; remove it", param="stop")
+                _whole(name, value, 0, MAX_LOGPROBS)
+        self._check_stops()
+        _check_biases(self.logit_bias)
+
+    def _check_stops(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stops)
+        for text in stops:
+            if not isinstance(text, str):
+                raise RequestError(f"stop: {shown(text)} is not a string", param="stop")
+            if not text:
+                raise RequestError("stop: an empty stop string would stop at once; remove it", param="stop")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, _MOST_ID)
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
 
-def _range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    # `not (a <= b)` also refuses NaN.
-    below = value <= low if open_low else not value >= low
-    if below or not value <= high:
+_MOST_ID = (1 << 32) - 1
+
+
+def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
+    if len(biases) > MAX_BIASES:
+        raise RequestError(
+            f"logit_bias: {len(biases)} entries, at most {MAX_BIASES} are allowed", param="logit_bias"
+        )
+    for token, bias in biases:
+        _whole("logit_bias", token, 0, _MOST_ID)
+        _number("logit_bias", bias, -100.0, 100.0)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name}: {shown(value)} is not a whole number", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name}: {shown(value)} is outside [{low}, {high}]", param=name)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{name}: {shown(value)} is not a number", param=name)
+    above = value > low if open_low else value >= low
+    if not (above and value <= high):  # NaN is neither
         bracket = "(" if open_low else "["
-        raise RequestError(f"{name}: {value} is outside {bracket}{low}, {high}]", param=name)
+        raise RequestError(f"{name}: {shown(value)} is outside {bracket}{low:g}, {high:g}]", param=name)
 
 
 @dataclass(frozen=True, slots=True)

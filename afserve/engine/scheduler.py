@@ -6,9 +6,10 @@ sequences that are not in flight lose their blocks.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool
@@ -39,9 +40,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """`error` is set only with the reason "error"; `spoiled` are blocks to be cleared before anybody reuses them."""
+
     sequence: Sequence
     reason: FinishReason
     stop_token_id: int | None = None
+    error: str | None = None
+    spoiled: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -232,13 +237,22 @@ class Scheduler:
 
     # -- what came back --------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, sampled: Many[int]) -> list[Finished]:
-        """Book a step that ran. `sampled` has one token per chunk that was `last`, in order."""
+    def commit(
+        self, plan: StepPlan, sampled: Many[int], failures: Mapping[int, str] = MappingProxyType({})
+    ) -> list[Finished]:
+        """Book a step that ran. `sampled` has one token per chunk that was `last` and did not fail, in order.
+
+        `failures` says why a chunk gave nothing, by its index in the plan: its sequence ends, and what it wrote is
+        never found by others.
+        """
         finished: list[Finished] = []
         tokens: Iterator[int] = iter(sampled)
-        for chunk in plan.chunks:
+        for index, chunk in enumerate(plan.chunks):
             sequence = chunk.sequence
             sequence.in_flight = False
+            if index in failures:
+                finished.append(self._failed(chunk, failures[index]))
+                continue
             sequence.computed = chunk.start + chunk.count
             self._publish(chunk)
             token = next(tokens) if chunk.last else None
@@ -253,6 +267,13 @@ class Scheduler:
         for done in finished:
             self._drop(done.sequence)
         return finished
+
+    def _failed(self, chunk: Chunk, error: str) -> Finished:
+        """Blocks before the chunk's first were full, and written by steps that did not fail."""
+        spoiled = tuple(chunk.sequence.blocks[chunk.start // self.pool.block_size :])
+        if chunk.sequence.cancelled:
+            return Finished(chunk.sequence, "cancelled", spoiled=spoiled)
+        return Finished(chunk.sequence, "error", error=error, spoiled=spoiled)
 
     def _publish(self, chunk: Chunk) -> None:
         """Blocks that this chunk filled may be found by others from now on."""

@@ -5,12 +5,11 @@ import torch
 
 from afserve.clock import FakeClock
 from afserve.comm import connect
-from afserve.comm.m2n import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout, WireType
 from afserve.engine.expert_node import ExpertNode
-from afserve.engine.slot_rows import SlotRows
 from afserve.engine.soft_barrier import SoftBarrier
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 LAYERS = 4
 MS = 1e-3
@@ -210,21 +209,13 @@ def test_a_node_that_leaves_takes_its_rows_along():
     rig.take(0, kept, 0)
 
 
-def test_stats_count_messages_rows_calls_and_slots():
+def test_stats_count_messages_rows_and_calls():
     rig = Rig()
     warm(rig)
     rig.node.wait(0.0)
     stats = rig.node.stats()
     assert (stats.messages, stats.rows, stats.calls) == (16, 32, 8)
     assert stats.busy_seconds == pytest.approx(8 * MS)
-    assert stats.slot_rows == ((8, 0, 0, 8),) * LAYERS
-
-
-def test_slot_rows_leave_out_no_slot():
-    counts = SlotRows(1, 3)
-    for _ in range(256):
-        counts.note(0, [torch.tensor([[0, -1], [2, 2]], dtype=torch.int32)])
-    assert counts.totals() == ((256, 0, 512),)
 
 
 def test_a_newer_dispatch_replaces_one_that_was_given_up():

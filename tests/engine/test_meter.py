@@ -6,7 +6,7 @@ from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.meter import ExpertWatch
-from afserve.trace import Trace, merge
+from afserve.trace import Trace, backwards, merge
 from tests.engine.driving import collect, config, prompts, requests
 
 
@@ -20,18 +20,20 @@ def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):
     assert collect(cluster.run(requests(prompts()))) == expected("v3")
     elapsed = MonotonicClock().now() - before
     stats = cluster.attention[0].stats()
-    assert stats.dispatches == stats.steps * len(stats.expert_rows)
+    assert stats.dispatches == stats.steps * len(cluster.attention[0].take_routed().decode_LE)
     assert 0 < stats.busy_seconds < elapsed
     assert stats.under_way_seconds > 0
     for trace in (attention, expert):
         trace.write(tmp_path / f"{trace.process}.trace")
     out = tmp_path / "out.json"
     assert merge(list(tmp_path.glob("*.trace")), out) == 0
+    assert backwards(out) == []
     events = json.loads(out.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {"attention-0", "expert-0"}
     slices = [e for e in events if e["ph"] == "X"]
     assert all(e["dur"] >= 0 for e in slices)
+    assert {"schedule", "sample", "attend"} <= {e["name"] for e in slices}
     arrows = {kind: {e["id"] for e in events if e["ph"] == kind} for kind in "stf"}
     assert arrows["s"] == arrows["f"]
     assert arrows["t"] == {i for i in arrows["s"] if i.startswith("0.0.")}
@@ -47,3 +49,21 @@ def test_a_full_trace_says_what_it_dropped(tmp_path):
         trace.slice("t", "x", i, i + 1)
     trace.write(tmp_path / "node.trace")
     assert merge([tmp_path / "node.trace"], tmp_path / "out.json") == 3
+
+
+def test_an_arrow_that_runs_backwards_is_found(tmp_path):
+    attention, expert = Trace("attention-0"), Trace("expert-0")
+    for trace in (attention, expert):
+        trace.slice("t", "work", 0.0, 10.0)
+    attention.arrow("good", "s", "t", 1.0)
+    expert.arrow("good", "t", "t", 2.0)
+    attention.arrow("good", "f", "t", 3.0)
+    attention.arrow("late", "s", "t", 2.5)  # stamped after everything was sent
+    expert.arrow("late", "t", "t", 2.0)
+    attention.arrow("nowhere", "s", "t", 11.0)
+    expert.arrow("from nothing", "t", "t", 4.0)
+    for trace in (attention, expert):
+        trace.write(tmp_path / f"{trace.process}.trace")
+    merge(list(tmp_path.glob("*.trace")), tmp_path / "out.json")
+    wrong = backwards(tmp_path / "out.json")
+    assert sorted(text.partition(":")[0] for text in wrong) == ["from nothing", "late", "nowhere"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from afserve.engine.migrate import fills, stages
 from afserve.errors import ConfigError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 
 def random_placement(rng, nodes, experts, slots, layers, epoch=0):
@@ -53,6 +53,24 @@ def test_stages_arrive_and_never_overwrite(seed, nodes, experts, layers):
         for expert in range(experts):
             got = {(n, round(s, 9)) for n, _, s in layer.replicas(expert)}
             assert got == {(n, round(s, 9)) for n, _, s in goal.replicas(expert)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))
+def test_a_difference_leads_from_one_placement_to_the_other(seed, nodes, experts, layers):
+    rng = random.Random(seed)
+    slots = -(-experts // nodes) + 1
+    old, new = (random_placement(rng, nodes, experts, slots, layers) for _ in range(2))
+    diff = old.diff(new)
+    held = {(layer, node, slot): e for node in range(nodes) for layer, slot, e in old.held(node)}
+    for fill in diff.fills:
+        assert held.get((fill.layer, fill.node, fill.slot), FREE) == fill.replaced
+        held[fill.layer, fill.node, fill.slot] = fill.expert
+    for node in range(nodes):
+        assert all(held[layer, node, slot] == e for layer, slot, e in new.held(node))
+    before, after = replicas(old), replicas(new)
+    came = [will - was for pair in zip(before, after) for was, will in zip(*pair)]
+    assert diff.moves == sum(map(len, came))
 
 
 def test_no_change_is_no_stage():

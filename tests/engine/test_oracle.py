@@ -7,7 +7,7 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.spec import ModelSpec
 from tests.conftest import TINY
 from tests.engine.driving import FAMILIES, LENGTHS, NEW, collect, config, drive, prompts, requests
@@ -114,9 +114,12 @@ def test_expert_load_is_counted(tiny_checkpoint):
     drive(node, requests(prompts()))
     spec = ModelSpec.load(source.path)
     computed = sum(LENGTHS) + len(LENGTHS) * (NEW - 1)
-    for layer in node.stats().expert_rows:
+    rows = node.take_routed()
+    for layer in rows.prefill_LE + rows.decode_LE:
         assert len(layer) == spec.experts
-        assert sum(layer) == computed * spec.top_k
+        assert layer.sum() == computed * spec.top_k
+    assert (rows.prefill_LE.sum(1) == sum(LENGTHS) * spec.top_k).all()
+    assert not node.take_routed(), "rows are told once"
 
 
 def test_roles_read_only_their_tensors(tiny_checkpoint, tmp_path):
@@ -125,7 +128,7 @@ def test_roles_read_only_their_tensors(tiny_checkpoint, tmp_path):
 
     from safetensors.torch import load_file, save_file
 
-    from afserve.comm.bank import LocalBankLink
+    from afserve.comm.m2n.bank import LocalBankLink
     from afserve.errors import CheckpointError
 
     folder = tiny_checkpoint("v3")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.sampler import logprobs_of
+from afserve.engine.sampler import Failure, logprobs_of
 from afserve.engine.sampler import sample as sample_with
 from afserve.engine.sequence import Sequence
 from afserve.errors import RequestError
@@ -66,14 +66,14 @@ def test_top_k(k):
 
 
 def test_top_p_keeps_the_smallest_sufficient_set():
-    row = torch.tensor([0.5, 0.3, 0.15, 0.05] + [0.0] * 8).log()
+    row = torch.tensor([0.5, 0.3, 0.15, 0.05] + [1e-30] * 8).log()
     assert set(draws(row, 500, top_p=0.79)) == {0, 1}
     assert set(draws(row, 500, top_p=0.81)) == {0, 1, 2}
     assert set(draws(row, 300, top_p=0.01)) == {0}
 
 
 def test_min_p_is_relative_to_the_best():
-    row = torch.tensor([0.5, 0.3, 0.15, 0.05] + [0.0] * 8).log()
+    row = torch.tensor([0.5, 0.3, 0.15, 0.05] + [1e-30] * 8).log()
     assert set(draws(row, 500, min_p=0.4)) == {0, 1}
     assert set(draws(row, 300, min_p=1.0)) == {0}
 
@@ -112,7 +112,7 @@ def test_logit_bias_and_min_tokens():
 @settings(max_examples=30, deadline=None)
 def test_logprobs(token, count):
     row = logits(9)
-    entry = logprobs_of(row, token, count)
+    (entry,) = logprobs_of(row[None], [token], count)
     truth = row.double().log_softmax(-1)
     assert math.isclose(entry.logprob, float(truth[token]), abs_tol=1e-5)
     assert entry.rank == 1 + int((row > row[token]).sum())
@@ -129,3 +129,104 @@ def test_bad_parameters_are_named(field, value):
     with pytest.raises(RequestError, match=field) as caught:
         SamplingParams(**{"max_tokens": 1000, field: value})
     assert caught.value.param == field
+
+
+EXTREMES = [
+    0.0, -0.0, 5e-324, -5e-324, 1e-320, 1e-46, 1e-45, 1e-40, 1e-38, 1e-5, 0.01, 1.0, 2.0, 100.0, 1e30, 1e38,
+    3.5e38, 1e300, 1.7976931348623157e308, -1e308, math.inf, -math.inf, math.nan, 1, 0, -1, 2**31, 2**63, -(2**63),
+    10**400, True, None,
+]  # fmt: skip
+FIELDS = (
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "min_tokens", "logprobs", "prompt_logprobs", "n",
+)  # fmt: skip
+NUMBERS = st.one_of(st.sampled_from(EXTREMES), st.floats(), st.integers())
+ROWS = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, 3.4e38, -3.4e38, 1e-45]),
+    min_size=V, max_size=V,
+)  # fmt: skip
+
+
+def drawn_fields(data):
+    chosen = data.draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=4, unique=True))
+    return {name: data.draw(NUMBERS, label=name) for name in chosen}
+
+
+def every_number_is_served_or_refused(data):
+    fields = drawn_fields(data)
+    row = torch.tensor(data.draw(ROWS))
+    try:
+        one = sequence([2, 5], name="mine", **fields)
+    except RequestError as error:
+        assert error.param in (*fields, "min_tokens"), "min_tokens is checked against max_tokens"
+        assert error.param in error.message and len(error.message) < 300
+        return
+    beside = sequence(temperature=0.0)
+    chosen = sample(torch.stack([row, row, row]), [beside, one, beside])
+    assert chosen[0] == chosen[2] == int(row.argmax())
+    assert isinstance(chosen[1], int) and 0 <= chosen[1] < V, "one candidate is always left"
+    (entry,) = logprobs_of(row[None], [chosen[1]], 5)
+    assert all(math.isfinite(value) for value in (entry.logprob, *(v for _, v in entry.top)))
+
+
+@given(st.data())
+@settings(max_examples=1000, deadline=None)
+def test_numbers_from_their_extremes(data):
+    every_number_is_served_or_refused(data)
+
+
+@pytest.mark.long
+@given(st.data())
+@settings(max_examples=20_000, deadline=None)
+def test_numbers_from_their_extremes_at_length(data):
+    every_number_is_served_or_refused(data)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": t} for t in (1e-40, 1e-38, 1e-320, 9e-6)]
+    + [{"temperature": 1.0, "top_p": p} for p in (1e-46, 5e-324)]
+    + [{"temperature": 1.0, "top_k": 1}, {"temperature": 1e-5, "min_p": 1.0}],
+)
+def test_what_leaves_one_candidate_is_greedy(fields):
+    row = logits(5)
+    assert sample(row[None], [sequence(**fields)]) == [int(row.argmax())]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_fails_alone(bad):
+    rows = torch.stack([logits(i) for i in range(3)])
+    rows[1, 7] = bad
+    for params in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"repetition_penalty": 2.0}):
+        got = sample(rows, [sequence(**params)] * 3)
+        assert isinstance(got[1], Failure) and "not finite" in got[1].message
+        assert got[::2] == sample(rows[::2], [sequence(**params)] * 2)
+
+
+def test_a_bug_in_one_draw_fails_that_sequence_only(monkeypatch):
+    def broken(row_V, params, seed):
+        raise IndexError("no candidate left")
+
+    monkeypatch.setattr("afserve.engine.sampler._draw", broken)
+    rows = torch.stack([logits(i) for i in range(2)])
+    got = sample(rows, [sequence(temperature=1.0), sequence(temperature=0.0)])
+    assert isinstance(got[0], Failure) and "IndexError" in got[0].message
+    assert got[1] == int(rows[1].argmax())
+
+
+def test_a_vocabulary_of_stop_tokens_cannot_be_held_back():
+    held = sequence([3], min_tokens=5, stop_token_ids=tuple(range(V)))
+    (got,) = sample(logits()[None], [held])
+    assert isinstance(got, Failure) and "min_tokens" in got.message
+
+
+def test_the_nucleus_is_the_one_of_the_whole_vocabulary(monkeypatch):
+    """Few tokens are looked at first; where they do not hold enough probability, all are."""
+    row = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 0.1
+    wanted = [sample_one(row, s) for s in range(200)]
+    monkeypatch.setattr("afserve.engine.sampler.NUCLEUS", 16)
+    assert [sample_one(row, s) for s in range(200)] == wanted
+
+
+def sample_one(row, seed):
+    return sample(row[None], [sequence(seed=seed, top_p=0.7, min_p=1e-4)])[0]

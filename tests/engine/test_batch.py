@@ -1,0 +1,28 @@
+"""From a plan to tensors: what kernels read on the device and what the host keeps say the same."""
+
+import torch
+
+from afserve.engine.batch import build
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduler import Chunk, StepPlan
+from afserve.engine.sequence import Sequence
+
+
+def chunk(tokens: int, start: int, count: int, blocks: list[int]) -> Chunk:
+    request = GenerationRequest("r", tuple(range(100, 100 + tokens)), SamplingParams(max_tokens=9))
+    sequence = Sequence.start(request, 0, frozenset())
+    sequence.blocks = blocks
+    return Chunk(sequence, start, count, start + count == tokens)
+
+
+def test_a_decode_and_a_chunk_of_a_prompt() -> None:
+    plan = StepPlan(0, (chunk(10, 9, 1, [7, 2, 5]), chunk(12, 4, 6, [1, 3, 6])))
+    batch = build(plan, 4, torch.device("cpu"))
+    paged = batch.paged
+    assert batch.token_T.tolist() == [109, 104, 105, 106, 107, 108, 109] and batch.decodes == 1
+    assert paged.position_T.tolist() == [9, 4, 5, 6, 7, 8, 9]
+    assert paged.kv_slot_T.tolist() == [21, 12, 13, 14, 15, 24, 25]
+    assert paged.starts == tuple(paged.query_start_S1.tolist()) == (0, 1, 7)
+    assert paged.contexts == tuple(paged.context_S.tolist()) == (10, 10)
+    assert paged.block_table_SB.tolist() == [[7, 2, 5], [1, 3, 6]]
+    assert (paged.max_query, paged.max_context, batch.logit_row_R.tolist()) == (6, 10, [0])

@@ -1,0 +1,109 @@
+"""Experts in int8 and rows in FP8, through whole clusters: the tokens of a model that was rounded the same way."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from afserve.comm.m2n.bank import LocalBankLink
+from afserve.comm.mailbox.fp8 import dequantise, quantise
+from afserve.comm.transport import WireType
+from afserve.config import EngineConfig, ModelSource
+from afserve.control.node import wiring
+from afserve.control.wire.values import Run
+from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
+from afserve.engine.local import LocalCluster, colocated
+from afserve.errors import ConfigError
+from afserve.kernels.ops import open_ops
+from afserve.kernels.packed import int8_rounded
+from afserve.models.registry import NAMINGS
+from afserve.placement.placement import Placement
+from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+
+
+def with_rounded_experts(folder: Path, to: Path) -> ModelSource:
+    """The checkpoint with the values that int8 experts have, in its own dtype."""
+    spec, tensors = spec_of(ModelSource(str(folder), "m")), load_file(folder / "model.safetensors")
+    for layer in spec.moe_layer_ids:
+        for expert in range(spec.experts):
+            for name in NAMINGS[spec.family].expert(layer, expert):
+                tensors[name] = int8_rounded(tensors[name])
+    shutil.copytree(folder, to)
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    return ModelSource(str(to), "rounded")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_int8_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path):
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts())
+    rounded = with_rounded_experts(tiny_checkpoint(name), tmp_path / "rounded")
+    wanted = collect(drive(colocated(rounded, config()), asked))
+    eight = config(expert_dtype="int8")
+    assert collect(LocalCluster.build(source, eight, attention=1, experts=2).run(asked)) == wanted
+    assert collect(drive(colocated(source, eight), asked)) == wanted
+    spec = spec_of(source)
+    bank = build_expert_bank(source, [], 1, expert_dtype="int8")
+    assert bank.expert_bytes == spec.expert_parameters()
+
+
+def test_int8_is_refused_where_nothing_keeps_it(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "m")
+    with pytest.raises(
+        ConfigError, match=r"expert_dtype: int8 .* here are the torch kernels and torch.float32"
+    ):
+        build_expert_bank(source, [], 1, expert_dtype="int8", ops=open_ops("cpu", backend="torch"))
+    half = ModelSource(source.path, "m", dtype="float16")
+    with pytest.raises(ConfigError, match=r"expert_dtype: int8 .* and torch.float16"):
+        build_expert_bank(half, [], 1, expert_dtype="int8")
+
+
+class RowsThroughFp8:
+    """A bank that gets its rows as they come off an FP8 wire."""
+
+    def __init__(self, bank):
+        self._bank = bank
+
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+        value = torch.empty(x_RH.shape, dtype=torch.float8_e4m3fn)
+        scale = torch.empty(len(x_RH), -(-x_RH.shape[1] // 128))
+        quantise(x_RH, value, scale)
+        self._bank.forward(layer, dequantise(value, scale), slot_RK, weight_RK, out_RH)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_in_fp8_give_the_tokens_of_rounded_rows(name, dtype, tiny_checkpoint):
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name, dtype=dtype), requests(prompts())
+    spec = spec_of(source)
+    held = [(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)]
+    link = LocalBankLink(RowsThroughFp8(build_expert_bank(source, held, spec.experts)))
+    wanted = collect(drive(build_attention_node(source, config(), link), asked))
+    for experts in (1, 3):
+        cluster = LocalCluster.build(source, config(wire_dtype="fp8"), attention=2, experts=experts)
+        assert collect(cluster.run(asked)) == wanted
+
+
+def test_a_row_that_is_not_finite_arrives_so():
+    rows = torch.randn(4, 200)
+    rows[1, 150], rows[3, 0] = torch.nan, torch.inf
+    value, scale = torch.empty(4, 200, dtype=torch.float8_e4m3fn), torch.empty(4, 2)
+    quantise(rows, value, scale)
+    assert dequantise(value, scale).isfinite().all(1).tolist() == [True, False, True, False]
+
+
+def test_both_are_part_of_what_nodes_agree_on(tiny_checkpoint):
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    spec = spec_of(source)
+    placement = Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=2)
+
+    def layout(**fields):
+        run = Run(source, EngineConfig(64, 8, **fields), 1, 2, spec.fingerprint(), placement.to_json())
+        return wiring._layout(run, spec, placement)
+
+    plain, bytes_each, rows = layout(), layout(expert_dtype="int8"), layout(wire_dtype="fp8")
+    assert plain.model != bytes_each.model and plain.model == rows.model
+    assert plain.dispatch_wire is WireType.FLOAT32 and rows.dispatch_wire is WireType.FLOAT8
+    assert layout_for(source, spec, EngineConfig(64, 8), 2).combine_wire is WireType.FLOAT32

@@ -1,0 +1,95 @@
+"""What a node says of itself while it steps: every row once, and heartbeats of frozen snapshots only."""
+
+import threading
+import time
+
+import numpy as np
+
+from afserve.clock import FakeClock
+from afserve.config import ModelSource
+from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.report import Reporter
+from afserve.control.wire.values import Heartbeat, Routed
+from afserve.engine.local import colocated
+from afserve.engine.stats import AttentionStats
+from afserve.placement.stats import RoutedRows
+from afserve.spec import ModelSpec
+from tests.engine.driving import LENGTHS, NEW, config, prompts, requests
+
+
+class Stream:
+    def __init__(self):
+        self.sent, self.ended = [], False
+
+    def send(self, value):
+        self.sent.append(value)
+
+    def of(self, kind):
+        return [value for value in self.sent if isinstance(value, kind)]
+
+
+def test_rows_are_neither_lost_nor_doubled_while_heartbeats_go_out(tiny_checkpoint):
+    """The heartbeat thread runs as fast as it can beside the steps; it used to fold and clear the steps' own lists."""
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    node, stream = colocated(source, config(micro_batches=2)), Stream()
+    heartbeat = HeartbeatThread(stream, 0.0002, AttentionStats())
+    report = Reporter(heartbeat, stream, node.stats, node.take_routed)
+    heartbeat.start()
+    for request in requests(prompts()):
+        node.submit(request)
+    while node.busy:
+        node.step()
+        report()
+    report(at_once=True)
+    deadline = time.monotonic() + 20
+    while stream.sent and stream.of(Heartbeat)[-1:] and stream.of(Heartbeat)[-1].stats != node.stats():
+        assert time.monotonic() < deadline, "no heartbeat brought the last snapshot"
+        time.sleep(0.001)
+    heartbeat.stop()
+    spec = ModelSpec.load(source.path)
+    told = stream.of(Routed)
+    assert len(told) > 3
+    assert all((part >= 0).all() for value in told for part in (value.rows.prefill_LE, value.rows.decode_LE))
+    decoded = sum(value.rows.decode_LE for value in told).sum(1)
+    prefilled = sum(value.rows.prefill_LE for value in told).sum(1)
+    assert (prefilled == sum(LENGTHS) * spec.top_k).all()
+    assert (decoded == len(LENGTHS) * (NEW - 1) * spec.top_k).all()
+    generated = [beat.stats.generated_tokens for beat in stream.of(Heartbeat)]
+    assert generated == sorted(generated)
+
+
+def test_a_heartbeat_never_calls_into_the_node():
+    stream, asked = Stream(), set()
+
+    def stats():
+        asked.add(threading.current_thread())
+        return AttentionStats(running=len(asked))
+
+    heartbeat, clock = HeartbeatThread(stream, 0.001, AttentionStats()), FakeClock()
+    report = Reporter(heartbeat, stream, stats, clock=clock)
+    heartbeat.start()
+    deadline = time.monotonic() + 20
+    while len(stream.of(Heartbeat)) < 20 and time.monotonic() < deadline:
+        clock.advance(0.01)
+        report()
+        time.sleep(0.001)
+    heartbeat.stop()
+    assert asked == {threading.current_thread()}
+    assert len(stream.of(Heartbeat)) >= 20
+
+
+def test_nothing_is_said_twice_nor_too_often():
+    stream, clock, calls = Stream(), FakeClock(), []
+    left = [np.array([[3, 0]])]
+
+    def routed():
+        calls.append(clock.now())
+        rows = left.pop() if left else np.array([[0, 0]])
+        return RoutedRows(np.zeros_like(rows), rows)
+
+    report = Reporter(HeartbeatThread(stream, 1.0, AttentionStats()), stream, AttentionStats, routed, clock)
+    for _ in range(410):
+        clock.advance(0.01)
+        report()
+    assert len(calls) == 4, "once per heartbeat"
+    assert len(stream.of(Routed)) == 1
