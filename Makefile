@@ -25,6 +25,9 @@ up: setup
 	@$(BIN)/afserve up $(ARGS)
 
 test: setup
+	$(BIN)/pytest -m "not long" $(ARGS)
+
+test-all: setup
 	$(BIN)/pytest $(ARGS)
 
 check: setup
@@ -37,7 +40,7 @@ format: setup
 	$(BIN)/ruff check --fix -q .
 
 proto: setup
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. afserve/control/control.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. afserve/control/wire/control.proto
 
 nano: setup
 	@mkdir -p .cache

@@ -13,7 +13,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from afserve.errors import CheckpointError, RequestError
+from afserve.errors import CheckpointError, RequestError, shown
+from afserve.json_file import read_text
 from afserve.tokenizer import read_json, special_tokens
 
 Message = Mapping[str, object]
@@ -33,15 +34,12 @@ class ChatTemplate:
         """chat_template.jinja, else the chat_template field of tokenizer_config.json, else None."""
         file = Path(folder) / "chat_template.jinja"
         if file.is_file():
-            return cls(file.read_text(encoding="utf-8"), special_tokens(folder))
+            return cls(read_text(file), special_tokens(folder))
         field = read_json(folder, "tokenizer_config.json").get("chat_template")
-        if isinstance(field, str):
-            return cls(field, special_tokens(folder))
-        if isinstance(field, list):
-            named = {entry["name"]: entry["template"] for entry in field}
-            if "default" in named:
-                return cls(named["default"], special_tokens(folder), named.get("tool_use"))
-        return None
+        where = f"{folder}/tokenizer_config.json: chat_template"
+        named = _named(field, where) if isinstance(field, list) else {"default": _text(field, where)}
+        plain = named.get("default")
+        return None if plain is None else cls(plain, special_tokens(folder), named.get("tool_use"))
 
     def render(
         self,
@@ -75,6 +73,25 @@ class ChatTemplate:
             return self._environment.from_string(source)
         except TemplateSyntaxError as error:
             raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from error
+
+
+def _named(entries: list[object], where: str) -> dict[str, str | None]:
+    """Name to template; the form of models that have several."""
+    named: dict[str, str | None] = {}
+    for number, entry in enumerate(entries):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(name, str) or "template" not in entry:
+            raise CheckpointError(
+                f"{where}[{number}]: {shown(entry)} is not an object with a name and a template"
+            )
+        named[name] = _text(entry["template"], f"{where}[{number}]: template")
+    return named
+
+
+def _text(value: object, where: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise CheckpointError(f"{where}: {shown(value)} is not the text of a template")
+    return value
 
 
 def _cut_after(text: str, message: Message) -> str:

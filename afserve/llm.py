@@ -14,15 +14,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from afserve.config import ModelSource
+from afserve.config import BLOCK_SIZE, WAITING, ModelSource
 from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, ConfigError
+from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.seating import Seating
 from afserve.launch.topology import Topology, Wishes, choose
-from afserve.server.choice import ChoiceDecoder
+from afserve.launch.transports import choose_transport
+from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer
 
@@ -32,7 +35,10 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One generated continuation; `index` counts the n of one prompt."""
+    """One generated continuation; `index` counts the n of one prompt.
+
+    With the finish_reason "error" the model's numbers failed for it, `error` says where; other continuations go on.
+    """
 
     prompt_ids: tuple[int, ...]
     index: int
@@ -42,13 +48,15 @@ class Completion:
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    error: str | None = None
 
 
 class LLM:
     """`with LLM("nano", attention=2, experts=3, micro_batches=2) as llm: llm.generate([...], params)`.
 
-    What is not given is picked for the machine, as in `afserve up`. `colocated` keeps the experts in the attention
-    nodes. Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start, PeerLost when a node dies.
+    What is not given is picked for the machine, as in `afserve up`, whose flags have the same names. `colocated` keeps
+    the experts in the attention nodes. Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start,
+    PeerLost when a node dies.
     """
 
     def __init__(
@@ -66,11 +74,28 @@ class LLM:
         load_format: str = "safetensors",
         layers: int | None = None,
         device: str = "cpu",
+        expert_dtype: str = "auto",
+        wire_dtype: str = "auto",
+        max_waiting: int = WAITING,
+        block_size: int = BLOCK_SIZE,
+        prefix_caching: bool = True,
     ) -> None:
         self._model = str(model)
         self._source = ModelSource("", self._model, dtype, load_format, layers)
         self._wishes = Wishes(
-            attention, experts, str(micro_batches), colocated, kv_tokens, max_model_len, threads, device
+            attention,
+            experts,
+            str(micro_batches),
+            colocated,
+            kv_tokens,
+            max_model_len,
+            threads,
+            device,
+            expert_dtype=expert_dtype,
+            wire_dtype=wire_dtype,
+            max_waiting=max_waiting,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
@@ -144,8 +169,16 @@ class LLM:
         self._processes.start()
         found = find_model(self._model, self._processes.folder)
         source = replace(self._source, path=str(found.folder), name=found.name)
-        topology = choose(_spec(source, found), source, this_machine(), self._wishes)
-        self._run = LocalRun(topology, found, found.name, self._processes)
+        wishes, gpus = self._wishes, Gpus()
+        check_device(wishes.device)
+        if wishes.device != "cpu":
+            gpus = await asyncio.to_thread(probe_gpus)
+            wishes = replace(wishes, gpus=gpus.chosen(wishes.device))
+        topology = choose(_spec(source, found), source, this_machine(), wishes)
+        seating = Seating.all_here(topology.run, gpus)
+        choice = choose_transport("auto", seating.seats, gpus)
+        topology = topology.over(choice.kind, choice.reason)
+        self._run = LocalRun(topology, found, found.name, self._processes, None, seating)
         await self._run.start()
         self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
         await self._run.wait_ready()
@@ -162,29 +195,28 @@ class LLM:
 
     async def _one(self, index: int, request: GenerationRequest) -> Completion:
         decoder = ChoiceDecoder(self.tokenizer, request.params)
-        text: list[str] = []
-        tokens: list[int] = []
-        logprobs: list[TokenLogprob] = []
-        first: TokenEvent | None = None
-        async with aclosing(self._running().frontend.generate(request)) as events:
-            async for event in events:
-                first = first or event
-                piece = decoder.feed(event)
-                text.append(piece.text)
-                tokens.extend(event.token_ids[: piece.tokens])
-                logprobs.extend(piece.logprobs)
-                if piece.finish_reason is not None:
+        events: list[TokenEvent] = []
+        pieces: list[Piece] = []
+        async with aclosing(self._running().frontend.generate(request)) as arriving:
+            async for event in arriving:
+                events.append(event)
+                if event.finish_reason == "error":
                     break
-        assert first is not None
+                pieces.append(decoder.feed(event))
+                if pieces[-1].finish_reason is not None:
+                    break
+        ended: Piece | TokenEvent = events[-1] if events[-1].error else pieces[-1]
+        taken = [e.token_ids[: piece.tokens] for e, piece in zip(events, pieces, strict=False)]
         return Completion(
             request.prompt_ids,
             index,
-            "".join(text),
-            tuple(tokens),
-            piece.finish_reason,  # type: ignore[arg-type]
-            first.cached_tokens,
-            tuple(logprobs),
-            first.prompt_logprobs,
+            "".join(piece.text for piece in pieces),
+            tuple(token for tokens in taken for token in tokens),
+            ended.finish_reason,  # type: ignore[arg-type]
+            events[0].cached_tokens,
+            tuple(entry for piece in pieces for entry in piece.logprobs),
+            events[0].prompt_logprobs,
+            events[-1].error,
         )
 
     # ---- in the caller's thread

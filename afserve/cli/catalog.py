@@ -3,19 +3,19 @@
 The only part of the planner that opens configuration files. A wrong name is answered with the nearest known ones.
 """
 
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from afserve.errors import ConfigError, NotFoundError
-from afserve.placement.calibration import fit_calibration, read_calibration
-from afserve.placement.fields import nearest
-from afserve.placement.hardware import Hardware, hardware_from_table
-from afserve.placement.perf_attention import Precision
-from afserve.placement.perf_curve import CurveSet, curves_from_table
-from afserve.placement.shape import ModelShape
-from afserve.placement.shape_reader import shape_from_config
+from afserve.json_file import read_object
+from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.fields import nearest
+from afserve.placement.planner.hardware import Hardware, hardware_from_table
+from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_curve import CurveSet, curves_from_table
+from afserve.placement.planner.shape import ModelShape
+from afserve.placement.planner.shape_reader import shape_from_config
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -25,9 +25,9 @@ def load_model(name: str) -> ModelShape:
     path = Path(name)
     for folder in (path, CONFIGS / name):
         if folder.is_dir() and (folder / "config.json").is_file():
-            return shape_from_config(folder.name, _read_json(folder / "config.json"))
+            return _from_json(folder.name, folder / "config.json")
     if path.suffix == ".json" and path.is_file():
-        return shape_from_config(path.parent.name or path.stem, _read_json(path))
+        return _from_json(path.parent.name or path.stem, path)
     found = _find("models", name)
     if found is None:
         raise NotFoundError(
@@ -41,7 +41,11 @@ def load_model(name: str) -> ModelShape:
         raise ConfigError(
             f"{found}: [config] is missing; copy the fields of config.json there", param="model"
         )
-    return shape_from_config(str(_meta(table).get("name", found.stem)), config)
+    return shape_from_config(str(_meta(table).get("name", found.stem)), config, source=str(found))
+
+
+def _from_json(name: str, path: Path) -> ModelShape:
+    return shape_from_config(name, read_object(path, refusal=ConfigError), source=str(path))
 
 
 def load_hardware(name: str) -> Hardware:
@@ -137,13 +141,3 @@ def _read_toml(path: Path) -> dict[str, object]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: expected a JSON object")
-    return found

@@ -2,7 +2,8 @@
 
 import click
 
-from afserve.control.values import ROLES
+from afserve.config import FULL, SAMPLES
+from afserve.control.wire.values import ROLES
 
 
 @click.command()
@@ -17,12 +18,30 @@ from afserve.control.values import ROLES
 @click.option(
     "--index", type=click.IntRange(min=0), help="Which node of its role; any free one if not given."
 )
-def node(role: str, join: str, token_file: str, index: int | None) -> None:
+@click.option(
+    "--verify",
+    default=SAMPLES,
+    show_default=True,
+    type=click.Choice((SAMPLES, FULL)),
+    help="full: compare all bytes of the checkpoint here with the controller's.",
+)
+def node(role: str, join: str, token_file: str, index: int | None, verify: str) -> None:
     """Start one node that joins a controller elsewhere.
 
-    Model, sizes and limits come from the controller; the checkpoint must be at the same path here. An
+    Model, sizes and limits come from the controller; the checkpoint must be at the same path here:
+    a copy with other weights or another tokenizer is refused. An
     expert node listens for rows on the address that it reaches the controller from.
     """
-    from afserve.control.worker import NodeSettings, run_node
+    from afserve.control.node.worker import NodeSettings, run_node
 
-    run_node(NodeSettings(role, join, token_file, index))
+    _show_progress()
+    run_node(NodeSettings(role, join, token_file, index, verify))
+
+
+def _show_progress() -> None:
+    """Of reading all bytes, as lines."""
+    import logging
+
+    log = logging.getLogger("afserve.verify")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)

@@ -1,19 +1,24 @@
 """`afserve place`: expert placement from routing counts. It reads files and prints a table, JSON or a heat map."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from afserve.errors import ConfigError
+from afserve.cli.options import Within
+from afserve.errors import ConfigError, shown
+from afserve.placement.placement_text import MOST_NODES, MOST_ROWS, MOST_SLOTS
 
 if TYPE_CHECKING:
-    from afserve.placement.outcome import Balanced
-    from afserve.placement.plan import Placement
-    from afserve.placement.problem import Floats, Nodes, Problem
+    from afserve.placement.optimizer.outcome import Balanced
+    from afserve.placement.optimizer.problem import Floats, Nodes, Problem
+    from afserve.placement.placement import Placement
 
-_LARGEST = 1_000_000
+_COUNT, _SLOTS = Within(1, MOST_NODES, whole=True), Within(1, MOST_SLOTS, whole=True)
+_EXPERTS = Within(0, MOST_SLOTS, whole=True)
+_SPEED, _WEIGHT, _NODE = Within(1e-6, 1e6), Within(0, 1e9), Within(0, MOST_NODES, whole=True)
 _SHOWN = 40  # layers in the table; --json has all
 
 
@@ -22,21 +27,28 @@ _SHOWN = 40  # layers in the table; --json has all
     "--counts",
     "files",
     multiple=True,
-    required=True,
     type=Path,
-    metavar="FILE...",
+    metavar="FILE",
     help='Routing counts: {"counts": [[per expert] per layer]}, several scenarios of that, or a recording. Repeatable.',
 )
 @click.argument("more", nargs=-1, type=Path, metavar="[FILE]...")
-@click.option("--nodes", required=True, type=int, help="Expert nodes.")
+@click.option("--nodes", required=True, type=_COUNT, help="Expert nodes.")
 @click.option(
-    "--slots", type=int, help="Slots per layer, all nodes together. Default: one spare slot on every node."
+    "--slots",
+    type=_SLOTS,
+    help="Slots per layer, all nodes together. Default: one spare slot on every node.",
 )
 @click.option(
-    "--memory", type=int, help="Slots per node over all layers together; the width of each layer is chosen."
+    "--memory",
+    type=_SLOTS,
+    help="Slots per node over all layers together; the width of each layer is chosen.",
 )
 @click.option(
-    "--groups", type=int, default=1, show_default=True, help="Racks: replicas are spread over them."
+    "--groups",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="Racks: replicas are spread over them.",
 )
 @click.option("--speed", help="Relative speed of each node, such as 1,1,0.5,0.5.")
 @click.option("--dead", default="", help="Nodes to leave out, such as 3,7.")
@@ -50,20 +62,32 @@ _SHOWN = 40  # layers in the table; --json has all
 @click.option(
     "--current", type=Path, metavar="FILE", help="The placement that stands now (an earlier --json)."
 )
-@click.option("--moves", type=int, help="How many experts may travel, with --current.")
+@click.option(
+    "--moves", type=Within(0, 1 << 40, whole=True), help="How many experts may travel, with --current."
+)
 @click.option(
     "--protect",
-    type=int,
+    type=_EXPERTS,
     default=0,
     show_default=True,
     help="The hottest K experts of each layer survive the loss of any one node.",
 )
-@click.option("--expert-mib", type=float, help="Size of one expert: prices moves, with --link-gbs.")
 @click.option(
-    "--link-gbs", type=float, default=25.0, show_default=True, help="GB/s into a node that moves may use."
+    "--expert-mib", type=Within(1e-6, 1e9), help="Size of one expert: prices moves, with --link-gbs."
 )
 @click.option(
-    "--horizon", type=float, default=60.0, show_default=True, help="Seconds over which a move must pay."
+    "--link-gbs",
+    type=Within(1e-6, 1e6),
+    default=25.0,
+    show_default=True,
+    help="GB/s into a node that moves may use.",
+)
+@click.option(
+    "--horizon",
+    type=Within(1e-3, 1e9),
+    default=60.0,
+    show_default=True,
+    help="Seconds over which a move must pay.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the placement file itself.")
 @click.option("--plot", type=Path, metavar="PNG", help="Write a heat map of node loads per layer.")
@@ -86,29 +110,33 @@ def place(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Place experts on nodes so that every node gets equally many rows.
+    """Place experts on nodes so that every node gets equally many rows. FILE is the same as --counts FILE.
 
     Prints how close each layer is to a proved lower bound. With several scenarios the placement is made for all of
     them and for what they do not show; with --current it moves as few experts as it must.
     """
-    from afserve.placement.balance import balance
-    from afserve.placement.problem import MovePrice, Problem, scenarios
+    from afserve.placement.optimizer.balance import balance
+    from afserve.placement.optimizer.problem import MovePrice, Problem, scenarios
 
-    extra = [name for name in names if Path(name).is_file()]
-    named = _read((*files, *more, *map(Path, extra)))
+    extra = [name for name in names if os.path.isfile(name)]
+    counts = (*files, *more, *map(Path, extra))
+    if not counts:
+        raise ConfigError(
+            "no routing counts to place by; give a FILE of them, or --counts FILE", param="counts"
+        )
+    named = _read(counts)
     chosen, weights = _choose(named, [name for name in names if name not in extra])
     load_CLE = scenarios([named[name] for name in chosen])
-    standing = _placement(current) if current is not None else None
+    now = _placement(current) if current is not None else None
     price = None
     if expert_mib is not None:
-        _positive(("--expert-mib", expert_mib), ("--link-gbs", link_gbs), ("--horizon", horizon))
         price = MovePrice(expert_mib * 2**20, link_gbs * 1e9, horizon)
-    pool = _nodes(nodes, slots, memory, groups, speed, dead, load_CLE.shape[2])
+    pool = _nodes(nodes, slots, memory, groups, speed, dead, load_CLE.shape[1:])
     problem = Problem(
-        load_CLE, pool, weights, standing, moves, price, memory=memory, protect=_hottest(load_CLE, protect)
+        load_CLE, pool, weights, now, moves, price, memory=memory, protect=_hottest(load_CLE, protect)
     )
     found = balance(problem)
-    epoch = 0 if standing is None else standing.epoch + 1
+    epoch = 0 if now is None else now.epoch + 1
     if plot is not None:
         _plot(plot, found, problem)
     if as_json:
@@ -155,7 +183,7 @@ def _text(data: bytes) -> str:
 
 
 def _placement(file: Path) -> "Placement":
-    from afserve.placement.plan import Placement
+    from afserve.placement.placement import Placement
 
     try:
         return Placement.from_json(_text(_bytes(file, "placement")))
@@ -170,52 +198,55 @@ def _choose(named: "dict[str, Floats]", wanted: Sequence[str]) -> tuple[list[str
     for text in wanted:
         name, _, weight = (text, "", "1") if text in named else text.rpartition("=")
         if name not in named:
-            raise ConfigError(f"no scenario {name or text!r} in the counts: there are {', '.join(named)}")
+            raise ConfigError(
+                f"no scenario {shown(name or text)} in the counts: there are {', '.join(named)}"
+            )
         chosen.append(name)
-        weights.append(_number("--scenario", weight))
+        weights.append(_number("--scenario", weight, _WEIGHT))
     return chosen, tuple(weights)
 
 
 def _nodes(
-    count: int, slots: int | None, memory: int | None, groups: int, speed: str | None, dead: str, experts: int
+    count: int,
+    slots: int | None,
+    memory: int | None,
+    groups: int,
+    speed: str | None,
+    dead: str,
+    shape: tuple[int, ...],
 ) -> "Nodes":
     from dataclasses import replace
 
-    from afserve.placement.problem import Nodes
+    from afserve.placement.optimizer.problem import Nodes
 
-    for flag, value in (("--nodes", count), ("--slots", slots), ("--memory", memory)):
-        if value is not None and value > _LARGEST:
-            raise ConfigError(f"{flag} {value} is more than {_LARGEST}, the largest that makes sense here")
+    layers, experts = shape
     if slots is not None and memory is not None:
         raise ConfigError("give --slots or --memory, not both")
     if slots is None:
-        slots = experts * max(count, 1) if memory is not None else (-(-experts // max(count, 1)) + 1) * count
+        slots = experts * count if memory is not None else (-(-experts // count) + 1) * count
+    kept = count * memory if memory is not None else layers * slots
+    if kept > MOST_SLOTS or layers * count > MOST_ROWS:
+        raise ConfigError(
+            f"{layers} layers on {count} nodes, {kept:,} slots together: over all layers a placement has at most "
+            f"{MOST_ROWS:,} nodes and {MOST_SLOTS:,} slots; lower --nodes, --slots or --memory"
+        )
     pool = Nodes.even(count, slots, groups=groups, dead=_whole("--dead", dead))
-    return pool if speed is None else replace(pool, speed=_numbers("--speed", speed))
+    return pool if speed is None else replace(pool, speed=_numbers("--speed", speed, _SPEED))
 
 
-def _numbers(flag: str, text: str) -> tuple[float, ...]:
-    return tuple(_number(flag, part) for part in text.split(",") if part.strip())
+def _numbers(flag: str, text: str, within: Within) -> tuple[float, ...]:
+    return tuple(_number(flag, part, within) for part in text.split(",") if part.strip())
 
 
 def _whole(flag: str, text: str) -> frozenset[int]:
-    values = _numbers(flag, text)
-    if any(value != value // 1 for value in values):
-        raise ConfigError(f"{flag}: {text!r} are not all whole numbers")
-    return frozenset(int(value) for value in values)
+    return frozenset(int(value) for value in _numbers(flag, text, _NODE))
 
 
-def _number(flag: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is not a number") from error
-
-
-def _positive(*flags: tuple[str, float]) -> None:
-    for flag, value in flags:
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"{flag} must be finite and above 0, not {value:g}")
+def _number(flag: str, text: str, within: Within) -> float:
+    value = within.number(text.strip())
+    if value is None or not within.range.holds(value):
+        raise ConfigError(f"{flag}: {shown(text)} is not {within.range}")
+    return value
 
 
 def _hottest(load_CLE: "Floats", count: int) -> frozenset[tuple[int, int]]:
@@ -226,6 +257,7 @@ def _hottest(load_CLE: "Floats", count: int) -> frozenset[tuple[int, int]]:
 
 
 def _table(found: "Balanced", problem: "Problem", chosen: Sequence[str], plot: Path | None) -> None:
+    import numpy as np
     from rich.console import Console
     from rich.table import Table
 
@@ -238,7 +270,7 @@ def _table(found: "Balanced", problem: "Problem", chosen: Sequence[str], plot: P
     share = problem.load_CLE.mean(0)
     for layer in range(min(len(proof.max_load), _SHOWN)):
         held = found.slot_LNS[layer][found.slot_LNS[layer] >= 0]
-        hot, most = int(share[layer].argmax()), int((held[:, None] == held).sum(0).max())
+        hot, most = int(share[layer].argmax()), int(np.bincount(held).max())
         top, bound = proof.max_load[layer], proof.lower_bound[layer]
         gap = f"{top / bound - 1:.2%}" if bound > 0 else "-"
         table.add_row(str(layer), str(len(held)), str(hot), str(most), f"{top:,.0f}", f"{bound:,.0f}", gap)
@@ -261,7 +293,7 @@ def _plot(target: Path, found: "Balanced", problem: "Problem") -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("--plot needs matplotlib: pip install 'afserve[plot]'") from error
-    from afserve.placement.plan import Placement
+    from afserve.placement.placement import Placement
 
     layers, experts = problem.load_CLE.shape[1:]
     before = problem.current or Placement.contiguous(layers=layers, experts=experts, nodes=len(problem.nodes))
@@ -287,7 +319,7 @@ def _plot(target: Path, found: "Balanced", problem: "Problem") -> None:
 def _heat(placement: "Placement", problem: "Problem") -> "Floats":
     import numpy as np
 
-    from afserve.placement.split import node_load
+    from afserve.placement.optimizer.split import node_load
 
     mean_LE = np.tensordot(problem.weights, problem.load_CLE, 1)
     level_LN = node_load(placement.slot_array(), placement.share_array(), mean_LE) / problem.nodes.pace()

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from afserve.cli.options import Within
 from afserve.cli.plan_options import build_question, question_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from afserve.placement.outline import Plan
-    from afserve.placement.planner import Question
+    from afserve.placement.planner.plan import Plan
+    from afserve.placement.planner.planner import Question
 
 
 @click.command("plan", short_help="Plan capacity: what to buy, how to split it, what it costs.")
 @question_flags
 @click.option(
-    "--top", default=3, type=click.IntRange(1, 50), help="Plans to show beside the baseline.  [default: 3]"
+    "--top",
+    default=3,
+    type=Within(1, 50, whole=True),
+    help="Plans to show beside the baseline.  [default: 3]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
 @click.option(
@@ -45,9 +49,9 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     """
     from afserve.cli.plan_report import as_table, as_values
     from afserve.errors import ConfigError, DoesNotFitError
-    from afserve.placement.infeasible import explain
-    from afserve.placement.planner import answer
-    from afserve.placement.sensitivity import sensitivity, verdict
+    from afserve.placement.planner.infeasible import explain
+    from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.sensitivity import sensitivity, verdict
 
     for chart in charts:
         if chart.suffix not in (".png", ".html"):
@@ -70,8 +74,8 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
 
 def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", model: str) -> None:
     """The best plan that `afserve up` can start; where there is none, the best one. Says when that is not the same."""
-    from afserve.placement.cluster_file import cluster_toml, obstacle
-    from afserve.placement.infeasible import describe
+    from afserve.placement.planner.cluster_file import cluster_toml, obstacle
+    from afserve.placement.planner.infeasible import describe
 
     best = plans[0]
     chosen = next((plan for plan in plans if not obstacle(plan)), best)
@@ -93,7 +97,7 @@ def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", mo
 
 def _on_one_machine(plan: "Plan", question: "Question") -> bool:
     """Whether one host has all the devices. CPU hosts' nodes are processes: any machine can try those."""
-    from afserve.placement.cluster_file import on_cpu
+    from afserve.placement.planner.cluster_file import on_cpu
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     kinds = {
@@ -107,7 +111,7 @@ def _on_one_machine(plan: "Plan", question: "Question") -> bool:
 
 def _draw(charts: tuple[Path, ...], question: "Question") -> None:
     from afserve.cli.plan_chart import pareto_html, pareto_png
-    from afserve.placement.planner import pareto
+    from afserve.placement.planner.planner import pareto
 
     curves: dict[str, list[Plan]] = {}
     for share, found in pareto(question):

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 
 from afserve.errors import ConfigError
-from afserve.placement.infeasible import describe
-from afserve.placement.outline import Plan
-from afserve.placement.planner import Question
+from afserve.placement.planner.infeasible import describe
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import Question
 
 _COLOURS = {"colocated": "#4063d8", "afd": "#cb3c33"}
 _NAMES = {"colocated": "colocated", "afd": "attention and experts apart"}

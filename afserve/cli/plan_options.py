@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from afserve.errors import ConfigError
+from afserve.cli.options import Within
+from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from afserve.placement.planner import Question
-    from afserve.placement.search import Pool
-    from afserve.placement.workload import Workload
+    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.search import Pool
+    from afserve.placement.planner.workload import Workload
 
+LONGEST = 100_000_000  # tokens of a request
+_COUNT, _PRICE = Within(1, 1 << 20, whole=True), Within(1e-6, 1e6)
+_SHARE, _SKEW, _SPARE = Within(0, 1), Within(0, 4), Within(0, 1 << 16, whole=True)
 PRECISIONS = ("bf16", "fp8", "fp4", "int4")
+_SHORTEST, _LONGEST = 1e-9, 1e6  # of a target, seconds
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 
 _FLAGS = (
@@ -28,14 +33,14 @@ _FLAGS = (
         metavar="NAME=COUNT[@USD]",
         help="Hardware on offer, with a price per device hour if not the listed one. Repeatable.",
     ),
-    click.option("--network", type=float, help="GB/s per device between nodes, for all pools."),
-    click.option("--link", type=float, help="GB/s per device inside a node, for all pools."),
+    click.option("--network", type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."),
+    click.option("--link", type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools."),
     click.option("--tpot", help="Time per output token at most, such as 50ms."),
     click.option("--ttft", help="Time to first token at most, such as 2s. Needs --input."),
     click.option(
         "--p99/--mean", default=False, help="Whether --tpot is for the 99th percentile. Default: the mean."
     ),
-    click.option("--context", type=float, help="Cached tokens per request; decode only."),
+    click.option("--context", type=Within(1, LONGEST), help="Cached tokens per request; decode only."),
     click.option("--input", "prompt", help="Prompt tokens: a number or 'lognormal MEAN DEVIATION'."),
     click.option("--output", "answer", help="Answer tokens, likewise."),
     click.option("--trace", type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace."),
@@ -50,20 +55,31 @@ _FLAGS = (
         "--kv-precision", default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
     ),
     click.option(
-        "--mtp", default=0.0, help="Multi-token prediction: accepted share of one draft token, 0 to 1."
+        "--mtp",
+        default=0.0,
+        type=Within(0, 1),
+        help="Multi-token prediction: accepted share of one draft token, 0 to 1.",
     ),
     click.option(
-        "--skew", default=0.4, help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]"
+        "--skew",
+        default=0.4,
+        type=Within(0, 4),
+        help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]",
     ),
     click.option("--counts", type=Path, help="Measured routing counts instead of --skew."),
-    click.option("--redundant", default=0, help="Spare expert slots for replicas of hot experts."),
+    click.option(
+        "--redundant",
+        default=0,
+        type=Within(0, 1 << 16, whole=True),
+        help="Spare expert slots for replicas of hot experts.",
+    ),
     click.option(
         "--objective",
         default="dollar",
         type=click.Choice(("dollar", "device", "watt", "latency", "count")),
         help="Tokens per dollar, device or watt, lowest TPOT, or fewest devices for --rate.  [default: dollar]",
     ),
-    click.option("--rate", default=0.0, help="Requests per second to sustain."),
+    click.option("--rate", default=0.0, type=Within(0, 1e9), help="Requests per second to sustain."),
     click.option("--micro-batches", default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]"),
     click.option(
         "--curves",
@@ -88,8 +104,11 @@ def seconds(text: str | None, option: str) -> float:
         value = float(found.group(1)) * _SECONDS[found.group(2)] if found else 0.0
     except ValueError:
         value = 0.0
-    if value <= 0:
-        raise ConfigError(f"--{option}: {text!r} is not a time above zero; write 50ms or 2s", param=option)
+    if not _SHORTEST <= value <= _LONGEST:
+        raise ConfigError(
+            f"--{option}: {shown(text)} is not a time of {_SHORTEST:g} to {_LONGEST:g} s; write 50ms or 2s",
+            param=option,
+        )
     return value
 
 
@@ -120,16 +139,12 @@ def build_question(
 ) -> "Question":
     """Raises ConfigError or NotFoundError naming the flag."""
     from afserve.cli.catalog import load_curves, load_model, read_counts
-    from afserve.placement.perf import Setting
-    from afserve.placement.perf_attention import Precision
-    from afserve.placement.perf_experts import Routing
-    from afserve.placement.planner import Question
-    from afserve.placement.search import Targets
+    from afserve.placement.planner.perf import Setting
+    from afserve.placement.planner.perf_attention import Precision
+    from afserve.placement.planner.perf_experts import Routing
+    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.search import Targets
 
-    _in_range("mtp", mtp, 0.0, 1.0)
-    _in_range("skew", skew, 0.0, 4.0)
-    _in_range("redundant", redundant, 0, 1 << 16)
-    _in_range("rate", rate, 0.0, 1e9)
     if objective == "count" and rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
     work = _workload(context, prompt, answer, trace, decode_only)
@@ -179,8 +194,8 @@ def _workload(
     context: float | None, prompt: str | None, answer: str | None, trace: Path | None, decode_only: bool
 ) -> "Workload":
     from afserve.cli.catalog import read_lines
-    from afserve.placement.trace_reader import read_trace
-    from afserve.placement.workload import fixed_context, from_lengths, parse_lengths
+    from afserve.placement.planner.trace_reader import read_trace
+    from afserve.placement.planner.workload import fixed_context, from_lengths, parse_lengths
 
     given = [
         name
@@ -204,50 +219,39 @@ def _workload(
 
 def _pool(text: str, network: float | None, link: float | None) -> "Pool":
     from afserve.cli.catalog import load_hardware
-    from afserve.placement.search import Pool
+    from afserve.placement.planner.search import Pool
 
     found = re.fullmatch(r"(.+?)=([^@]+)(?:@(.+))?", text)
     if not found:
         raise ConfigError(
-            f"--pool {text!r}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0", param="pool"
+            f"--pool {shown(text)}: write NAME=COUNT or NAME=COUNT@USD, such as h800=64@2.0", param="pool"
         )
     name, count, price = found.groups()
-    if not re.fullmatch(r"[0-9]+", count.strip()) or int(count) < 1:
+    devices, usd = _COUNT.number(count), None if price is None else _PRICE.number(price)
+    if not isinstance(devices, int) or not _COUNT.range.holds(devices):
         raise ConfigError(
-            f"--pool {text!r}: the count must be a whole number of at least 1, not {count}", param="pool"
+            f"--pool {shown(text)}: the count must be {_COUNT.range}, not {shown(count)}", param="pool"
         )
-    if int(count) > 1 << 20:
-        raise ConfigError(f"--pool {text!r}: {count} devices are beyond the search ({1 << 20})", param="pool")
-    try:
-        usd = None if price is None else float(price)
-    except ValueError:
-        usd = -1.0
-    if usd is not None and not 0 < usd < 1e6:
+    if price is not None and not _PRICE.range.holds(usd):
         raise ConfigError(
-            f"--pool {text!r}: the price must be USD per device hour above 0, not {price}", param="pool"
+            f"--pool {shown(text)}: USD per device hour must be {_PRICE.range}, not {shown(price)}",
+            param="pool",
         )
     chip = load_hardware(name.strip()).priced(usd)
     if network is not None:
-        _in_range("network", network, 1e-3, 1e5)
         chip = replace(chip, network=network * 1e9)
     if link is not None:
-        _in_range("link", link, 1e-3, 1e5)
         chip = replace(chip, link=link * 1e9)
-    return Pool(chip, int(count))
+    return Pool(chip, devices)
 
 
 def _micro_batches(text: str) -> tuple[int, ...]:
     try:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
+        found = tuple(sorted({int(part[:8]) for part in text.split(",")}))
     except ValueError:
         found = ()
     if not found or found[0] < 1 or found[-1] > 4:
         raise ConfigError(
-            f"--micro-batches: {text!r} is not a list of counts from 1 to 4", param="micro_batches"
+            f"--micro-batches: {shown(text)} is not a list of counts from 1 to 4", param="micro_batches"
         )
     return found
-
-
-def _in_range(option: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"--{option}: {value:g} is outside {low:g} to {high:g}", param=option)

@@ -1,9 +1,9 @@
 """A planner's answer for people (a table) and for programs (JSON values)."""
 
-from afserve.placement.cluster_file import on_cpu
-from afserve.placement.hardware import Hardware
-from afserve.placement.outline import Plan, Side
-from afserve.placement.planner import Answer, Question
+from afserve.placement.planner.cluster_file import on_cpu
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.plan import Plan, Side
+from afserve.placement.planner.planner import Answer, Question
 
 _HEAD = (
     "", "plan", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev", "$/Mtok",

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from afserve.cli.options import Within
 from afserve.cli.plan_options import build_question, question_flags
 
 if TYPE_CHECKING:
-    from afserve.placement.outline import Plan
-    from afserve.placement.planner import Question
-    from afserve.placement.simulate import Played
-    from afserve.placement.simulate_requests import Served
+    from afserve.placement.planner.plan import Plan
+    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.simulate import Played
+    from afserve.placement.planner.simulate_requests import Served
 
+_LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
 _SHOWN_RANKS = 8
 _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
 
@@ -25,19 +27,35 @@ _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what en
 @question_flags
 @click.option("--kind", type=click.Choice(("afd", "colocated")), help="Play the best plan of this kind.")
 @click.option(
-    "--steps", default=16, type=click.IntRange(2, 10000), help="Decode steps per micro-batch.  [default: 16]"
+    "--steps",
+    default=16,
+    type=Within(2, 10000, whole=True),
+    help="Decode steps per micro-batch.  [default: 16]",
 )
 @click.option(
     "--requests",
-    type=click.IntRange(1, 200000),
+    type=Within(1, 200000, whole=True),
     help="Requests to play, over 8 ranks at most.  [default: four for every request that fits]",
 )
 @click.option(
-    "--load", default=0.8, help="Arrival rate as a share of what the plan can serve.  [default: 0.8]"
+    "--load",
+    default=0.8,
+    type=Within(0.001, 10),
+    help="Arrival rate as a share of what the plan can serve.  [default: 0.8]",
 )
-@click.option("--jitter", default=0.02, help="Mean random lengthening of every stage.  [default: 0.02]")
-@click.option("--stall", default=0.0, help="Chance that a stage takes five times as long.  [default: 0]")
-@click.option("--seed", default=0, help="Random seed.")
+@click.option(
+    "--jitter",
+    default=0.02,
+    type=Within(0, 1),
+    help="Mean random lengthening of every stage.  [default: 0.02]",
+)
+@click.option(
+    "--stall",
+    default=0.0,
+    type=Within(0, 1),
+    help="Chance that a stage takes five times as long.  [default: 0]",
+)
+@click.option("--seed", default=0, type=_SEED, help="Random seed.")
 @click.option("--timeline", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
@@ -57,13 +75,10 @@ def simulate(
     \b
     afserve simulate --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --input 2000 --output 500
     """
-    from afserve.errors import ConfigError, DoesNotFitError
-    from afserve.placement.infeasible import explain
-    from afserve.placement.planner import answer
+    from afserve.errors import DoesNotFitError
+    from afserve.placement.planner.infeasible import explain
+    from afserve.placement.planner.planner import answer
 
-    for name, value in (("load", load), ("jitter", jitter), ("stall", stall)):
-        if not 0 <= value <= (10 if name == "load" else 1) or (name == "load" and value == 0):
-            raise ConfigError(f"--{name}: {value:g} is outside its range", param=name)
     question = build_question(**flags)
     if kind is not None:
         question = replace(question, kinds=(kind,))
@@ -81,8 +96,8 @@ def simulate(
 def _play_layers(
     question: "Question", plan: "Plan", steps: int, jitter: float, stall: float, seed: int
 ) -> "Played":
-    from afserve.placement.simulate import Script, Simulation
-    from afserve.placement.simulate_stages import StageTable
+    from afserve.placement.planner.simulate import Script, Simulation
+    from afserve.placement.planner.simulate_stages import StageTable
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     stages = StageTable(question.setting, plan, chips[plan.attention.hardware], chips[plan.experts.hardware])
@@ -106,8 +121,8 @@ def _play_requests(
 ) -> "Served":
     import numpy as np
 
-    from afserve.placement.simulate_ranks import arrivals_for, rank_of
-    from afserve.placement.simulate_requests import Served, serve, together
+    from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
+    from afserve.placement.planner.simulate_requests import Served, serve, together
 
     rng = np.random.default_rng(seed)
     rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
@@ -139,8 +154,8 @@ def _values(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from afserve.placement.infeasible import describe
-    from afserve.placement.simulate_requests import goodput
+    from afserve.placement.planner.infeasible import describe
+    from afserve.placement.planner.simulate_requests import goodput
 
     def percentiles(seconds: list[float]) -> dict[str, float]:
         return {f"p{p}": round(float(np.percentile(seconds, p)) * 1e3, 3) for p in (50, 90, 99)}
@@ -202,7 +217,7 @@ def _text(plan: "Plan", values: dict[str, Any]) -> str:
 
 def _write_timeline(path: Path, played: "Played | None") -> None:
     from afserve.errors import ConfigError
-    from afserve.placement.timeline import perfetto_json
+    from afserve.placement.planner.timeline import perfetto_json
 
     if played is None:
         raise ConfigError(

@@ -7,7 +7,18 @@ import click
 from click.core import ParameterSource
 
 from afserve.cli.options import config_file, existing_file
-from afserve.config import DTYPES, LOAD_FORMATS
+from afserve.config import (
+    BLOCK_SIZE,
+    DTYPES,
+    EXPERT_DTYPES,
+    FULL,
+    LOAD_FORMATS,
+    MAX_BLOCK_SIZE,
+    MAX_WAITING,
+    SAMPLES,
+    WAITING,
+    WIRE_DTYPES,
+)
 
 
 @click.command()
@@ -31,6 +42,28 @@ from afserve.config import DTYPES, LOAD_FORMATS
 @click.option("--kv-tokens", type=int, help="KV cache of each attention node, in tokens.")
 @click.option("--max-model-len", type=int, help="Longest sequence, prompt and answer together.")
 @click.option(
+    "--block-size",
+    default=BLOCK_SIZE,
+    show_default=True,
+    type=click.IntRange(1, MAX_BLOCK_SIZE),
+    metavar="TOKENS",
+    help="Tokens of a KV block; CPUs read multiples of 16 fastest.",
+)
+@click.option(
+    "--prefix-caching/--no-prefix-caching",
+    default=True,
+    show_default=True,
+    help="Keep blocks of finished requests for prompts that begin alike.",
+)
+@click.option(
+    "--max-waiting",
+    default=WAITING,
+    show_default=True,
+    type=click.IntRange(1, MAX_WAITING),
+    metavar="N",
+    help="Requests that may wait on an attention node; more are told to come again.",
+)
+@click.option(
     "--dtype",
     default="auto",
     show_default=True,
@@ -38,11 +71,32 @@ from afserve.config import DTYPES, LOAD_FORMATS
     help="auto: the checkpoint's own.",
 )
 @click.option(
+    "--expert-dtype",
+    default="auto",
+    show_default=True,
+    type=click.Choice(EXPERT_DTYPES),
+    help="int8: a byte per weight of the routed experts, on CPUs.",
+)
+@click.option(
+    "--wire-dtype",
+    default="auto",
+    show_default=True,
+    type=click.Choice(WIRE_DTYPES),
+    help="fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.",
+)
+@click.option(
     "--load-format",
     default="safetensors",
     show_default=True,
     type=click.Choice(LOAD_FORMATS),
     help="dummy: random weights.",
+)
+@click.option(
+    "--verify",
+    default=SAMPLES,
+    show_default=True,
+    type=click.Choice((SAMPLES, FULL)),
+    help="How nodes' copies of the checkpoint are compared; full: all bytes.",
 )
 @click.option("--layers", type=int, metavar="N", help="With dummy weights: only the first N layers.")
 @click.option(
@@ -60,7 +114,12 @@ from afserve.config import DTYPES, LOAD_FORMATS
     "--trace", type=click.Path(dir_okay=False), help="Write a Perfetto trace of this run here at its end."
 )
 @click.option("--threads", type=int, help="Compute threads of each node.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, or a CUDA device such as cuda:0.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="cpu, cuda (a GPU for each node while there are enough) or cuda:N.",
+)
 @click.option(
     "--transport",
     default="auto",

@@ -18,7 +18,6 @@ PACKAGES = (
     "uvicorn",
     "starlette",
     "triton",
-    "ray",
 )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afserve.launch.topology import NODE_OVERHEAD, Need, Topology
-from afserve.placement.plan import FREE, Placement
+from afserve.placement.placement import FREE, Placement
 
 _SHOWN = 4
 _MIB = 1 << 20
@@ -28,7 +28,8 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
     if not run.expert_nodes:
-        parts.insert(1, Text("colocated: every attention node holds all experts"))
+        kept = ", in int8" if run.engine.expert_dtype == "int8" else ""
+        parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
     return Group(*parts)
 
 
@@ -53,7 +54,8 @@ def _experts(topology: Topology) -> RenderableType:
     for node in range(topology.run.expert_nodes):
         held = sorted({e for layer in placement.layers for e in layer.slots[node] if e != FREE})
         ids = topology.spec.moe_layer_ids
-        body = f"layers {ids[0]}-{ids[-1]}: experts {ranges(held)}\n{memory(topology.expert)}"
+        kept = "int8 " if topology.run.engine.expert_dtype == "int8" else ""
+        body = f"layers {ids[0]}-{ids[-1]}: experts {ranges(held)}\n{memory(topology.expert, kept)}"
         names.append((f"expert-{node}", body))
     return _boxes(names)
 
@@ -63,7 +65,8 @@ def _between(topology: Topology) -> RenderableType:
         return Text()
     engine = topology.run.engine
     count = f"1-{engine.micro_batches}" if engine.adaptive else str(engine.micro_batches)
-    return Text(f"\n── dispatch ─▶\n◀─ combine ───\n{topology.run.transport}, m = {count}")
+    rows = "\nrows in fp8" if engine.wire_dtype == "fp8" else ""
+    return Text(f"\n── dispatch ─▶\n◀─ combine ───\n{topology.run.transport}, m = {count}{rows}")
 
 
 def _boxes(nodes: Sequence[tuple[str, str]]) -> RenderableType:
@@ -75,9 +78,9 @@ def _boxes(nodes: Sequence[tuple[str, str]]) -> RenderableType:
     return Group(*shown)
 
 
-def memory(need: Need) -> str:
+def memory(need: Need, kind: str = "") -> str:
     kv = f" + {_size(need.kv)} KV" if need.kv else ""
-    return f"{_size(need.weights)} weights{kv} + {_size(NODE_OVERHEAD)}"
+    return f"{_size(need.weights)} {kind}weights{kv} + {_size(NODE_OVERHEAD)}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

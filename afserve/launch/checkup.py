@@ -37,7 +37,7 @@ def findings() -> Iterator[Finding]:
     yield _cores(machine)
     yield _memory(machine)
     yield from _engine()
-    yield from _optional()
+    yield _triton()
     yield _open_files()
     yield _model()
     yield _start(machine)
@@ -114,15 +114,11 @@ def _native() -> Finding:
     return Finding("kernels", NOTE, explained, advice)
 
 
-def _optional() -> Iterator[Finding]:
-    for module, extra, use in (
-        ("triton", "gpu", "fast kernels on a GPU"),
-        ("ray", "ray", "starting nodes on a Ray cluster"),
-    ):
-        if importlib.util.find_spec(module) is not None:
-            yield Finding(module, OK, f"installed; {use}")
-        else:
-            yield Finding(module, NOTE, "not installed", f"only for {use}: pip install 'afserve[{extra}]'")
+def _triton() -> Finding:
+    use = "fast kernels on a GPU"
+    if importlib.util.find_spec("triton") is not None:
+        return Finding("triton", OK, f"installed; {use}")
+    return Finding("triton", NOTE, "not installed", f"only for {use}: pip install 'afserve[gpu]'")
 
 
 def _model() -> Finding:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.errors import ConfigError
-from afserve.placement.cluster_file import on_cpu
+from afserve.placement.planner.cluster_file import on_cpu
 
 ROLES = ("attention", "experts")
 PLACEHOLDER = ".example"  # reserved by RFC 2606; `afserve plan` writes it where it cannot know a name

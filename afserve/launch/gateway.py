@@ -19,11 +19,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from afserve.config import ModelSource, in_range
-from afserve.control.balancing import BalanceRules
+from afserve.config import BLOCK_SIZE, FULL, SAMPLES, WAITING, ModelSource, in_range
+from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
+from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import Machine, this_machine
@@ -31,6 +32,7 @@ from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addresses, seat
 from afserve.launch.topology import Share, Topology, Wishes, choose, needs
+from afserve.launch.transports import choose_transport
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings, read_keys
@@ -83,9 +85,15 @@ class UpFlags:
     cluster: Path | None = None
     listen: str | None = None
     transport: str = "auto"
+    verify: str = SAMPLES
     given: frozenset[str] = frozenset()
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
+    expert_dtype: str = "auto"
+    wire_dtype: str = "auto"
+    max_waiting: int = WAITING
+    block_size: int = BLOCK_SIZE
+    prefix_caching: bool = True
 
     @property
     def wishes(self) -> Wishes:
@@ -102,6 +110,11 @@ class UpFlags:
             self.balance_rules.act,
             self.batch,
             self.hosts,
+            self.expert_dtype,
+            self.wire_dtype,
+            self.max_waiting,
+            self.block_size,
+            self.prefix_caching,
         )
 
     @property
@@ -121,17 +134,25 @@ class UpFlags:
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    if flags.verify == FULL and not Console(stderr=True).is_terminal:
+        logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
     keys = read_keys(flags.api_key_file) if flags.api_key_file else ()
     admin = read_keys(flags.admin_key_file) if flags.admin_key_file else ()
     settings = ServerSettings(api_keys=keys, admin_keys=admin, drain_deadline=DRAIN_SECONDS)
     if not keys and _reachable(flags.host):
         log.warning("%s is open to other machines and asks for no key; see --api-key-file", flags.host)
-    flags, seating = _seated(flags)
+    cluster = None if flags.cluster is None else read_cluster(flags.cluster)
+    check_device(flags.device)
+    gpus = Gpus() if (cluster or flags).device == "cpu" else probe_gpus()
+    flags, seated = _seated(flags, cluster, gpus)
     found = find_model(flags.model, processes.folder)
-    topology = plan_here(flags, found, this_machine())
-    if seating is not None:
-        _check_elsewhere(flags, seating, found, processes.folder)
-    topology = replace(topology, run=replace(topology.run, transport=chosen_transport(flags, seating)))
+    topology = plan_here(flags, found, this_machine(), gpus)
+    seating = seated or Seating.all_here(topology.run, gpus)
+    if seated is not None:
+        _check_elsewhere(flags, seated, found, processes.folder)
+    choice = choose_transport(flags.transport, seating.seats, gpus)
+    topology = topology.over(choice.kind, choice.reason)
+    topology = replace(topology, run=replace(topology.run, verify=flags.verify))
     name = flags.served_model_name or found.name
     for path in filter(None, (flags.record_routing, flags.trace)):
         check_writable(path)
@@ -143,29 +164,14 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
 
 
-def chosen_transport(flags: UpFlags, seating: Seating | None) -> str:
-    """What `auto` stands for here. Raises ConfigError for one that cannot reach every node of this run."""
-    elsewhere = seating is not None and bool(seating.elsewhere)
-    if flags.transport == "auto":
-        return "shm" if seating is None else seating.transport
-    if elsewhere and flags.transport in ("shm", "symm"):
-        raise ConfigError(
-            f"--transport {flags.transport}: reaches no other host; use tcp or dist", param="transport"
-        )
-    if flags.transport == "symm" and flags.device == "cpu":
-        raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda:0", param="transport")
-    return flags.transport
-
-
-def _seated(flags: UpFlags) -> tuple[UpFlags, Seating | None]:
+def _seated(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, Seating | None]:
     """What a cluster file says, as flags, and who runs where. Raises ConfigError where a flag says otherwise."""
-    if flags.cluster is None:
+    if cluster is None:
         if flags.listen is not None:
             raise ConfigError("--listen: is for the nodes on other hosts of a --cluster FILE", param="listen")
         return flags, None
-    cluster = read_cluster(flags.cluster)
     seating = seat(cluster, flags.listen, look_up, own_addresses())
-    _check_cuda(cluster, seating)
+    _check_cuda(cluster, seating, gpus)
     found = replace(
         flags,
         model=cluster.model,
@@ -195,20 +201,14 @@ def _as_written(cluster: Cluster, flag: str) -> str:
     return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
 
 
-def _check_cuda(cluster: Cluster, seating: Seating) -> None:
+def _check_cuda(cluster: Cluster, seating: Seating, gpus: Gpus) -> None:
     """Of the hosts that are this machine; the others' nodes say it themselves."""
-    wanted = {seat.device: seat.host for seat in seating.here if seat.device != "cpu"}
-    if not wanted:
-        return
-    import torch
-
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device, host in wanted.items():
-        if int(device.partition(":")[2]) >= there:
-            kind = next(h.hardware for h in cluster.hosts if h.address == host)
+    for mine in seating.here:
+        if mine.device != "cpu" and int(mine.device.partition(":")[2]) >= len(gpus):
+            kind = next(h.hardware for h in cluster.hosts if h.address == mine.host)
             raise ConfigError(
-                f"--cluster {cluster.file}: host {host}: {kind} needs {device}, but this machine has {there} CUDA "
-                'devices; hardware = "cpu-host" runs it on the CPU',
+                f"--cluster {cluster.file}: host {mine.host}: {kind} needs {mine.device}, but this machine has "
+                f'{len(gpus)} CUDA devices; hardware = "cpu-host" runs it on the CPU',
                 param="cluster",
             )
 
@@ -235,15 +235,19 @@ def _reachable(host: str) -> bool:
         return host != "localhost"
 
 
-def plan_here(flags: UpFlags, found: FoundModel, machine: Machine) -> Topology:
+def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
     source = ModelSource(str(found.folder), found.name, flags.dtype, flags.load_format, flags.layers)
     spec = ModelSpec.load(found.folder)
     spec = spec if flags.layers is None else spec.cut(flags.layers)
     if flags.load_format == "safetensors" and not found.weights:
         raise DoesNotFitError(
-            f"{found.name} is known by its shape only; there are no weights here.\n{needs(spec, source, machine)}"
+            f"{found.name} is known by its shape only; there are no weights here.\n"
+            f"{needs(spec, source, machine, flags.expert_dtype)}"
         )
-    return choose(spec, source, machine, flags.wishes)
+    wishes = flags.wishes
+    if flags.device != "cpu" and not flags.hosts:
+        wishes = replace(wishes, gpus=gpus.chosen(flags.device))
+    return choose(spec, source, machine, wishes)
 
 
 class _Gateway:
@@ -256,7 +260,7 @@ class _Gateway:
         sock: socket.socket,
         processes: NodeProcesses,
         flags: UpFlags,
-        seating: Seating | None,
+        seating: Seating,
     ) -> None:
         self._started = time.monotonic()
         self._topology = topology
@@ -272,7 +276,7 @@ class _Gateway:
 
     async def run(self) -> None:
         if self._record is not None:
-            self._run.controller.balancing.recorder.start(time.monotonic())
+            self._run.frontend.record_routing(True)
         self._listen_for_signals()
         async with self._run:
             serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
@@ -303,7 +307,7 @@ class _Gateway:
 
     def _save_recording(self) -> None:
         if self._record is not None:
-            data = self._run.controller.balancing.recorder.stop()
+            data = self._run.frontend.record_routing(False)
             self._record.write_bytes(data)
             self._console.print(f"routing counts: {self._record} ({len(data):,} bytes)", style="dim")
 
@@ -321,7 +325,7 @@ class _Gateway:
     async def _show_start(self) -> None:
         self._show_commands()
         with LoadingBars(self._console) as bars:
-            self._run.controller.on_progress = bars.update
+            self._run.show_progress(bars.update, bars.verify)
             await self._run.wait_ready()
         seconds = time.monotonic() - self._started
         self._console.print(banner(self._topology, self._name, self._url(), seconds))

@@ -39,8 +39,14 @@ class LoadingBars:
             if member.state == READY:
                 self._console.print(f"{member.name} ready", highlight=False)
             return
-        if member.name not in self._tasks:
-            self._tasks[member.name] = self._bars.add_task("", total=1.0, name=member.name)
-        self._bars.update(
-            self._tasks[member.name], completed=member.progress.fraction, description=member.progress.what
-        )
+        self._show(member.name, member.progress.fraction, member.progress.what)
+
+    def verify(self, done: float) -> None:
+        """How much of the controller's own copy has been read; called from another thread."""
+        if self._live:
+            self._show("own copy", done, "all bytes")
+
+    def _show(self, name: str, done: float, what: str) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task("", total=1.0, name=name)
+        self._bars.update(self._tasks[name], completed=done, description=what)

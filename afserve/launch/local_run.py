@@ -6,21 +6,27 @@ It owns the order of starting and ending and knows neither HTTP nor a terminal.
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 
-from afserve.clock import MonotonicClock
-from afserve.control.balancing import BalanceRules
-from afserve.control.channel import read_token
+from afserve.clock import AwakeClock
+from afserve.control.membership.balancing import BalanceRules
+from afserve.control.wire.channel import read_token
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
+from afserve.control.identifying import OwnCopy, reading
 from afserve.control.lanes import Lanes
 from afserve.control.members import Member
+from afserve.control.wire.values import ROLES
 from afserve.errors import AfserveError, PeerLost
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
+from afserve.models.identity import Identity, Progress
 from afserve.server.backend import ServedModel
+from afserve.trace import Trace
 
 DRAIN_SECONDS = 5.0
 
@@ -37,17 +43,21 @@ class LocalRun:
         model: FoundModel,
         name: str,
         processes: NodeProcesses,
-        rules: BalanceRules | None = None,
-        seating: Seating | None = None,
+        rules: BalanceRules | None,
+        seating: Seating,
     ) -> None:
-        clock = MonotonicClock()
+        clock = (
+            AwakeClock()
+        )  # the controller polls it twice a second: a pause of this process makes nobody late
         lanes = Lanes()
         self.topology = topology
         self.processes = processes
-        self.seating = seating or Seating.all_here(topology.run)
+        self.seating = seating
         self.address = ""
         self.controller = Controller(topology.run, read_token(processes.token_file), lanes, clock, rules)
         self.controller.devices = self.seating.devices
+        self._own = OwnCopy(self._read_own, self.controller.members.expect, clock)
+        self.controller.own = self._own
         if self.seating.elsewhere:
             self.controller.register_seconds = TOGETHER_SECONDS
         served = ServedModel(
@@ -57,7 +67,8 @@ class LocalRun:
             vocab_size=topology.spec.vocab_size,
             created=int(time.time()),
         )
-        self.frontend = Frontend(self.controller, lanes, served, topology.picked, clock)
+        self._trace = Trace("gateway") if topology.run.trace_folder else None
+        self.frontend = Frontend(self.controller, lanes, served, topology.picked, clock, self._trace)
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "LocalRun":
@@ -69,13 +80,19 @@ class LocalRun:
     ) -> None:
         await self.stop()
 
-    async def start(self, on_progress: Callable[[Member], None] | None = None) -> None:
-        if on_progress is not None:
-            self.controller.on_progress = on_progress
+    def show_progress(self, loading: Callable[[Member], None], verifying: Progress) -> None:
+        """`verifying` is told, from another thread, how much of all bytes of this host's copy has been read."""
+        self.controller.on_progress = loading
+        self._own.on_progress = verifying
+
+    async def start(self) -> None:
         self.address = await self.controller.start(self.seating.listen, self.seating.port)
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
         for seat in self.seating.here:
             self.processes.spawn(seat.role, seat.index, self.address)
+
+    def _read_own(self, full: bool, progress: Progress) -> "Future[Identity]":
+        return reading(self.topology.run, ROLES, full=full, progress=progress)
 
     async def wait_ready(self) -> None:
         """Raises what kept a node from becoming ready, with the node's last words."""
@@ -88,7 +105,7 @@ class LocalRun:
         """For the one who started the run: a lost node's last words below the reason."""
         if not isinstance(error, PeerLost):
             return error
-        words = self.processes.last_words(error.peer)
+        words = self.processes.last_words(str(error.peer))
         reason = error.message.removeprefix(f"{error.peer}: ")
         return PeerLost(error.peer, f"{reason}; its last words:\n{words}") if words else error
 
@@ -101,5 +118,7 @@ class LocalRun:
         self.frontend.close()
         await self.controller.stop()
         await asyncio.to_thread(self.processes.stop)
+        if self._trace is not None:
+            self._trace.write(Path(self.topology.run.trace_folder) / "gateway.trace")
         if self._watch is not None:
             await self._watch

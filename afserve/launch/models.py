@@ -14,6 +14,7 @@ from pathlib import Path
 import afserve
 from afserve.errors import ConfigError
 from afserve.spec import ModelSpec
+from afserve.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 BUNDLED = ("nano",)
@@ -57,6 +58,7 @@ def shapes() -> list[str]:
 
 
 def _folder(folder: Path, name: str) -> FoundModel:
+    listed_eos_ids(folder)  # a wrong one is refused here rather than by a node that has read its weights
     weights = any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").is_file()
     return FoundModel(name, folder, _tokenizer(folder), weights)
 

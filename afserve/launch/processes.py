@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from afserve.control import channel
-from afserve.control.values import node_name
+from afserve.control.wire import channel
+from afserve.control.wire.values import node_name
 from afserve.launch.zygote import Order
 
 _STOP_SECONDS = 6.0
@@ -169,6 +169,40 @@ def _ended(code: int) -> str:
     return f"its process was killed by {signal.Signals(number).name}{hint}"
 
 
+# What a node may need of whoever starts it; keys and tokens of the shell are none of its business.
+_KEPT = {
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+}
+_KEPT_FAMILIES = {
+    "LC",
+    "PYTHON",
+    "XDG",
+    "CUDA",
+    "NVIDIA",
+    "NCCL",
+    "GLOO",
+    "TORCH",
+    "PYTORCH",
+    "TRITON",
+    "OMP",
+    "MALLOC",
+}
+
+
 def _environment() -> dict[str, str]:
     """NumPy's BLAS starts threads on import, and a process with threads cannot be forked safely."""
-    return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+    def is_kept(name: str) -> bool:
+        return name in _KEPT or name.rstrip("0123456789").partition("_")[0] in _KEPT_FAMILIES
+
+    kept = {name: value for name, value in os.environ.items() if is_kept(name)}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1"}

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from afserve.control.values import ROLES, Run, node_name
+from afserve.control.wire.values import ROLES, Run, node_name
 from afserve.errors import ConfigError
 from afserve.launch.cluster import Cluster, Host
+from afserve.launch.gpus import Gpus
 from afserve.launch.topology import Share
 
 LOOPBACK = "127.0.0.1"
@@ -48,12 +49,14 @@ class Seating:
     port: int = 0
 
     @classmethod
-    def all_here(cls, run: Run) -> "Seating":
+    def all_here(cls, run: Run, gpus: Gpus) -> "Seating":
+        """Where the run's device is `cuda`, each node has a GPU of its own while there are enough."""
+        nodes = [(role, index) for role in ROLES for index in range(run.count(role))]
+        spread = run.engine.device == "cuda"
         return cls(
             tuple(
-                Seat(role, index, LOOPBACK, here=True, device=run.engine.device)
-                for role in ROLES
-                for index in range(run.count(role))
+                Seat(role, index, LOOPBACK, True, gpus.device(number) if spread else run.engine.device)
+                for number, (role, index) in enumerate(nodes)
             )
         )
 
@@ -64,10 +67,6 @@ class Seating:
     @property
     def elsewhere(self) -> list[Seat]:
         return [seat for seat in self.seats if not seat.here]
-
-    @property
-    def transport(self) -> str:
-        return "tcp" if self.elsewhere else "shm"
 
     @property
     def devices(self) -> dict[str, str]:

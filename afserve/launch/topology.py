@@ -4,18 +4,30 @@ What the user fixed is kept; the rest is chosen and every choice says why. Raise
 needed by role, what there is, and the ways on. Bytes throughout.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from afserve.config import MAX_MICRO_BATCHES, EngineConfig, ModelSource, in_range
-from afserve.control.values import Run
+from afserve.config import (
+    BLOCK_SIZE,
+    EXPERT_DTYPES,
+    MAX_BLOCK_SIZE,
+    MAX_MICRO_BATCHES,
+    MAX_WAITING,
+    WAITING,
+    WIRE_DTYPES,
+    EngineConfig,
+    ModelSource,
+    in_range,
+    one_of,
+)
+from afserve.control.wire.values import Run
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 from afserve.spec import BYTES, ModelSpec
 
 GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
-_BLOCK = 16
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
 _KV_DEFAULT_MAX = 4 * GIB
@@ -42,7 +54,8 @@ class Share:
 class Wishes:
     """What the user fixed; None is for us to choose. `micro_batches` may also be "auto".
 
-    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once.
+    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once. `gpus` are this
+    machine's, where nodes run on them.
     """
 
     attention: int | None = None
@@ -57,9 +70,27 @@ class Wishes:
     rebalance: bool = False
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
+    expert_dtype: str = "auto"
+    wire_dtype: str = "auto"
+    max_waiting: int = WAITING
+    block_size: int = BLOCK_SIZE
+    prefix_caching: bool = True
+    gpus: Gpus | None = None
+
+    def __post_init__(self) -> None:
+        one_of("--expert-dtype", self.expert_dtype, EXPERT_DTYPES)
+        one_of("--wire-dtype", self.wire_dtype, WIRE_DTYPES)
+        in_range("--max-waiting", self.max_waiting, 1, MAX_WAITING)
+        in_range("--block-size", self.block_size, 1, MAX_BLOCK_SIZE)
 
     def shares(self, nodes: Share) -> tuple[Share, ...]:
-        return self.hosts or (nodes,)
+        """What shares one memory: the nodes of a host, or of a GPU."""
+        if self.gpus is None or self.hosts:
+            return self.hosts or (nodes,)
+        used = 1 if self.device != "cuda" else min(len(self.gpus), nodes.total)
+        roles = ["attention"] * nodes.attention + ["experts"] * nodes.experts
+        dealt = [roles[number::used] for number in range(used)]
+        return tuple(Share(d.count("attention"), d.count("experts")) for d in dealt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +123,13 @@ class Topology:
     expert: Need | None
     picked: dict[str, str] = field(default_factory=dict)
 
+    def over(self, transport: str, reason: str) -> "Topology":
+        """The same with rows carried so; a colocated run carries none."""
+        if not self.run.expert_nodes:
+            return self
+        picked = {**self.picked, "transport": f"{transport}, {reason}"}
+        return replace(self, run=replace(self.run, transport=transport), picked=picked)
+
     @property
     def kv_tokens(self) -> int:
         return self.run.engine.kv_blocks * self.run.engine.block_size
@@ -101,21 +139,28 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     """Everything that `afserve up` starts."""
     picked: dict[str, str] = {}
     nodes = _counts(spec, machine, wishes, picked)
+    _check_eight_bits(spec, source, wishes, nodes)
+    if wishes.gpus is not None:
+        machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = _micro_batches(wishes, nodes, picked)
     threads = _threads(machine, wishes, nodes, picked)
     slots = _slots(spec, wishes, nodes, picked)
-    weights = _weights(spec, source, nodes, slots)
+    weights = _weights(spec, source, wishes, nodes, slots)
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
     engine = EngineConfig(
         max_model_len=longest,
-        kv_blocks=kv_tokens // _BLOCK,
-        block_size=_BLOCK,
+        kv_blocks=kv_tokens // wishes.block_size,
+        block_size=wishes.block_size,
         max_sequences=wishes.batch or _SEQUENCES,
+        max_waiting=wishes.max_waiting,
         max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
+        prefix_caching=wishes.prefix_caching,
         threads=threads,
         device=wishes.device,
+        expert_dtype=wishes.expert_dtype,
+        wire_dtype=wishes.wire_dtype,
     )
     placement = Placement.contiguous(
         layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
@@ -134,19 +179,54 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
         if value is not None:
             in_range(f"--{key}", value, 1, _MOST_NODES)
-    attention = wishes.attention or max(1, min(machine.cores // 8, 4))
+    gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.device == "cuda" else 0
+    attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
     if wishes.attention is None:
-        picked["attention"] = f"{attention}, one per 8 of {_cores(machine)}"
+        picked["attention"] = f"{attention}, " + (
+            f"of {gpus} GPUs" if gpus else f"one per 8 of {_cores(machine)}"
+        )
     if wishes.colocated:
         return Share(attention, 0)
-    experts = wishes.experts or max(1, min(machine.cores // 4, spec.experts, 8))
+    most = min(spec.experts, 8)
+    experts = wishes.experts or max(1, min(gpus - attention if gpus else machine.cores // 4, most))
     if wishes.experts is None:
-        picked["experts"] = f"{experts}, one per 4 of {_cores(machine)}"
+        picked["experts"] = f"{experts}, " + (
+            f"of {gpus} GPUs" if gpus else f"one per 4 of {_cores(machine)}"
+        )
     if experts > spec.experts:
         raise ConfigError(
             f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
         )
     return Share(attention, experts)
+
+
+def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, str]) -> Machine:
+    """The memory that counts is the smallest GPU's, and each of them is shared as a host would be."""
+    if nodes.total > len(gpus):
+        picked["devices"] = f"{nodes.total} nodes on {len(gpus)} GPU{'s' * (len(gpus) > 1)}, which they share"
+    return replace(machine, memory=min(gpus.free), memory_total=min(gpus.total), limited_by="GPU memory")
+
+
+def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
+    """int8 experts and FP8 rows where there is nothing that keeps or sends them so."""
+    if wishes.wire_dtype == "fp8" and not nodes.experts:
+        raise ConfigError(
+            "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
+        )
+    if wishes.expert_dtype != "int8":
+        return
+    dtype = spec.dtype if source.dtype == "auto" else source.dtype
+    if wishes.device != "cpu":
+        raise ConfigError(
+            f"--expert-dtype int8: is for CPU nodes; on {wishes.device} experts are multiplied in 16 bits, or in the "
+            "checkpoint's own FP8",
+            param="expert_dtype",
+        )
+    if dtype == "float16":
+        raise ConfigError(
+            "--expert-dtype int8: multiplies bfloat16 or float32 rows, not float16; add --dtype bfloat16",
+            param="expert_dtype",
+        )
 
 
 def _micro_batches(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int | None:
@@ -170,7 +250,7 @@ def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, s
     if wishes.threads is not None:
         in_range("--threads", wishes.threads, 1, 1024)
         return wishes.threads
-    most = max(share.total for share in wishes.shares(nodes))
+    most = max(share.total for share in wishes.hosts or (nodes,))
     threads = max(1, machine.cores // most)
     picked["threads"] = f"{threads} per node, {_cores(machine)} for {most} node{'s' * (most > 1)}"
     return threads
@@ -194,9 +274,9 @@ def _slots(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[str, str]
     return used + 1
 
 
-def _weights(spec: ModelSpec, source: ModelSource, nodes: Share, slots: int) -> _Weights:
+def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
-    own, routed = _role_bytes(spec, source)
+    own, routed = _role_bytes(spec, source, wishes.expert_dtype)
     if not nodes.experts:
         return _Weights(own + routed, 0)
     return _Weights(own, slots * routed // spec.experts)
@@ -224,11 +304,13 @@ def _kv(
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(tokens * per_token)} of {gib(machine.memory)} free"
         )
-    tokens = tokens // _BLOCK * _BLOCK
+    block = wishes.block_size
+    tokens = tokens // block * block
     used = max(0, tokens) * per_token
     full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
-    if tokens < _BLOCK or full:
-        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needs(spec, source, machine)}")
+    if tokens < block or full:
+        needed = needs(spec, source, machine, wishes.expert_dtype)
+        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens
         picked["max-model-len"] = (
@@ -250,9 +332,9 @@ def _room(machine: Machine, share: Share, weights: _Weights) -> int:
     return _free(machine, share, weights) // share.attention
 
 
-def needs(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:
+def needs(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str = "auto") -> str:
     """What a model needs by role, what there is, and the three ways on."""
-    own, routed = _role_bytes(spec, source)
+    own, routed = _role_bytes(spec, source, expert_dtype)
     kv = spec.kv_bytes_per_token(_element(source, spec)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
@@ -263,24 +345,29 @@ def needs(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:
             (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})
 Three ways on:
   afserve up     the bundled nano, the same architecture at a size that fits anywhere
-  afserve up --model {source.name} --load-format dummy --layers N     {_cut_hint(spec, source, machine)}
+  afserve up --model {source.name} --load-format dummy --layers N     {_cut_hint(spec, source, machine, expert_dtype)}
   afserve plan --model {source.name}     what to buy, how to split it, what it costs"""
 
 
-def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine) -> str:
+def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str) -> str:
     """How many layers of it would fit here, with one node of each role."""
     least = spec.moe_layer_ids[0] + 1
     room = usable(machine) - 2 * NODE_OVERHEAD
-    fits = [n for n in range(least, spec.layers + 1) if sum(_role_bytes(spec.cut(n), source)) < room]
+    sizes = {n: sum(_role_bytes(spec.cut(n), source, expert_dtype)) for n in range(least, spec.layers + 1)}
+    fits = [n for n, size in sizes.items() if size < room]
     if fits:
         return f"random weights; N = {least} to {fits[-1]} fits here"
-    return f"random weights; its first {least} layers need {gib(sum(_role_bytes(spec.cut(least), source)))}"
+    return f"random weights; its first {least} layers need {gib(sizes[least])}"
 
 
-def _role_bytes(spec: ModelSpec, source: ModelSource) -> tuple[int, int]:
+def _role_bytes(spec: ModelSpec, source: ModelSource, expert_dtype: str) -> tuple[int, int]:
     """Weights of one attention node and of all expert nodes together."""
     size = _element(source, spec)
-    return spec.attention_parameters() * size, spec.routed_parameters() * size
+    own, routed = spec.attention_parameters() * size, spec.routed_parameters()
+    if expert_dtype != "int8":
+        return own, routed * size
+    scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
+    return own, routed + spec.moe_layers * spec.experts * scales
 
 
 def usable(machine: Machine) -> int:

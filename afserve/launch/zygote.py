@@ -141,7 +141,7 @@ def name_process(name: str) -> None:
 
 def become(order: Order) -> None:
     """The child's whole life."""
-    from afserve.control.worker import NodeSettings, run_node
+    from afserve.control.node.worker import NodeSettings, run_node
     from afserve.errors import AfserveError
 
     gc.enable()
@@ -161,9 +161,9 @@ def become(order: Order) -> None:
 def preload() -> None:
     """Without the collector, which takes a sixth of the time; frozen, so that children share the pages."""
     gc.disable()
-    import afserve.control.attention_worker
-    import afserve.control.expert_worker
-    import afserve.control.wiring  # noqa: F401
+    import afserve.control.node.attention
+    import afserve.control.node.expert
+    import afserve.control.node.wiring  # noqa: F401
 
     gc.freeze()
 

@@ -34,7 +34,10 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """`balance` is max / mean load of the expert nodes per MoE layer; `decisions` are in words, oldest first."""
+    """`balance` is max / mean load of the expert nodes per MoE layer; `decisions` are in words, oldest first.
+
+    `routed[l][e]` are rows routed per MoE layer and expert since the start, over all attention nodes.
+    """
 
     epoch: int
     nodes: tuple[NodeView, ...]
@@ -42,6 +45,7 @@ class ClusterView:
     balance: tuple[float, ...] = ()
     decisions: tuple[str, ...] = ()
     moves: int = 0
+    routed: tuple[tuple[int, ...], ...] = ()
 
 
 class Backend(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from afserve.detokenizer import StopStrings, detokenizer
 from afserve.engine.request import SamplingParams, TokenEvent, TokenLogprob
-from afserve.errors import CapacityError, PeerError
+from afserve.errors import CapacityError, ModelError
 from afserve.tokenizer import Tokenizer
 
 
@@ -70,6 +70,6 @@ class ChoiceDecoder:
 
 def _raise_failure(event: TokenEvent) -> None:
     if event.finish_reason == "error":
-        raise PeerError(event.error or "the engine gave up on this request without a reason; try again")
+        raise ModelError(event.error or "the engine gave up on this request without a reason; try again")
     if event.finish_reason == "cancelled":
         raise CapacityError("the engine cancelled this request; try again")

@@ -105,6 +105,7 @@ class Info:
                 "balance": list(view.balance),
                 "decisions": list(view.decisions),
                 "moves": view.moves,
+                "routed": view.routed,
                 "nodes": [asdict(node) for node in view.nodes],
             }
         )

@@ -124,7 +124,7 @@ def _cluster(view: ClusterView) -> Iterator[Family]:
     yield from _attention([stats for _, stats in attention])
     yield from _attention_nodes(attention)
     yield from _expert_nodes(experts)
-    yield from _expert_load(expert_rows([stats for _, stats in attention]))
+    yield from _expert_load(view.routed)
 
 
 def _attention(nodes: list[AttentionStats]) -> Iterator[Family]:
@@ -179,7 +179,7 @@ def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[Family]:
         yield Family((f"afserve_expert_node_{name}",), "counter", help, samples)
 
 
-def _expert_load(rows: list[list[int]]) -> Iterator[Family]:
+def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[Family]:
     """Per layer: the total and max/mean of the routed rows; per expert as well while that is few."""
     totals = tuple(Sample(sum(layer), _layer(l), "_total") for l, layer in enumerate(rows))
     yield Family(("afserve_layer_routed_rows",), "counter", "Rows routed, per MoE layer.", totals)
@@ -198,9 +198,3 @@ def _expert_load(rows: list[list[int]]) -> Iterator[Family]:
 
 def _layer(index: int) -> Labels:
     return (("layer", str(index)),)
-
-
-def expert_rows(nodes: list[AttentionStats]) -> list[list[int]]:
-    """Routed rows per MoE layer and expert, summed over attention nodes."""
-    reported = [n.expert_rows for n in nodes if n.expert_rows]
-    return [[sum(column) for column in zip(*layers, strict=True)] for layers in zip(*reported, strict=True)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from afserve.engine.request import SamplingParams
-from afserve.errors import ConfigError, RequestError
+from afserve.errors import ConfigError, RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.tokenizer import read_json
 
@@ -25,7 +25,7 @@ def model_defaults(folder: str | Path) -> SamplingParams:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(
-                f"{folder}/generation_config.json: {name}: {value!r} is not a number", param=name
+                f"{folder}/generation_config.json: {name}: {shown(value)} is not a number", param=name
             )
     try:
         return replace(SamplingParams(), **given)

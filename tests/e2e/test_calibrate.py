@@ -11,7 +11,7 @@ import pytest
 from afserve.cli.bench.calibrate import _CROWDED, Grid, rows
 from afserve.cli.main import run
 from afserve.launch.machine import this_machine
-from afserve.placement.calibration import read_calibration
+from afserve.placement.planner.calibration import read_calibration
 from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, middle, summary
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), (2,), 16, 1)

@@ -116,7 +116,7 @@ def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
     seats = seated(file)
     assert [s.name for s in seats.here] == ["attention-0", "attention-1"]
     assert [s.name for s in seats.elsewhere] == ["expert-0", "expert-1", "expert-2"]
-    assert (seats.transport, seats.listen, seats.port) == ("tcp", "10.0.0.1", 0)
+    assert (seats.listen, seats.port) == ("10.0.0.1", 0)
     assert set(seats.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
     lines = seats.commands("10.0.0.1:77", Path("/run/a b/token"))
     assert lines[0] == "here:  scp -p '/run/a b/token' there:afserve.token"
@@ -127,7 +127,7 @@ def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
 
 def test_all_here_needs_no_network(file: Path) -> None:
     seats = seated(file, TEXT.replace('"there"', '"localhost"'))
-    assert (seats.transport, seats.listen, seats.elsewhere) == ("shm", "127.0.0.1", [])
+    assert (seats.listen, seats.elsewhere) == ("127.0.0.1", [])
     assert seats.shares() == (Share(2, 3),)
 
 

@@ -47,6 +47,10 @@ def test_every_command_has_help(capsys, name):
         (["up", "--attention", "x"], "--attention"),
         (["up", "--port", "70000"], "--port"),
         (["up", "--dtype", "int3"], "--dtype"),
+        (["up", "--expert-dtype", "int4"], "--expert-dtype"),
+        (["up", "--colocated", "--wire-dtype", "fp8"], "--wire-dtype fp8: a colocated run sends no rows"),
+        (["up", "--block-size", "0"], "--block-size"),
+        (["up", "--max-waiting", "0"], "--max-waiting"),
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["node", "--role", "expert"], "--join"),
         (["bench", "decode", "--batch", "1,x"], "1,x"),
@@ -140,7 +144,7 @@ def test_top_shows_what_happened_since():
 
 def test_a_node_without_a_controller_says_so(tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "token").write_text("t")
-    monkeypatch.setattr("afserve.control.stream.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("afserve.control.node.stream.CONNECT_SECONDS", 0.2)
     code, _, err = said(
         capsys, "node", "--role", "expert", "--join", "127.0.0.1:9", "--token-file", str(tmp_path / "token")
     )

@@ -9,9 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from afserve.placement.balance import balance
-from afserve.placement.plan import Placement
-from afserve.placement.problem import Nodes, Problem
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import Nodes, Problem
+from afserve.placement.placement import Placement
 from afserve.placement.record import decode
 
 pytestmark = pytest.mark.process
@@ -76,7 +76,7 @@ def apply(server, placement, headers=ADMIN):
 
 def counted(found):
     """Routed rows per (layer, expert) over the attention nodes."""
-    return sum(np.array(n["stats"]["expert_rows"]) for n in found["nodes"] if n["role"] == "attention")
+    return np.array(found["routed"])
 
 
 def generated(found):
@@ -117,8 +117,8 @@ def test_the_admin_routes_change_and_record(up, keyed):
     server = up(
         "--attention", "1", "--experts", "3", "--redundant-experts", "6", "--rebalance", "off", *keyed
     )
-    standing = httpx.get(f"{server.url}/admin/placement", headers=ADMIN).text
-    assert Placement.from_json(standing).epoch == 0
+    in_force = httpx.get(f"{server.url}/admin/placement", headers=ADMIN).text
+    assert Placement.from_json(in_force).epoch == 0
 
     refused = {
         Placement.contiguous(layers=2, experts=8, nodes=3).to_json(): "of another model",
@@ -131,12 +131,12 @@ def test_the_admin_routes_change_and_record(up, keyed):
     for body, reason in refused.items():
         answer = apply(server, body)
         assert answer.status_code == 400 and reason in answer.json()["error"]["message"], answer.text
-    assert apply(server, standing, headers={}).status_code == 401
-    assert apply(server, standing, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert apply(server, in_force, headers={}).status_code == 401
+    assert apply(server, in_force, headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert status(server)["epoch"] == 0
 
     assert httpx.post(f"{server.url}/admin/routing/start", headers=ADMIN).status_code == 200
-    assert apply(server, standing).status_code == 202  # nothing to do
+    assert apply(server, in_force).status_code == 202  # nothing to do
     one_more = in_rows([range(11), range(11, 22), (*range(22, EXPERTS), 0)])
     assert apply(server, one_more).status_code == 202
     found = until(server, lambda s: s["epoch"] == 1)

@@ -2,13 +2,21 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from afserve import LLM, SamplingParams
-from afserve.errors import ConfigError, PeerLost, RequestError
+from afserve.comm.m2n.bank import LocalBankLink
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
+from afserve.engine.request import GenerationRequest
+from afserve.errors import ConfigError, OverloadedError, PeerLost, RequestError
+from afserve.launch.models import CONFIGS
+from tests.engine.driving import collect, drive
+from tests.engine.test_eight_bits import RowsThroughFp8, with_rounded_experts
 
 pytestmark = pytest.mark.process
 PROMPTS = [[5, 6, 7, 8], [100, 3, 9] * 7, [11] * 40]
@@ -68,6 +76,44 @@ def test_texts_choices_and_stops():
     assert nodes_left() == []
     with pytest.raises(ConfigError, match="not started"):
         llm.generate("x")
+
+
+def test_int8_experts_over_processes(tiny_checkpoint, tmp_path):
+    """The tokens of a checkpoint whose experts were rounded to what int8 holds."""
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    rounded = with_rounded_experts(tiny_checkpoint("v3"), tmp_path / "rounded")
+    found = []
+    for model, kept in ((rounded.path, "auto"), (tiny_checkpoint("v3"), "int8")):
+        with LLM(model, attention=1, experts=2, threads=1, expert_dtype=kept) as llm:
+            found.append([one.token_ids for one in llm.generate(PROMPTS, GREEDY)])
+            assert llm.topology.run.engine.expert_dtype == kept
+    assert found[0] == found[1]
+    assert nodes_left() == []
+
+
+def test_rows_in_fp8_over_processes():
+    """nano keeps its senses: what it writes is what it writes with rows that were rounded the same way."""
+    source = ModelSource(str(CONFIGS / "nano"), "nano")
+    spec = spec_of(source)
+    held = [(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)]
+    link = LocalBankLink(RowsThroughFp8(build_expert_bank(source, held, spec.experts)))
+    node = build_attention_node(source, EngineConfig(200, 64, micro_batches=1), link)
+    greedy = replace(GREEDY, ignore_eos=True)
+    wanted = collect(
+        drive(node, [GenerationRequest(str(i), tuple(p), greedy) for i, p in enumerate(PROMPTS)])
+    )
+    with LLM("nano", attention=1, experts=2, threads=1, wire_dtype="fp8") as llm:
+        assert [list(one.token_ids) for one in llm.generate(PROMPTS, greedy)] == wanted
+        assert "return" in llm.generate("def main():", SamplingParams(max_tokens=16, temperature=0))[0].text
+
+
+def test_settings_of_the_cache_and_the_queue():
+    small = {"kv_tokens": 128, "block_size": 32, "prefix_caching": False, "max_waiting": 1}
+    with LLM("nano", colocated=True, threads=1, **small) as llm:
+        again = [llm.generate(PROMPTS[2], GREEDY)[0].cached_tokens for _ in range(2)]
+        assert again == [0, 0]
+        with pytest.raises(OverloadedError, match="1 requests are waiting, the limit is 1"):
+            llm.generate([PROMPTS[2]], replace(GREEDY, n=16))
 
 
 def test_a_node_stays_small():

@@ -9,7 +9,7 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
-from afserve.control import channel
+from afserve.control.wire import channel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.lanes import Lanes

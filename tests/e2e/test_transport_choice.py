@@ -1,41 +1,144 @@
-"""Which transport a run gets: what suits its hosts, or the one asked for where it can reach every node."""
+"""Which transport a run gets and which GPU a node: what suits hosts and devices, refusals by name. Needs no GPU."""
 
-from dataclasses import replace
+import json
+import sys
 
 import pytest
 
+from afserve.config import EngineConfig, ModelSource
+from afserve.control.wire.values import Run
 from afserve.errors import ConfigError
-from afserve.launch.gateway import UpFlags, chosen_transport
+from afserve.launch.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.machine import Machine
+from afserve.launch.models import CONFIGS
 from afserve.launch.seating import Seat, Seating
+from afserve.launch.topology import Share, Wishes, choose
+from afserve.launch.transports import choose_transport
+from afserve.spec import ModelSpec
 
-HERE = Seating((Seat("attention", 0, "127.0.0.1", here=True, device="cpu"),))
-ELSEWHERE = Seating(
-    (*HERE.seats, Seat("experts", 0, "10.0.0.2", here=False, device="cpu")), listen="10.0.0.1"
+NO_GPUS = Gpus()
+
+
+def gpus(count, reach=True, free=80 << 30):
+    return Gpus(("H200",) * count, (free,) * count, (free,) * count, reach)
+
+
+def seats(*devices, elsewhere=()):
+    """Roles in turn; devices of another host after those of this one."""
+    here = [Seat("attention" if i == 0 else "expert", i, "127.0.0.1", True, d) for i, d in enumerate(devices)]
+    return here + [Seat("expert", 9 + i, "10.0.0.2", False, d) for i, d in enumerate(elsewhere)]
+
+
+@pytest.mark.parametrize(
+    ("where", "there", "kind", "why"),
+    [
+        (seats("cpu", "cpu"), NO_GPUS, "shm", "all nodes on this machine"),
+        (seats("cpu", elsewhere=["cpu"]), NO_GPUS, "tcp", "between hosts"),
+        (seats("cuda:0", "cuda:1"), gpus(2), "symm", "reach each other's memory"),
+        (seats("cuda:0", "cuda:1"), gpus(2, reach=False), "dist", "NCCL"),
+        (seats("cuda:0", elsewhere=["cuda:0"]), gpus(1), "dist", "NCCL"),
+        (seats("cuda:0", "cuda:0"), gpus(1), "shm", "2 nodes share cuda:0, rows through pinned host memory"),
+        (seats("cuda:0", elsewhere=["cuda:0", "cuda:0"]), gpus(1), "tcp", "2 nodes share cuda:0"),
+        (seats("cuda:0", "cpu"), gpus(1), "shm", "pinned host memory"),
+        (seats("cpu", elsewhere=["cuda:0"]), NO_GPUS, "tcp", "pinned host memory"),
+    ],
 )
-
-
-def flags(**given):
-    nothing = dict.fromkeys(UpFlags.__dataclass_fields__)
-    return replace(UpFlags(**{**nothing, "transport": "auto", "device": "cpu"}), **given)
-
-
-@pytest.mark.parametrize(("seating", "expected"), [(None, "shm"), (HERE, "shm"), (ELSEWHERE, "tcp")])
-def test_auto_suits_the_hosts(seating, expected):
-    assert chosen_transport(flags(), seating) == expected
+def test_auto_suits_hosts_and_devices(where, there, kind, why):
+    choice = choose_transport("auto", where, there)
+    assert choice.kind == kind and why in choice.reason
 
 
 def test_a_name_is_taken_where_it_reaches_every_node():
-    assert chosen_transport(flags(transport="dist"), ELSEWHERE) == "dist"
-    assert chosen_transport(flags(transport="tcp"), None) == "tcp"
-    assert chosen_transport(flags(transport="symm", device="cuda:0"), HERE) == "symm"
+    assert choose_transport("dist", seats("cpu", elsewhere=["cpu"]), NO_GPUS).kind == "dist"
+    assert choose_transport("tcp", seats("cpu"), NO_GPUS).kind == "tcp"
+    assert choose_transport("symm", seats("cuda:0", "cuda:1"), gpus(2)).kind == "symm"
+    assert choose_transport("shm", seats("cuda:0", "cuda:1"), gpus(2)).kind == "shm"
 
 
 @pytest.mark.parametrize("name", ["shm", "symm"])
 def test_what_reaches_no_other_host_says_so(name):
     with pytest.raises(ConfigError, match=f"--transport {name}: reaches no other host; use tcp or dist"):
-        chosen_transport(flags(transport=name, device="cuda:0"), ELSEWHERE)
+        choose_transport(name, seats("cuda:0", elsewhere=["cuda:0"]), gpus(1))
 
 
 def test_symm_is_for_gpus():
-    with pytest.raises(ConfigError, match="--transport symm: is for nodes on GPUs; give --device cuda:0"):
-        chosen_transport(flags(transport="symm"), None)
+    with pytest.raises(ConfigError, match="--transport symm: is for nodes on GPUs; give --device cuda"):
+        choose_transport("symm", seats("cpu", "cpu"), NO_GPUS)
+
+
+@pytest.mark.parametrize("name", ["symm", "dist"])
+def test_what_needs_a_gpu_for_each_node_says_so(name):
+    with pytest.raises(
+        ConfigError, match=f"--transport {name}: needs a GPU for each node, but 2 nodes are on"
+    ):
+        choose_transport(name, seats("cuda:0", "cuda:0"), gpus(1))
+
+
+def run_of(device, attention, experts):
+    engine = EngineConfig(64, 9, device=device)
+    return Run(ModelSource("/m", "m"), engine, attention, experts, "f", "{}")
+
+
+def devices(seating):
+    return [seat.device for seat in seating.seats]
+
+
+def test_each_node_has_a_gpu_of_its_own_while_there_are_enough():
+    assert devices(Seating.all_here(run_of("cuda", 1, 2), gpus(3))) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices(Seating.all_here(run_of("cuda", 1, 2), gpus(8))) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices(Seating.all_here(run_of("cuda", 2, 3), gpus(2))) == ["cuda:0", "cuda:1"] * 2 + ["cuda:0"]
+    assert devices(Seating.all_here(run_of("cuda:1", 1, 1), gpus(2))) == ["cuda:1"] * 2
+    assert devices(Seating.all_here(run_of("cpu", 1, 1), NO_GPUS)) == ["cpu"] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "attention", "experts", "shares"),
+    [
+        ("cuda", 2, 1, 1, [Share(1, 0), Share(0, 1)]),
+        ("cuda", 4, 1, 2, [Share(1, 0), Share(0, 1), Share(0, 1)]),
+        ("cuda", 2, 2, 3, [Share(1, 2), Share(1, 1)]),
+        ("cuda:0", 1, 1, 2, [Share(1, 2)]),
+    ],
+)
+def test_a_gpus_memory_is_shared_by_the_nodes_on_it(device, count, attention, experts, shares):
+    assert list(Wishes(device=device, gpus=gpus(count)).shares(Share(attention, experts))) == shares
+
+
+def test_the_kv_cache_is_cut_for_the_gpus_memory():
+    spec, source = ModelSpec.load(CONFIGS / "nano"), ModelSource(str(CONFIGS / "nano"), "nano")
+    host = Machine(16, 512 << 30, 512 << 30)
+    small = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4, free=1 << 30), max_model_len=512))
+    large = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4), max_model_len=512))
+    assert (small.run.attention_nodes, small.run.expert_nodes) == (2, 2)
+    assert small.attention.total < 1 << 30
+    assert small.kv_tokens <= large.kv_tokens
+    shared = choose(spec, source, host, Wishes(attention=3, experts=3, device="cuda", gpus=gpus(2)))
+    assert shared.picked["devices"] == "6 nodes on 2 GPUs, which they share"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "CPU", "cpu:0", "martian"])
+def test_a_device_that_is_none_is_refused(device):
+    with pytest.raises(ConfigError, match=r"--device: .* is not cpu, cuda"):
+        check_device(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    for device, there in (("cuda", NO_GPUS), ("cuda:0", NO_GPUS), ("cuda:2", gpus(2))):
+        with pytest.raises(ConfigError, match=f"--device {device}: torch finds {len(there)} CUDA device"):
+            there.chosen(device)
+    assert len(gpus(4).chosen("cuda")) == 4
+    assert len(gpus(4).chosen("cuda:3")) == 1
+
+
+@pytest.mark.process
+def test_torch_is_asked_in_a_process_of_its_own():
+    found = probe_gpus()
+    assert len(found.names) == len(found.free) == len(found.total)
+
+
+def test_what_is_said_of_the_gpus_is_read_back():
+    said = json.dumps({"names": ["a"], "free": [5], "total": [6], "reach": True})
+    assert probe_gpus([sys.executable, "-c", f"print({said!r})"]) == Gpus(("a",), (5,), (6,), True)
+    for program in ("print('no json')", "raise SystemExit(3)"):
+        with pytest.raises(ConfigError, match="could not be asked"):
+            probe_gpus([sys.executable, "-c", program])

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from afserve.launch.models import CONFIGS
+from afserve.trace import backwards
 
 pytestmark = pytest.mark.process
 ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 12, "temperature": 0}
@@ -172,13 +174,33 @@ def test_dummy_weights_of_a_known_shape_are_served(up, tmp_path: Path):
     assert complete(server, model="noise", ignore_eos=True).json()["usage"]["completion_tokens"] == 12
 
 
+def test_eight_bits_from_a_file_are_said_and_served(up, tmp_path: Path):
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    settings = 'expert-dtype = "int8"\nwire-dtype = "fp8"\nblock-size = 32\nprefix-caching = false\nmax-waiting = 9\n'
+    (tmp_path / "up.toml").write_text(settings)
+    server = up("--config", str(tmp_path / "up.toml"), "--attention", "1", "--experts", "2")
+    texts = [complete(server).json()["choices"][0]["text"] for _ in range(2)]
+    assert texts[0] == texts[1] and texts[0].strip()
+    _, printed = server.stop(signal.SIGINT)
+    assert "int8 weights" in printed and "rows in fp8" in printed
+
+
 def test_a_trace_shows_every_node_and_every_row_on_its_way(up, tmp_path):
     out = tmp_path / "trace.json"
-    server = up("--experts", "2", "--trace", str(out))
-    httpx.post(f"{server.url}/v1/completions", json={"prompt": "import os", "max_tokens": 6}, timeout=60)
+    server = up("--attention", "2", "--experts", "3", "--micro-batches", "2", "--trace", str(out))
+
+    def ask(number):
+        body = {"prompt": f"import os  # {number}", "max_tokens": 24, "ignore_eos": True}
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code
+
+    with ThreadPoolExecutor(12) as clients:  # five busy processes on however few cores there are
+        assert set(clients.map(ask, range(36))) == {200}
     server.stop(signal.SIGINT)
+    assert backwards(out) == []
     events = json.loads(out.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {"attention-0", "expert-0", "expert-1"}
+    assert names == {"gateway", "attention-0", "attention-1", "expert-0", "expert-1", "expert-2"}
+    drawn = {e["name"] for e in events if e["ph"] == "X"}
+    assert {"schedule", "sample", "attend", "wait for the first token", "stream"} <= drawn
     sent, computed, added = ({e["id"] for e in events if e["ph"] == kind} for kind in "stf")
     assert sent and sent == computed == added

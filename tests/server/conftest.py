@@ -77,6 +77,7 @@ class ScriptedBackend:
     hold_at: int | None = None
     is_ready: bool = True
     nodes: tuple[NodeView, ...] = ()
+    routed: tuple[tuple[int, ...], ...] = ((6, 2), (1, 1))
     applied: list[str] = field(default_factory=list)
     recording: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -90,7 +91,15 @@ class ScriptedBackend:
 
     def view(self) -> ClusterView:
         said = ("2 s ago: move, 1.300 is over 1.080: 4 moves reach 1.020",)
-        return ClusterView(3, self.nodes, {"attention": "1"}, balance=(1.25, 1.0), decisions=said, moves=4)
+        return ClusterView(
+            3,
+            self.nodes,
+            {"attention": "1"},
+            balance=(1.25, 1.0),
+            decisions=said,
+            moves=4,
+            routed=self.routed,
+        )
 
     def placement(self) -> str:
         return '{"nodes": 1, "layers": []}'
@@ -173,7 +182,7 @@ def make_backend(checkpoint: Path, tokenizer: Tokenizer) -> Callable[..., Script
 
 @pytest.fixture
 def nodes() -> tuple[NodeView, ...]:
-    attention = AttentionStats(2, 1, 100, 25, prefix_queries=10, prefix_hits=4, expert_rows=((6, 2), (1, 1)))
+    attention = AttentionStats(2, 1, 100, 25, prefix_queries=10, prefix_hits=4)
     return (
         NodeView("attention-0", "attention", "ready", 11, 0.1, 1 << 20, attention),
         NodeView("expert-0", "expert", "ready", 12, 0.2, 2 << 20, ExpertStats(5, 40, 4, 0.5, 0.1)),

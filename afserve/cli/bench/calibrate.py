@@ -208,7 +208,7 @@ def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float])
 def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: Iterator[Row]) -> Iterator[Row]:
     """The served run's rows, and how much longer its steps are than those of the same engine by itself, measured right
     before and right after each: a machine's speed drifts by more than the control plane costs."""
-    from afserve.comm.bank import LocalBankLink
+    from afserve.comm.m2n.bank import LocalBankLink
 
     def alone(requests: int) -> float:
         return engine.steps(LocalBankLink(bank), requests, grid.prompt + grid.output // 2, grid.steps).seconds

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from afserve.cli.bench.stages import Engine, Row, Steps
 from afserve.comm import connect
-from afserve.comm.m2n import ExpertLink
-from afserve.comm.port import ExpertPort
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.errors import PeerLost
 from afserve.launch.machine import this_machine
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 _DISPATCH_BYTES = 2  # per element: the planner names an exchange by the bytes of its rows on the way out
 _PARK = 0.05

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from afserve.clock import Clock
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 
 class MarkedLink:

@@ -15,7 +15,7 @@ import torch
 
 from afserve.cli.bench.case import prompts
 from afserve.comm import connect
-from afserve.comm.m2n import ExpertLink, ExpertPort
+from afserve.comm.m2n.link import ExpertLink, ExpertPort
 from afserve.comm.transport import Layout
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
@@ -24,7 +24,7 @@ from afserve.engine.expert_node import ExpertNode
 from afserve.engine.local import colocated
 from afserve.engine.micro_batch import T
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 _WARM_TOKENS = 8  # of each sequence, before counting
 _LAST_TOKENS = 4  # of each, after it

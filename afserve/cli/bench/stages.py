@@ -1,7 +1,7 @@
 """Stage times of the real engine on this machine: attention halves, whole steps, expert calls. Medians of repeats.
 
 An attention node runs decode steps over whatever link it is given; the link decides what is in a step. Rows are plain
-values in the form that `placement/calibration.py` reads; this file knows no planner and no processes.
+values in the form that `placement/planner/calibration.py` reads; this file knows no planner and no processes.
 Shapes: T tokens, H hidden, K top-k.
 """
 
@@ -15,7 +15,7 @@ import torch
 from afserve.cli.bench.case import prompts
 from afserve.cli.bench.marked import MarkedLink
 from afserve.clock import Clock, MonotonicClock
-from afserve.comm.m2n import Link
+from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_expert_bank, dtype_of, spec_of, tensors_of

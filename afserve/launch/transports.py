@@ -1,0 +1,68 @@
+"""Which transport carries rows between the nodes of a run, and why. Values in, a choice out.
+
+Between GPUs rows stay in device memory: symmetric memory where every GPU of this machine reaches the others', else
+NCCL. Where an end is on a CPU, or nodes share a GPU (NCCL takes one process per GPU), they pass through host memory,
+pinned at a GPU's end.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afserve.errors import ConfigError
+from afserve.launch.gpus import Gpus
+from afserve.launch.seating import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    kind: str
+    reason: str
+
+
+def choose_transport(asked: str, seats: Sequence[Seat], gpus: Gpus) -> Choice:
+    """What `auto` stands for here. Raises ConfigError for one that cannot reach every node of this run."""
+    elsewhere = any(not seat.here for seat in seats)
+    if asked == "auto":
+        return _auto(seats, gpus, elsewhere=elsewhere)
+    if elsewhere and asked in ("shm", "symm"):
+        raise ConfigError(f"--transport {asked}: reaches no other host; use tcp or dist", param="transport")
+    on_gpus = [seat for seat in seats if seat.device != "cpu"]
+    if asked == "symm" and len(on_gpus) < len(seats):
+        raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda", param="transport")
+    if asked in ("symm", "dist") and on_gpus:
+        _check_own(asked, on_gpus)
+    return Choice(asked, "as asked")
+
+
+def _auto(seats: Sequence[Seat], gpus: Gpus, *, elsewhere: bool) -> Choice:
+    host, where = ("tcp", "between hosts") if elsewhere else ("shm", "all nodes on this machine")
+    on_gpus = [seat for seat in seats if seat.device != "cpu"]
+    if not on_gpus:
+        return Choice(host, where)
+    if len(on_gpus) < len(seats):
+        return Choice(host, f"{where}, rows of GPUs through pinned host memory")
+    shared = _most_shared(on_gpus)
+    if shared is not None:
+        device, nodes = shared
+        return Choice(host, f"{where}, {nodes} nodes share {device}, rows through pinned host memory")
+    if not elsewhere and gpus.reach:
+        return Choice("symm", "GPUs that reach each other's memory")
+    return Choice("dist", "between GPUs over NCCL")
+
+
+def _check_own(asked: str, seats: Sequence[Seat]) -> None:
+    shared = _most_shared(seats)
+    if shared is not None:
+        device, nodes = shared
+        raise ConfigError(
+            f"--transport {asked}: needs a GPU for each node, but {nodes} nodes are on {device}; use shm or tcp, "
+            "start fewer nodes, or give --device cuda where there are more GPUs",
+            param="transport",
+        )
+
+
+def _most_shared(seats: Sequence[Seat]) -> tuple[str, int] | None:
+    counts = Counter((seat.here or seat.host, seat.device) for seat in seats)
+    (_, device), nodes = counts.most_common(1)[0]
+    return (device, nodes) if nodes > 1 else None

@@ -1,0 +1,95 @@
+"""A machine with CUDA devices that has none: tensors on them have shapes and devices, but no contents.
+
+Host memory is real, so mailboxes, headers and flags work; what is on a device is fake. Every operation is watched: two
+devices in one operation are an error at the line that does it, although PyTorch's fake mode lets an index or an
+assignment of another device pass, and whatever makes the host wait for a device is counted.
+"""
+
+import subprocess
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import cpp_extension
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten
+
+GUARD = Path(__file__).with_name("no_op_guard.cpp")
+COPIES = ("aten._to_copy", "aten.copy_")
+WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten._unique2", "aten.bincount", "aten.masked_select")
+
+
+def load_guard(folder: Path) -> None:
+    """Compiles and loads the guard, in about two seconds."""
+    library = folder / "no_op_guard.so"
+    include = [f"-I{path}" for path in cpp_extension.include_paths()]
+    link = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-lc10"]
+    subprocess.run(
+        ["g++", "-std=c++20", "-shared", "-fPIC", *include, str(GUARD), "-o", str(library), *link], check=True
+    )
+    torch.ops.load_library(str(library))
+
+
+class Watch(TorchDispatchMode):
+    """`waits` counts what the host waited for, by operation and the line of afserve's that asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.launches = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        name = str(func).removesuffix(".default")
+        target = kwargs.get("device")
+        on_host = all(x.device.type == "cpu" and not isinstance(x, FakeTensor) for x in tensors)
+        if on_host and (target is None or torch.device(target).type == "cpu"):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        self._check_devices(name, tensors)
+        self.launches += 1
+        if self._waits(name, tensors, kwargs):
+            self.waits[f"{name} at {_line().partition(':')[0]}"] += 1
+        if name == "aten._local_scalar_dense":
+            return (
+                -1 if _line().startswith("spoiled.py") else 0
+            )  # there are no contents: no row was spoiled, token 0
+        return func(*args, **kwargs)
+
+    def _check_devices(self, name: str, tensors) -> None:
+        devices = {x.device for x in tensors if x.dim() > 0}
+        if len(devices) > 1 and not name.startswith(COPIES):
+            raise AssertionError(
+                f"{name} got tensors of {', '.join(map(str, sorted(devices, key=str)))} at {_line()}"
+            )
+
+    @staticmethod
+    def _waits(name: str, tensors, kwargs) -> bool:
+        from_device = any(x.device.type == "cuda" for x in tensors)
+        if name.startswith(WAITS):
+            return from_device
+        if name.startswith("aten._to_copy"):
+            target = kwargs.get("device")
+            down = from_device and target is not None and torch.device(target).type == "cpu"
+            return down and not kwargs.get("non_blocking")
+        return name.startswith("aten.copy_") and tensors[0].device.type == "cpu" and from_device
+
+
+def _line() -> str:
+    """Of the code under test, not of PyTorch's."""
+    frames = [
+        f for f in traceback.extract_stack() if "site-packages" not in f.filename and f.filename != __file__
+    ]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+
+
+@contextmanager
+def pretended() -> Iterator[Watch]:
+    watch = Watch()
+    with FakeTensorMode(allow_non_fake_inputs=True), watch:
+        yield watch

@@ -1,0 +1,182 @@
+"""One AFD step of each family with everything on a GPU, which is a pretended one: where tensors are and who waits.
+
+The reference backend computes nothing here; what is proved is the path around it: dispatch, arrival, merge, reply,
+combine, statistics, sampling. With real contents the same path runs on the CPU (`tests/engine`) and on a GPU
+(`bench.gpu_first_run`).
+"""
+
+import pytest
+import torch
+
+from afserve.config import ModelSource
+from afserve.engine.local import LocalCluster
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.kernels.ops import open_ops
+from afserve.placement.placement import FREE, LayerPlacement, Placement
+from afserve.spec import ModelSpec
+from tests.cuda.pretend import pretended
+from tests.engine.driving import FAMILIES, config, prompts
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+pytestmark = pytest.mark.usefixtures("pretended_gpus")
+
+
+TOKEN, MARKS = "aten._local_scalar_dense at sampler.py", "aten._local_scalar_dense at spoiled.py"
+DEVICE = "cuda:0"
+
+
+def cluster_of(source, attention=1, experts=2, placement=None, **fields):
+    return LocalCluster.build(
+        source,
+        config(device=DEVICE, **fields),
+        attention=attention,
+        experts=experts,
+        placement=placement,
+        ops=open_ops(DEVICE, 1, "torch"),
+    )
+
+
+def submit(cluster, params=GREEDY, count=2):
+    for number, prompt in enumerate(prompts()[:count]):
+        cluster.submit(GenerationRequest(str(number), prompt, params))
+
+
+def run_steps(cluster, steps):
+    """Until every attention node has completed so many steps; the events."""
+    events = []
+    for _ in range(2000):
+        if min(node.stats().steps for node in cluster.attention) >= steps:
+            return events
+        events += cluster.step()
+    raise AssertionError("no step was completed")
+
+
+def finish(cluster):
+    events = []
+    for _ in range(5000):
+        events += cluster.step()
+        if not any(node.busy for node in cluster.attention):
+            return events
+    raise AssertionError("still busy")
+
+
+@pytest.mark.parametrize("warm", [0, 2], ids=["prefill", "decode"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_layer_waits_for_the_device(name, warm, tiny_checkpoint):
+    """The host waits at the end of a step, however many layers came before: for the tokens, and for whether a row was
+    spoiled. Both are there at once."""
+    with pretended() as watch:
+        cluster = cluster_of(ModelSource(str(tiny_checkpoint(name)), name))
+        submit(cluster)
+        run_steps(cluster, warm)
+        watch.waits.clear()
+        run_steps(cluster, warm + 1)
+        assert watch.waits == {TOKEN: 2, MARKS: 1}
+        assert watch.launches > 100
+
+
+@pytest.mark.parametrize("topology", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whole_requests(name, topology, tiny_checkpoint):
+    """Chunked prefill, several micro-batches, prefix hits and preemption: all tensors are where they should be."""
+    with pretended() as watch:
+        attention, experts = topology
+        source = ModelSource(str(tiny_checkpoint(name)), name)
+        cluster = cluster_of(
+            source, attention, experts, micro_batches=2, max_batch_tokens=12, kv_blocks=12 // attention + 6
+        )
+        for _ in range(2):
+            submit(cluster, count=3)
+            events = finish(cluster)
+            ended = {e.request_id: e for e in events if e.finish_reason is not None}
+            assert {e.finish_reason for e in ended.values()} == {"length"} and len(ended) == 3
+        assert set(watch.waits) == {TOKEN, MARKS}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.7, "seed": 1, "top_p": 0.9},
+        {"temperature": 1.0, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),)},
+        {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
+        {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": (5,)},
+    ],
+)
+def test_sampling_brings_its_rows_to_the_host_once(params, tiny_checkpoint):
+    sampling = SamplingParams(max_tokens=4, **params)
+    with pretended() as watch:
+        cluster = cluster_of(ModelSource(str(tiny_checkpoint("v3")), "v3"))
+        submit(cluster, sampling)
+        run_steps(cluster, 2)
+        watch.waits.clear()
+        run_steps(cluster, 3)
+        assert set(watch.waits) <= {TOKEN, MARKS, "aten._to_copy at sampler.py"}
+        assert watch.waits["aten._to_copy at sampler.py"] <= 1
+
+
+def test_counting_rows_waits_when_they_are_taken_and_not_before(tiny_checkpoint):
+    with pretended() as watch:
+        cluster = cluster_of(ModelSource(str(tiny_checkpoint("v3")), "v3"))
+        submit(cluster, SamplingParams(max_tokens=34, temperature=0.0, ignore_eos=True))
+        finish(cluster)  # more steps than may wait to be counted
+        assert set(watch.waits) == {TOKEN, MARKS}
+        counted = cluster.attention[0]._load._decode.take()
+        assert watch.waits["aten._to_copy at load.py"] == 1
+        assert counted.device.type == "cpu" and counted.shape == (2, 12)
+
+
+def test_migration_fills_and_routes_on_the_device(tiny_checkpoint):
+    """Replicas with shares, a slot filled while serving, and another epoch's route tables."""
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    spec = ModelSpec.load(source.path)
+    everything = tuple(range(spec.experts))
+    both = LayerPlacement(
+        ((*everything, FREE), (*everything, FREE)),
+        ((*(0.25,) * spec.experts, 0.0), (*(0.75,) * spec.experts, 0.0)),
+    )
+    plan = Placement(0, 2, spec.experts, (both,) * spec.moe_layers)
+    with pretended() as watch:
+        cluster = cluster_of(source, placement=plan)
+        submit(cluster)
+        run_steps(cluster, 1)
+        cluster.banks[0].fill(0, spec.experts, 3)
+        cluster.switch(plan.with_epoch(1))
+        finish(cluster)
+        cluster.retire(0)
+        assert set(watch.waits) == {TOKEN, MARKS}
+
+
+def test_fp8_rows_on_the_device(tiny_checkpoint):
+    """Rows in e4m3 with their scales: rounded, sent and widened there."""
+    from afserve.comm.mailbox.fp8 import dequantise, quantise
+
+    with pretended() as watch:
+        x_RH = torch.randn(5, 200, device=DEVICE)
+        value_RH = torch.empty(5, 200, dtype=torch.float8_e4m3fn, device=DEVICE)
+        scale_RS = torch.empty(5, 2, device=DEVICE)
+        quantise(x_RH, value_RH, scale_RS)
+        assert dequantise(value_RH, scale_RS).device == torch.device(DEVICE)
+        assert not watch.waits
+
+
+def test_a_mix_of_devices_is_caught_where_it_happens():
+    """What PyTorch's own fake mode lets pass: an index of another device, and an assignment to one."""
+    with pretended():
+        table, ids = torch.zeros(7), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+        with pytest.raises(
+            AssertionError, match=r"aten.index.Tensor got tensors of cpu, cuda:0 at test_devices.py"
+        ):
+            _ = table[ids]
+        with pytest.raises(AssertionError, match=r"aten.index_put"):
+            table[ids] = torch.ones(3, device=DEVICE)
+        with pytest.raises(AssertionError, match="got tensors of cpu, cuda:0"):
+            torch.ones(2, 2) @ torch.ones(2, 2, device=DEVICE)
+
+
+def test_what_waits_is_counted():
+    with pretended() as watch:
+        x = torch.ones(4, device=DEVICE)
+        x.sum().item()
+        x.cpu()
+        x.to("cpu", non_blocking=True)
+        assert sum(watch.waits.values()) == 2

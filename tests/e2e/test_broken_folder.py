@@ -1,0 +1,60 @@
+"""`afserve up` on a checkpoint folder with one broken file: one line with the file's name, exit code 2, at once."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from afserve.launch.models import CONFIGS
+
+pytestmark = pytest.mark.process
+SECONDS = 120.0
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+def with_value(name: str, value: object) -> bytes:
+    return json.dumps({**json.loads((CONFIGS / "nano" / "config.json").read_text()), name: value}).encode()
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "complaint"),
+    [
+        (
+            "config.json",
+            with_value("num_hidden_layers", 10**9),
+            "num_hidden_layers: 1000000000 is not a whole number",
+        ),
+        (
+            "config.json",
+            with_value("rms_norm_eps", float("nan")),
+            "rms_norm_eps: nan is not a number in [1e-20, 1]",
+        ),
+        ("config.json", b'{"a":' * 100_000, "nested too deeply"),
+        ("generation_config.json", b'{"temperature": NaN}', "temperature: nan"),
+        ("generation_config.json", b'{"eos_token_id": [1, "2"]}', "eos_token_id: [1, '2'] is not a token id"),
+        ("tokenizer.json", b"\xff{", "is not UTF-8 text"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": "default"}]}',
+            "chat_template[0]: {'name': 'default'}",
+        ),
+    ],
+)
+def test_it_is_one_line(tmp_path: Path, file: str, data: bytes, complaint: str):
+    for name in FILES:
+        shutil.copy(CONFIGS / "nano" / name, tmp_path)
+    (tmp_path / file).write_bytes(data)
+    command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / file}: ") and complaint in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,103 @@
+"""Processes that are stopped for a while, as by Ctrl-Z or a paused virtual machine: who was asleep accuses nobody."""
+
+import json
+import signal
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+
+from afserve.control.controller import SILENCE_SECONDS
+
+pytestmark = pytest.mark.process
+ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+class Reader(threading.Thread):
+    """One stream, read to its end in the background."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.url, self.text, self.pieces, self.failure = server.url, "", 0, ""
+        self.done = False
+
+    def run(self):
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=ASK, timeout=180) as answer:
+            for line in answer.iter_lines():
+                if line == "data: [DONE]":
+                    self.done = True
+                elif line.startswith("data: "):
+                    body = json.loads(line[6:])
+                    self.failure = self.failure or str(body.get("error", ""))
+                    self.text += "".join(choice["text"] for choice in body.get("choices", ()))
+                    self.pieces += 1
+
+
+def begin(server):
+    reader = Reader(server)
+    reader.start()
+    until = time.monotonic() + 60
+    while reader.pieces < 3:
+        assert time.monotonic() < until and reader.is_alive(), "no stream"
+        time.sleep(0.005)
+    return reader
+
+
+def end(reader):
+    reader.join(120)
+    assert not reader.is_alive() and reader.done and not reader.failure, reader.failure
+    return reader.text
+
+
+def pause(processes, seconds):
+    """All of them at once; the children first, so that no parent sees one stopped."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    for process in reversed(processes):
+        process.send_signal(signal.SIGCONT)
+
+
+def run_through(server, processes, seconds):
+    undisturbed = end(begin(server))
+    reader = begin(server)
+    pause(processes, seconds)
+    assert end(reader) == undisturbed
+    assert end(begin(server)) == undisturbed
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+
+
+LENGTHS = [1, pytest.param(20, marks=pytest.mark.long), pytest.param(60, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("seconds", LENGTHS)
+def test_the_gateway_alone(up, seconds):
+    server = up("--experts", "2")
+    run_through(server, [psutil.Process(server.process.pid)], seconds)
+
+
+@pytest.mark.parametrize("seconds", LENGTHS)
+def test_every_process_together(up, seconds):
+    server = up("--experts", "2")
+    run_through(server, list(reversed(server.family())), seconds)
+
+
+@pytest.mark.parametrize("name", ["attention-0", "expert-1"])
+def test_one_node_for_less_than_the_silence_limit(up, name):
+    server = up("--experts", "2")
+    run_through(server, [psutil.Process(server.status()[name])], 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["attention-0", "expert-1"])
+def test_one_node_for_longer_ends_the_run_and_is_named(up, name):
+    server = up("--experts", "2")
+    pid = server.status()[name]
+    begin(server)
+    psutil.Process(pid).send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    code, printed = server.wait()
+    assert code == 1 and f"{name}: silent for" in printed
+    assert time.monotonic() - began < SILENCE_SECONDS + 30
