@@ -16,12 +16,15 @@ import grpc.aio
 
 from afserve import __version__
 from afserve.clock import Clock
-from afserve.control import channel, messages
-from afserve.control.balancing import BalanceRules, Balancing
+from afserve.config import FULL
+from afserve.control.wire import channel
+from afserve.control.wire import messages
+from afserve.control.membership.balancing import BalanceRules, Balancing
+from afserve.control.identifying import OwnCopy
 from afserve.control.lanes import Lanes
 from afserve.control.members import DRAINED, DRAINING, GONE, LOADING, READY, Member, Members
 from afserve.control.migration import Crew, Outgoing
-from afserve.control.values import (
+from afserve.control.wire.values import (
     Adopted,
     Assigned,
     Drain,
@@ -31,17 +34,18 @@ from afserve.control.values import (
     Filled,
     FromNode,
     Heartbeat,
+    Identity,
     Peers,
     Progress,
     Ready,
     Refused,
     Register,
+    Routed,
     Run,
     Shutdown,
     Tokens,
     ToNode,
 )
-from afserve.engine.stats import AttentionStats
 from afserve.errors import (
     AfserveError,
     ConfigError,
@@ -53,12 +57,13 @@ from afserve.errors import (
     RendezvousError,
     UserError,
 )
-from afserve.placement.plan import Placement
+from afserve.models.identity import is_full
+from afserve.placement.placement import Placement
 
 log = logging.getLogger("afserve.control")
 
 REGISTER_SECONDS = 60.0  # from the start until every node has registered
-SILENCE_SECONDS = 15.0  # between two signs of life of one node
+SILENCE_SECONDS = 15.0  # between two signs of life of one node, while this process was running
 STALL_SECONDS = 600.0  # between two steps of progress while loading
 _TICK = 0.5
 EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
@@ -84,6 +89,7 @@ class Controller:
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.devices: Mapping[str, str] = {}  # node name -> device, where it is not the run's
         self.register_seconds = REGISTER_SECONDS
+        self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self._token = token
         self._lanes = lanes
         self._clock = clock
@@ -114,6 +120,7 @@ class Controller:
         await self._server.start()
         self._started_at = self._clock.now()
         self._spawn(self._watch())
+        self._compare_own(full=self.run.verify == FULL)
         return f"{where}:{bound}"
 
     @property
@@ -123,7 +130,7 @@ class Controller:
 
     @property
     def ready(self) -> bool:
-        return self._failure is None and not self._stopping and self.members.all_ready
+        return self._failure is None and not self._stopping and self._all_here
 
     def check(self) -> None:
         """Raises what ended the run, if anything did."""
@@ -245,8 +252,8 @@ class Controller:
                 self._lanes.deliver(events)
             case Heartbeat(resident, stats):
                 member.resident_bytes, member.stats = resident, stats
-                if isinstance(stats, AttentionStats):
-                    self.balancing.heard(member.index, stats, member.seen_at)
+            case Routed(rows):
+                self.balancing.heard(rows, member.seen_at)
             case Filled(epoch):
                 self._tell(self.balancing.migration.filled(member.index, epoch, member.seen_at))
             case Adopted(epoch):
@@ -258,6 +265,9 @@ class Controller:
                 self.on_progress(member)
             case Endpoint():
                 self._meet(member, value)
+            case Identity(things):
+                self.members.identify(member, things)
+                self._compare_own(full=is_full(things))
             case Ready(resident):
                 self._is_ready(member, resident)
             case Drained():
@@ -277,12 +287,31 @@ class Controller:
             if attention.address is not None:
                 self._put(attention, Peers(addresses))
 
+    def _compare_own(self, full: bool) -> None:
+        if self.own is not None and self.own.due(full):
+            self._spawn(self._expect_own(self.own.compare(full)))
+
+    async def _expect_own(self, compared: Coroutine[None, None, None]) -> None:
+        try:
+            await compared
+        except AfserveError as error:
+            self._fail(error)
+        self._settle()
+
+    @property
+    def _all_here(self) -> bool:
+        return self.members.all_ready and not (self.own is not None and self.own.busy)
+
+    def _settle(self) -> None:
+        if self._all_here:
+            self._settled.set()
+
     def _is_ready(self, member: Member, resident: int) -> None:
+        self.members.check_identified(member)
         member.state, member.resident_bytes = READY, resident
         member.progress = Progress(1.0, "ready")
         self.on_progress(member)
-        if self.members.all_ready:
-            self._settled.set()
+        self._settle()
 
     def _has_drained(self, member: Member) -> None:
         member.state = DRAINED
@@ -328,8 +357,16 @@ class Controller:
                 self._fail(DeadlineError(_late(self.members.unready(), self.register_seconds)))
             for member in self.members:
                 self._check_life(member, now)
+            self._check_own(now)
             if self.ready:
                 await self._balance(now)
+
+    def _check_own(self, now: float) -> None:
+        try:
+            if self.own is not None:
+                self.own.check(now)
+        except DeadlineError as error:
+            self._fail(error)
 
     async def _balance(self, now: float) -> None:
         """Tokens of all requests pass this event loop: the thinking is done beside it."""

@@ -10,15 +10,17 @@ from afserve.clock import Clock
 from afserve.control.affinity import Affinity
 from afserve.control.controller import Controller
 from afserve.control.lanes import Lane, Lanes
-from afserve.control.values import Cancel, Submit
+from afserve.control.request_trace import RequestTrace
+from afserve.control.wire.values import Cancel, Submit
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 from afserve.server.backend import ClusterView, NodeView, ServedModel
+from afserve.trace import Trace
 
 
 class Frontend:
-    """One per gateway. `picked` is what the launcher chose and why, for `view`."""
+    """One per gateway. `picked` is what the launcher chose and why, for `view`; `trace` is drawn into, if given."""
 
     def __init__(
         self,
@@ -27,26 +29,30 @@ class Frontend:
         model: ServedModel,
         picked: Mapping[str, str],
         clock: Clock,
+        trace: Trace | None = None,
     ) -> None:
         self.model = model
         self._controller = controller
         self._lanes = lanes
         self._picked = picked
         self._clock = clock
+        self._drawn = RequestTrace(trace)
         self._accepting = True
         run = controller.run
         self._nodes = run.attention_nodes
         self._affinity = Affinity(run.attention_nodes, run.engine.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        lane = self._submit(request)
+        lane, drawn = self._submit(request), self._drawn.begin()
         try:
             while True:
                 event = await lane.get()
+                drawn.token()
                 yield event
                 if event.finish_reason is not None:
                     return
         finally:
+            drawn.end()
             self._finish(lane)
 
     def ready(self) -> bool:
@@ -70,6 +76,7 @@ class Frontend:
             balancing.imbalance(),
             tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
             balancing.moves,
+            balancing.routed(),
         )
 
     def placement(self) -> str:

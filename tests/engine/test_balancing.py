@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.control.balancing import BalanceRules, Balancing, compact
+from afserve.control.membership.balancing import BalanceRules, Balancing, compact
 from afserve.control.migration import Crew, Migration, Phase
-from afserve.control.values import Adopt, FillSlots, Retire
+from afserve.control.wire.values import Adopt, FillSlots, Retire
 from afserve.engine.migrate import fills
-from afserve.engine.stats import AttentionStats
 from afserve.errors import ConfigError, DeadlineError, ProtocolError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.record import decode
+from afserve.placement.stats import RoutedRows
 
 
 def layered(*rows_per_layer, experts, width, epoch=0):
@@ -152,10 +152,9 @@ def test_any_interleaving_of_plans_and_answers_is_valid(seed):
                     assert cluster.held[node][layer, slot] == expert
 
 
-def heartbeat(total, prefill=None):
-    rows = tuple(tuple(int(v) for v in row) for row in total)
-    zeros = tuple((0,) * len(row) for row in rows)
-    return AttentionStats(expert_rows=rows, prefill_rows=zeros if prefill is None else prefill)
+def routed(decode, prefill=None):
+    rows = np.array(decode).astype(np.int64)
+    return RoutedRows(np.zeros_like(rows) if prefill is None else np.array(prefill), rows)
 
 
 def skewed(hot, layers, experts, rows=4000):
@@ -164,14 +163,13 @@ def skewed(hot, layers, experts, rows=4000):
     return load
 
 
-def drive(balancing, load, seconds, now, total):
+def drive(balancing, load, seconds, now):
     """Two attention nodes under a steady load; every message is obeyed at once. Returns (time, epochs begun)."""
     begun = 0
     for _ in range(int(seconds / 0.5)):
         now += 0.5
-        total += load * 0.5
-        for node in range(2):
-            balancing.heard(node, heartbeat(total / 2), now)
+        for _ in range(2):
+            balancing.heard(routed(load * 0.25), now)
         todo = balancing.tick(now)
         while todo:
             _, index, value = todo.pop(0)
@@ -187,12 +185,11 @@ def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
     layers, experts, nodes = 3, 16, 4
     start = Placement.contiguous(layers=layers, experts=experts, nodes=nodes, slots_per_node=6)
     balancing = Balancing("m", start, Crew(2, nodes), BalanceRules(act=True))
-    total = np.zeros((layers, experts))
-    now, _ = drive(balancing, skewed([0, 1], layers, experts), 10, 0.0, total)
+    now, _ = drive(balancing, skewed([0, 1], layers, experts), 10, 0.0)
     assert max(balancing.imbalance()) < 1.15
-    now, begun = drive(balancing, skewed([0, 1], layers, experts), 20, now, total)
+    now, begun = drive(balancing, skewed([0, 1], layers, experts), 20, now)
     assert begun == 0, "a steady load moved something"
-    now, begun = drive(balancing, skewed([14, 15], layers, experts), 5, now, total)
+    now, begun = drive(balancing, skewed([14, 15], layers, experts), 5, now)
     assert begun >= 1
     assert max(balancing.imbalance()) < 1.25
     assert any("moves" in d.reason or "shares" in d.reason for d in balancing.decisions)
@@ -202,14 +199,14 @@ def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
 def test_every_so_many_seconds_acts_without_being_asked():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
     balancing = Balancing("m", start, Crew(2, 2), BalanceRules(act=True, every=1.0))
-    _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0, np.zeros((1, 8)))
+    _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0)
     assert begun >= 1
 
 
 def test_off_only_counts():
     start = Placement.contiguous(layers=1, experts=8, nodes=2)
     balancing = Balancing("m", start, Crew(2, 2), BalanceRules())
-    _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0, np.zeros((1, 8)))
+    _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0)
     assert begun == 0
     assert balancing.imbalance()[0] > 1.2
 
@@ -217,9 +214,10 @@ def test_off_only_counts():
 def test_recording_is_what_the_nodes_counted():
     start = Placement.contiguous(layers=2, experts=4, nodes=2)
     balancing = Balancing("m", start, Crew(1, 2), BalanceRules())
-    balancing.heard(0, heartbeat([[1, 2, 3, 4], [4, 3, 2, 1]]), 0.0)
+    balancing.heard(routed([[1, 2, 3, 4], [4, 3, 2, 1]]), 0.0)
     balancing.recorder.start(1.0)
-    balancing.heard(0, heartbeat([[2, 2, 3, 4], [4, 5, 2, 1]], ((1, 0, 0, 0), (0, 0, 0, 0))), 2.5)
+    balancing.heard(routed([[0, 0, 0, 0], [0, 2, 0, 0]], [[1, 0, 0, 0], [0, 0, 0, 0]]), 2.5)
+    assert balancing.routed() == ((2, 2, 3, 4), (4, 5, 2, 1))
     recording = decode(balancing.recorder.stop())
     assert (recording.model, recording.layers, recording.experts) == ("m", 2, 4)
     assert recording.total().tolist() == [[1, 0, 0, 0], [0, 2, 0, 0]]
@@ -243,7 +241,7 @@ def test_what_was_thought_while_something_else_began_is_dropped():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
     balancing = Balancing("m", start, Crew(2, 2), BalanceRules(act=True, every=1.0))
     total = skewed([0], 1, 8)
-    balancing.heard(0, heartbeat(total), 1.0)
+    balancing.heard(routed(total), 1.0)
     decision = balancing.think(balancing.age(1.0), 1.0)
     assert decision.placement is not None
     asked = layered([[0, 1, 2, 3, 4], [4, 5, 6, 7]], experts=8, width=6)
@@ -253,5 +251,5 @@ def test_what_was_thought_while_something_else_began_is_dropped():
         balancing.migration.filled(node, 1, 1.3)
     for node in range(2):
         balancing.migration.adopted(node, 1, 1.4)
-    drive(balancing, total, 4, 2.0, total)
+    drive(balancing, total, 4, 2.0)
     assert balancing.migration.placement.epoch > 1, "no longer decides"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from afserve.control import breath
-from afserve.control.breath import Breath
-from afserve.placement.balance import balance
-from afserve.placement.problem import Nodes, Problem, scenarios
+from afserve.control.membership import throttle as breath
+from afserve.control.membership.throttle import Breath
+from afserve.placement.optimizer.balance import balance
+from afserve.placement.optimizer.problem import Nodes, Problem, scenarios
 
 
 class Hands:

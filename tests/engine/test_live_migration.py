@@ -7,10 +7,10 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.filler import Filler
 from afserve.engine.local import LocalCluster
-from afserve.engine.migrate import Fill, fills, stages
+from afserve.engine.migrate import fills, stages
 from afserve.errors import CheckpointError
 from afserve.launch.models import CONFIGS
-from afserve.placement.plan import FREE, LayerPlacement, Placement
+from afserve.placement.placement import FREE, Fill, LayerPlacement, Placement
 from tests.engine.driving import FAMILIES, collect, config, prompts, requests
 
 
@@ -119,7 +119,7 @@ def test_filler_loads_in_order_and_reports():
     bank = Bank()
     filler = Filler(bank, bytes_per_second=1e9)
     filler.start()
-    filler.submit(1, [Fill(0, 0, 1, 5), Fill(0, 1, 1, 6)])
+    filler.submit(1, [Fill(layer=layer, node=0, slot=1, expert=5 + layer) for layer in (0, 1)])
     filler.submit(2, [])
     assert wait_for(filler, 2) == [1, 2]
     assert bank.filled == [(0, 1, 5), (1, 1, 6)]
@@ -130,7 +130,7 @@ def test_filler_loads_in_order_and_reports():
 def test_filler_reports_what_went_wrong():
     filler = Filler(Bank(fail=7))
     filler.start()
-    filler.submit(1, [Fill(0, 0, 1, 7)])
+    filler.submit(1, [Fill(layer=0, node=0, slot=1, expert=7)])
     filler._thread.join(10)
     with pytest.raises(CheckpointError, match="expert 7"):
         filler.finished()

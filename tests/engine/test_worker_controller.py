@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -10,17 +11,20 @@ from afserve import __version__
 from afserve.clock import FakeClock, MonotonicClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import controller as controller_module
+from afserve.control import identifying
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
+from afserve.control.identifying import OwnCopy
 from afserve.control.lanes import Lanes
-from afserve.control.stream import ControlStream
-from afserve.control.values import (
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import (
     Assigned,
     Cancel,
     Drain,
     Drained,
     Endpoint,
     Failed,
+    Identity,
     Peers,
     Ready,
     Refused,
@@ -39,7 +43,7 @@ from afserve.errors import (
     PeerLost,
     RendezvousError,
 )
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 from afserve.server.backend import ServedModel
 
 TOKEN = "a-token"
@@ -51,10 +55,12 @@ SECONDS = 20.0
 class ScriptedNode(threading.Thread):
     """Registers, becomes ready, then echoes each prompt's tokens one by one until told to stop."""
 
-    def __init__(self, address, role="attention", agreed=None, token=TOKEN, version=__version__, fail=None):
+    def __init__(
+        self, address, role="attention", agreed=None, token=TOKEN, version=__version__, fail=None, things=None
+    ):
         super().__init__(daemon=True)
         self.address, self.role, self.agreed, self.token = address, role, agreed or {"hidden": "4"}, token
-        self.version, self.fail = version, fail
+        self.version, self.fail, self.things = version, fail, things
         self.heard, self.raised, self.leave = [], None, threading.Event()
 
     def run(self):
@@ -69,6 +75,8 @@ class ScriptedNode(threading.Thread):
                 if self.fail is not None:
                     stream.send(Failed(self.fail))
                     return
+                if self.things is not None:
+                    stream.send(Identity(self.things))
                 stream.send(Ready(1 << 20))
                 self.serve(stream)
         except Exception as error:  # noqa: BLE001  told to the test
@@ -96,14 +104,20 @@ class ScriptedNode(threading.Thread):
             stream.send(Tokens((TokenEvent(request.request_id, (last,), "length"),)))
 
 
+class Nodes(list):
+    """Scripted nodes, and what the controller asked of its own copy."""
+
+
 @asynccontextmanager
-async def serving(*, clock=None, run=RUN, roles=("attention", "expert"), **changes):
+async def serving(*, clock=None, run=RUN, roles=("attention", "expert"), own=None, **changes):
     """A controller, its frontend and scripted nodes that are on their way."""
     lanes, clock = Lanes(), clock or MonotonicClock()
     controller = Controller(run, TOKEN, lanes, clock)
+    asked = own(controller, clock) if own else []
     frontend = Frontend(controller, lanes, ServedModel("m", "/m", 64, 9, 0), {"why": "because"}, clock)
     address = await controller.start()
-    nodes = [ScriptedNode(address, role, **changes.get(role, {})) for role in roles]
+    nodes = Nodes(ScriptedNode(address, role, **changes.get(role, {})) for role in roles)
+    nodes.asked = asked
     for node in nodes:
         node.start()
     try:
@@ -195,15 +209,133 @@ def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
             "expert-0: shard 3 is short",
         ),
         ({"expert": {"fail": DeadlineError("stuck")}}, PeerLost, "expert-0: stuck"),
+        (
+            {
+                "expert": {"things": {"tokenizer.json": "aa"}},
+                "attention": {"things": {"tokenizer.json": "bb"}},
+            },
+            RendezvousError,
+            "disagrees with .* on tokenizer.json",
+        ),
+        (
+            {"expert": {"things": {"expert weights": "aa"}}},
+            RendezvousError,
+            "attention-0 is ready, but has not said",
+        ),
     ],
 )
 def test_a_failed_start_says_who_and_why(changes, kind, said, monkeypatch):
     monkeypatch.setattr(controller_module, "EXIT_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(
+        "afserve.control.node.stream.CONNECT_SECONDS", 5.0
+    )  # of a node that comes when all is over
 
     async def scenario():
         async with serving(**changes) as (controller, _, _nodes):
             with pytest.raises(kind, match=said):
                 await asyncio.wait_for(controller.wait_ready(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+OWN = {"attention weights": "aa", "expert weights": "bb"}
+AGREEING = {
+    "attention": {"things": {"attention weights": "aa"}},
+    "expert": {"things": {"expert weights": "bb"}},
+}
+
+
+def own_copy(controller, clock, found=OWN):
+    """The controller's own copy, read when the test says so: `asked` is [(all bytes, progress, future), ...]."""
+    asked = []
+
+    def read(full, progress):
+        asked.append((full, progress, Future()))
+        return asked[-1][2]
+
+    controller.own = OwnCopy(read, controller.members.expect, clock)
+    return asked
+
+
+def test_nobody_is_ready_before_the_own_copy_has_been_compared():
+    async def scenario():
+        async with serving(own=own_copy, **AGREEING) as (controller, frontend, nodes):
+            while not controller.members.all_ready:
+                await asyncio.sleep(0.01)
+            assert not controller.ready and not frontend.ready()
+            ((full, _, found),) = nodes.asked
+            assert not full
+            found.set_result(OWN)
+            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            assert await answer(frontend, ask(5)) == [5]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "said"),
+    [
+        (
+            {**OWN, "expert weights": "cc"},
+            RendezvousError,
+            "expert-0 disagrees with the controller on expert weights: bb",
+        ),
+        (CheckpointError("shard 3 is short"), CheckpointError, "shard 3 is short"),
+    ],
+)
+def test_an_own_copy_that_is_another_one_ends_the_start(found, kind, said):
+    async def scenario():
+        async with serving(own=own_copy, **AGREEING) as (controller, _, nodes):
+            while not controller.members.all_ready:
+                await asyncio.sleep(0.01)
+            future = nodes.asked[0][2]
+            future.set_exception(found) if isinstance(found, Exception) else future.set_result(found)
+            with pytest.raises(kind, match=said):
+                await asyncio.wait_for(controller.wait_ready(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_gives_all_bytes_has_them_compared():
+    told = {"things": {"expert weights": "bb", "expert weights (all bytes)": "dd"}}
+
+    async def scenario():
+        async with serving(own=own_copy, attention=AGREEING["attention"], expert=told) as (
+            controller,
+            _,
+            nodes,
+        ):
+            while not controller.members.all_ready:
+                await asyncio.sleep(0.01)
+            samples, everything = nodes.asked
+            assert (samples[0], everything[0]) == (False, True)
+            samples[2].set_result(OWN)
+            await asyncio.sleep(0.05)
+            assert not controller.ready
+            everything[2].set_result({**OWN, "expert weights (all bytes)": "ee"})
+            with pytest.raises(
+                RendezvousError, match=r"expert-0 .* on expert weights \(all bytes\): dd against ee"
+            ):
+                await asyncio.wait_for(controller.wait_ready(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_an_own_copy_that_does_not_answer_is_named():
+    async def scenario():
+        clock = FakeClock()
+        async with serving(own=own_copy, clock=clock, **AGREEING) as (controller, _, nodes):
+            while not controller.members.all_ready:
+                await asyncio.sleep(0.01)
+            clock.advance(identifying.STALL_SECONDS - 1)
+            for member in controller.members:
+                member.seen_at = clock.now()
+            nodes.asked[0][1](0.5)  # something was read
+            clock.advance(identifying.STALL_SECONDS + 1)
+            for member in controller.members:
+                member.seen_at = clock.now()
+            failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
+            assert "own copy of the checkpoint was not read within 600 s" in failure.message
 
     asyncio.run(scenario())
 
@@ -281,7 +413,7 @@ def test_a_silent_node_is_named():
 
 
 def test_nobody_there_is_said(monkeypatch):
-    monkeypatch.setattr("afserve.control.stream.CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("afserve.control.node.stream.CONNECT_SECONDS", 0.3)
     with pytest.raises(DeadlineError, match=r"no controller at 127\.0\.0\.1:9"):
         ControlStream("127.0.0.1:9", TOKEN).start()
 

@@ -4,12 +4,14 @@ from collections import deque
 
 import pytest
 
-from afserve.control.attention_worker import AttentionLoop
-from afserve.control.expert_worker import ExpertLoop
-from afserve.control.values import Cancel, Drain, Drained, Peers, Refused, Shutdown, Submit, Tokens
+from afserve.control.node.attention import AttentionLoop
+from afserve.control.node.expert import ExpertLoop
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import Cancel, Drain, Drained, Peers, Refused, Shutdown, Submit, Tokens
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.errors import OverloadedError, PeerLost, ProtocolError
-from afserve.placement.plan import Placement
+from afserve.errors import OverloadedError, PeerLost, ProtocolError, RendezvousError
+from afserve.member import attention_node
+from afserve.placement.placement import Placement
 
 
 class ScriptedStream:
@@ -92,7 +94,7 @@ class QuickNode(ScriptedNode):
 
 def test_tokens_of_short_steps_travel_together_and_none_stays_behind(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("afserve.control.attention_worker.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("afserve.control.node.attention.time.monotonic", lambda: now[0])
     stream = ScriptedStream([submit(1, max_tokens=6)], *[[]] * 6, [Shutdown()])
     receive = stream.receive
 
@@ -107,7 +109,7 @@ def test_tokens_of_short_steps_travel_together_and_none_stays_behind(monkeypatch
 
 
 def test_a_cancelled_request_leaves_no_token_of_others_behind(monkeypatch):
-    monkeypatch.setattr("afserve.control.attention_worker.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("afserve.control.node.attention.time.monotonic", lambda: 100.0)
     stream = ScriptedStream([submit(1, max_tokens=9)], [], [Cancel(1)], [Shutdown()])
     AttentionLoop(QuickNode(), stream).run()
     assert [len(value.events) for value in stream.sent if isinstance(value, Tokens)] == [1, 1]
@@ -158,7 +160,7 @@ class ScriptedExpert:
     def wait(self, timeout):
         self.waits += 1
         if self.lost:
-            raise PeerLost("attention-0", "gone")
+            raise PeerLost(attention_node(0), "gone")
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -167,3 +169,12 @@ def test_expert_serves_until_told_to_stop(lost):
     ExpertLoop(node, None, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream).run()
     assert (node.polls, node.waits) == (4, 2)
     assert stream.sent == [Drained()]
+
+
+def test_nobody_loads_for_a_controller_that_is_gone():
+    stream = ControlStream("127.0.0.1:9", "token")
+    report = stream.progress("weights")
+    report(0.5)
+    stream._end(RendezvousError("expert-0 disagrees with the controller on expert weights"))
+    with pytest.raises(RendezvousError, match="expert weights"):
+        report(0.5)

@@ -10,7 +10,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.affinity import Affinity
 from afserve.control.lanes import Lanes
 from afserve.control.members import READY, Members
-from afserve.control.values import Endpoint, Register, Run
+from afserve.control.wire.values import PROTOCOL, Endpoint, Register, Run
 from afserve.engine.request import TokenEvent
 from afserve.errors import PeerLost, RendezvousError
 
@@ -21,7 +21,7 @@ def members(run=RUN):
     return Members(run, "1.0")
 
 
-def register(role="attention", index=None, version="1.0", protocol=1):
+def register(role="attention", index=None, version="1.0", protocol=PROTOCOL):
     return Register(role, index, 1, "host", version, protocol)
 
 
@@ -40,7 +40,7 @@ def test_places_are_given_in_order_and_once():
     ("request_", "field"),
     [
         (register(version="0.9"), "version: the node has 0.9, the controller 1.0"),
-        (register(protocol=7), "protocol: the node has 7"),
+        (register(protocol=7), f"protocol: the node has 7, the controller {PROTOCOL}"),
         (register("driver"), "role: 'driver' is not one of attention, expert"),
         (register("expert", 5), r"index: 5 is outside \[0, 1\]"),
     ],
@@ -64,6 +64,50 @@ def test_a_disagreement_names_both_nodes_and_the_field():
     with pytest.raises(RendezvousError, match="expert-1 disagrees with expert-0 on hidden: 32 against 64"):
         table.agree(second, Endpoint("shm:1", {"hidden": "32", "top_k": "2"}))
     assert table.addresses() == ("shm:0", "shm:1")
+
+
+def test_copies_are_compared_thing_by_thing():
+    """Roles read different tensors: attention nodes with attention nodes, expert nodes with expert nodes."""
+    table = members()
+    attention, other = (table.admit(register(), 0.0) for _ in range(2))
+    expert = table.admit(register("expert"), 0.0)
+    table.identify(attention, {"attention weights": "aa (9 tensors of BF16)", "tokenizer.json": "cc"})
+    table.identify(expert, {"expert weights": "bb"})
+    with pytest.raises(RendezvousError) as caught:
+        table.identify(other, {"attention weights": "dd (9 tensors of F32)", "tokenizer.json": "cc"})
+    assert caught.value.message.startswith(
+        "attention-1 disagrees with attention-0 on attention weights: dd (9 tensors of F32) against aa (9 tensors of "
+    )
+
+
+@pytest.mark.parametrize("first", ["the controller", "the node"])
+def test_the_controllers_copy_is_the_one_to_have(first):
+    table = members()
+    expert = table.admit(register("expert"), 0.0)
+    steps = [
+        lambda: table.expect({"expert weights": "aa", "attention weights": "bb"}),
+        lambda: table.identify(expert, {"expert weights": "cc"}),
+    ]
+    for number, step in enumerate(steps if first == "the controller" else reversed(steps)):
+        if number == 0:
+            step()
+            continue
+        with pytest.raises(
+            RendezvousError, match="expert-0 disagrees with the controller on expert weights: cc against aa"
+        ):
+            step()
+
+
+def test_a_node_that_says_nothing_of_its_copy_is_refused():
+    table = members()
+    one, other = (table.admit(register(), 0.0) for _ in range(2))
+    table.check_identified(one)  # nobody has said anything
+    table.identify(one, {"attention weights": "aa"})
+    table.check_identified(one)
+    with pytest.raises(
+        RendezvousError, match="attention-1 is ready, but has not said what it has of the checkpoint"
+    ):
+        table.check_identified(other)
 
 
 def test_says_who_is_missing_and_who_is_slow():

@@ -2,15 +2,17 @@
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from afserve import errors
 from afserve.config import EngineConfig, ModelSource
-from afserve.control import control_pb2 as pb
-from afserve.control import messages
-from afserve.control.values import (
+from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire import messages
+from afserve.control.wire.values import (
     Assigned,
     Cancel,
     Drain,
@@ -18,11 +20,13 @@ from afserve.control.values import (
     Endpoint,
     Failed,
     Heartbeat,
+    Identity,
     Peers,
     Progress,
     Ready,
     Refused,
     Register,
+    Routed,
     Run,
     Shutdown,
     Submit,
@@ -30,6 +34,7 @@ from afserve.control.values import (
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.placement.stats import RoutedRows
 
 RUN = Run(
     ModelSource("/m", "m", "bfloat16", "dummy", 3, 7), EngineConfig(64, 9, adaptive=True), 2, 3, "f", "{}"
@@ -39,10 +44,12 @@ FROM_NODE = [
     Register("expert", None, 3, "host", "1", protocol=9),
     Endpoint("shm:1:2", {"hidden": "4"}),
     Endpoint("", {}),
+    Identity({"expert weights": "00ff (9 tensors of BF16)", "tokenizer.json": "absent"}),
+    Identity({}),
     Progress(0.5, "weights"),
     Ready(0),
-    Heartbeat(5, AttentionStats(1, 2, expert_rows=((1, 2), (3,)))),
-    Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5, slot_rows=((), (4,)))),
+    Heartbeat(5, AttentionStats(1, 2)),
+    Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Tokens(()),
     Drained(),
 ]
@@ -77,13 +84,54 @@ event = st.builds(
     prompt_logprobs=st.lists(st.none() | logprob, max_size=3).map(tuple),
     cached_tokens=st.integers(0, 2**31),
 )
+failure = st.builds(
+    TokenEvent, st.just("7"), st.just(()), st.just("error"), error=st.text(min_size=1, max_size=50)
+)
 
 
-@given(st.lists(event, max_size=20))
+@given(st.lists(event | failure, max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_any_step_of_events(events):
     value = Tokens(tuple(events))
     assert messages.decode_from_node(messages.encode_from_node(value)) == value
+
+
+counts = st.integers(1, 4).flatmap(
+    lambda layers: arrays(
+        np.int64,
+        (2, layers, 3),
+        elements=st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1]),
+    )
+)
+
+
+@given(counts)
+@settings(max_examples=100, deadline=None)
+def test_any_counts(counts_KLE):
+    sent = Routed(RoutedRows(counts_KLE[0], counts_KLE[1]))
+    got = messages.decode_from_node(messages.encode_from_node(sent))
+    assert isinstance(got, Routed)
+    assert (got.rows.prefill_LE == counts_KLE[0]).all() and (got.rows.decode_LE == counts_KLE[1]).all()
+
+
+def test_counts_of_a_second_at_the_shape_of_deepseek_v3_are_small():
+    rows = np.random.default_rng(1).integers(0, 200, (58, 256))
+    assert len(messages.encode_from_node(Routed(RoutedRows(np.zeros_like(rows), rows)))) < 15_000
+
+
+@pytest.mark.parametrize(
+    ("fields_of", "said"),
+    [
+        ({"width": 3, "decode": b"abc"}, "counts of 3 bytes"),
+        ({"width": 1, "decode": b"abc"}, "3 bytes of counts, 2 x 2 of 1 are 4"),
+        ({"width": 8, "decode": b"\xff" * 32}, "above 2"),
+        ({"width": 8, "layers": 1 << 31, "experts": 1 << 31}, "0 bytes of counts"),
+    ],
+)
+def test_counts_that_no_node_sends_are_refused(fields_of, said):
+    envelope = pb.FromNode(routed=pb.Routed(**{"layers": 2, "experts": 2, **fields_of}))
+    with pytest.raises(errors.ProtocolError, match=said):
+        messages.decode_from_node(envelope.SerializeToString())
 
 
 params = st.builds(

@@ -13,8 +13,9 @@ from types import TracebackType
 
 import grpc
 
-from afserve.control import channel, messages
-from afserve.control.values import FromNode, Progress, ToNode
+from afserve.control.wire import channel
+from afserve.control.wire import messages
+from afserve.control.wire.values import FromNode, Progress, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 
 CONTROLLER = "controller"
@@ -81,11 +82,13 @@ class ControlStream:
         self._outbox.put(value)
 
     def progress(self, what: str) -> Callable[[float], None]:
-        """A callback for loaders; whole percents are sent, each once."""
+        """A callback for loaders; whole percents are sent, each once. Raises when the stream ended: nobody waits."""
         last = -1
 
         def report(fraction: float) -> None:
             nonlocal last
+            if self._ended is not None:
+                raise self._ended
             percent = int(fraction * 100)
             if percent != last:
                 last = percent

@@ -5,10 +5,11 @@ Slots of a coming placement are filled by a thread of the engine's; this loop on
 
 from typing import Protocol
 
-from afserve.control.attention_worker import freeze_heap
-from afserve.control.pulse import Pulse
-from afserve.control.stream import ControlStream
-from afserve.control.values import (
+from afserve.control.node.attention import freeze_heap, identify
+from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.report import Report, Reporter, silent
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import (
     Assigned,
     Drain,
     Drained,
@@ -22,9 +23,8 @@ from afserve.control.values import (
 )
 from afserve.engine.filler import Filler
 from afserve.engine.migrate import fills
-from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost, ProtocolError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 _PARKED = 0.25  # rows wake a waiting node at once; this bounds how late a command is seen
 _PARKED_FILLING = 0.005
@@ -35,26 +35,24 @@ class Node(Protocol):
 
     def poll(self) -> int: ...
     def wait(self, timeout: float) -> object: ...
-    def stats(self) -> ExpertStats: ...
     def accept(self, epoch: int) -> None: ...
     def retire(self, epoch: int) -> None: ...
 
 
-def serve_expert(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> None:
-    from afserve.control.wiring import build_expert
+def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+    from afserve.control.node.wiring import build_expert
 
     def announce(address: str, agreed: dict[str, str]) -> None:
         stream.send(Endpoint(address, agreed))
 
-    node, filler, close = build_expert(
-        assigned, stream.progress("expert weights"), announce, stream.own_address()
-    )
-    pulse.stats = node.stats
+    progress, tell = stream.progress("expert weights"), identify(stream)
+    node, filler, close = build_expert(assigned, progress, announce, tell, stream.own_address())
+    report = Reporter(heartbeat, stream, node.stats)
     freeze_heap()
-    stream.send(Ready(pulse.resident_bytes()))
+    stream.send(Ready(heartbeat.resident_bytes()))
     placement = Placement.from_json(assigned.run.placement)
     try:
-        ExpertLoop(node, filler, placement, assigned.index, stream).run()
+        ExpertLoop(node, filler, placement, assigned.index, stream, report).run()
     finally:
         filler.close()
         close()
@@ -64,19 +62,27 @@ class ExpertLoop:
     """Answers rows and fills slots until Shutdown. `placement` is the newest one that is filled or being filled."""
 
     def __init__(
-        self, node: Node, filler: Filler, placement: Placement, index: int, stream: ControlStream
+        self,
+        node: Node,
+        filler: Filler,
+        placement: Placement,
+        index: int,
+        stream: ControlStream,
+        report: Report = silent,
     ) -> None:
         self._node = node
         self._filler = filler
         self._placement = placement
         self._index = index
         self._stream = stream
+        self._report = report
         self._filling: set[int] = set()
         self._running = True
 
     def run(self) -> None:
         """A lost attention node is the controller's business: the others are still served."""
         while self._running:
+            self._report()
             for command in self._stream.receive(0.0):
                 self._obey(command)
             if not self._running:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromNode(_message.Message):
-    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "tokens", "refused", "drained", "failed", "filled", "adopted")
+    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "tokens", "refused", "drained", "failed", "filled", "adopted", "routed", "identity")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class FromNode(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     register: Register
     endpoint: Endpoint
     progress: Progress
@@ -30,7 +32,9 @@ class FromNode(_message.Message):
     failed: Failed
     filled: Filled
     adopted: Adopted
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ...) -> None: ...
+    routed: Routed
+    identity: Identity
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("assigned", "peers", "submit", "cancel", "drain", "shutdown", "fill_slots", "adopt", "retire")
@@ -85,6 +89,19 @@ class Endpoint(_message.Message):
     agreed: _containers.ScalarMap[str, str]
     def __init__(self, address: _Optional[str] = ..., agreed: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class Identity(_message.Message):
+    __slots__ = ("things",)
+    class ThingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    THINGS_FIELD_NUMBER: _ClassVar[int]
+    things: _containers.ScalarMap[str, str]
+    def __init__(self, things: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class Progress(_message.Message):
     __slots__ = ("fraction", "what")
     FRACTION_FIELD_NUMBER: _ClassVar[int]
@@ -109,14 +126,22 @@ class Heartbeat(_message.Message):
     expert: ExpertStats
     def __init__(self, resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ...) -> None: ...
 
-class Counts(_message.Message):
-    __slots__ = ("of",)
-    OF_FIELD_NUMBER: _ClassVar[int]
-    of: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, of: _Optional[_Iterable[int]] = ...) -> None: ...
+class Routed(_message.Message):
+    __slots__ = ("layers", "experts", "width", "prefill", "decode")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    experts: int
+    width: int
+    prefill: bytes
+    decode: bytes
+    def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., width: _Optional[int] = ..., prefill: _Optional[bytes] = ..., decode: _Optional[bytes] = ...) -> None: ...
 
 class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "expert_rows", "prefill_rows", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds")
+    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -127,8 +152,6 @@ class AttentionStats(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    EXPERT_ROWS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_ROWS_FIELD_NUMBER: _ClassVar[int]
     DISPATCHES_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PARKED_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -143,29 +166,25 @@ class AttentionStats(_message.Message):
     prompt_tokens: int
     generated_tokens: int
     steps: int
-    expert_rows: _containers.RepeatedCompositeFieldContainer[Counts]
-    prefill_rows: _containers.RepeatedCompositeFieldContainer[Counts]
     dispatches: int
     busy_seconds: float
     parked_seconds: float
     under_way_seconds: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., expert_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., prefill_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
-    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds", "slot_rows")
+    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    SLOT_ROWS_FIELD_NUMBER: _ClassVar[int]
     messages: int
     rows: int
     calls: int
     busy_seconds: float
     hold_seconds: float
-    slot_rows: _containers.RepeatedCompositeFieldContainer[Counts]
-    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ..., slot_rows: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ...) -> None: ...
+    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "count", "token", "extra")
@@ -244,30 +263,37 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "attention_nodes", "expert_nodes", "source", "engine", "fingerprint", "transport", "placement", "heartbeat_seconds", "trace_folder")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "placement", "trace_folder", "verify")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_NODES_FIELD_NUMBER: _ClassVar[int]
-    EXPERT_NODES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
-    attention_nodes: int
-    expert_nodes: int
+    generation: int
+    counts: _containers.ScalarMap[str, int]
     source: ModelSource
     engine: EngineConfig
     fingerprint: str
     transport: str
     placement: str
-    heartbeat_seconds: float
     trace_folder: str
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., attention_nodes: _Optional[int] = ..., expert_nodes: _Optional[int] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., trace_folder: _Optional[str] = ...) -> None: ...
+    verify: str
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ...) -> None: ...
 
 class ModelSource(_message.Message):
     __slots__ = ("path", "name", "dtype", "load_format", "layers", "seed")
@@ -286,7 +312,7 @@ class ModelSource(_message.Message):
     def __init__(self, path: _Optional[str] = ..., name: _Optional[str] = ..., dtype: _Optional[str] = ..., load_format: _Optional[str] = ..., layers: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
-    __slots__ = ("max_model_len", "kv_blocks", "block_size", "max_sequences", "max_waiting", "max_batch_tokens", "micro_batches", "prefix_caching", "threads", "device", "adaptive")
+    __slots__ = ("max_model_len", "kv_blocks", "block_size", "max_sequences", "max_waiting", "max_batch_tokens", "micro_batches", "prefix_caching", "threads", "device", "adaptive", "expert_dtype", "wire_dtype")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +324,8 @@ class EngineConfig(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     kv_blocks: int
     block_size: int
@@ -309,13 +337,23 @@ class EngineConfig(_message.Message):
     threads: int
     device: str
     adaptive: bool
-    def __init__(self, max_model_len: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ..., adaptive: _Optional[bool] = ...) -> None: ...
+    expert_dtype: str
+    wire_dtype: str
+    def __init__(self, max_model_len: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ..., adaptive: _Optional[bool] = ..., expert_dtype: _Optional[str] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class Peers(_message.Message):
-    __slots__ = ("addresses",)
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ("experts",)
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    experts: _containers.RepeatedCompositeFieldContainer[ExpertAddress]
+    def __init__(self, experts: _Optional[_Iterable[_Union[ExpertAddress, _Mapping]]] = ...) -> None: ...
+
+class ExpertAddress(_message.Message):
+    __slots__ = ("index", "address")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    address: str
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request", "prompt", "sampling")
@@ -378,12 +416,10 @@ class Shutdown(_message.Message):
     def __init__(self) -> None: ...
 
 class FillSlots(_message.Message):
-    __slots__ = ("epoch", "placement")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("placement",)
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
     placement: str
-    def __init__(self, epoch: _Optional[int] = ..., placement: _Optional[str] = ...) -> None: ...
+    def __init__(self, placement: _Optional[str] = ...) -> None: ...
 
 class Filled(_message.Message):
     __slots__ = ("epoch",)
@@ -392,12 +428,10 @@ class Filled(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Adopt(_message.Message):
-    __slots__ = ("epoch", "placement")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("placement",)
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
     placement: str
-    def __init__(self, epoch: _Optional[int] = ..., placement: _Optional[str] = ...) -> None: ...
+    def __init__(self, placement: _Optional[str] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("epoch",)

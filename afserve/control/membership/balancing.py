@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from afserve.control.breath import Breath
+from afserve.control.membership.throttle import Breath
 from afserve.control.migration import Crew, Migration, Outgoing, Route
-from afserve.engine.stats import AttentionStats
-from afserve.errors import ConfigError
-from afserve.placement.plan import FREE, LayerPlacement, Placement
-from afserve.placement.problem import Nodes
+from afserve.errors import ConfigError, ProtocolError
+from afserve.placement.optimizer.problem import Nodes
+from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.rebalancer import Decision, Rebalancer, Rules, imbalances
 from afserve.placement.record import encode_header, encode_record
-from afserve.placement.stats import DECODE, PREFILL, RoutingStats
+from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +74,22 @@ class Balancing:
         wide = placement.slots_per_node() - (1 if rules.act else 0)
         self._nodes = Nodes((wide,) * placement.nodes)
         self._rebalancer = Rebalancer(compact(placement, wide), self._nodes, rules.rules(), Breath())
-        self._seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._settled = True
         self._route: Route | None = None  # thought out together with the decision
         self.moves = 0
 
-    def heard(self, node: int, stats: AttentionStats, now: float) -> None:
-        """A heartbeat of attention node `node`; its counts are totals since it started."""
-        if not stats.expert_rows:
-            return
-        total, prefill = np.array(stats.expert_rows), np.array(stats.prefill_rows)
-        counts = (prefill, total - prefill)
-        before = self._seen.get(node, (np.zeros_like(total), np.zeros_like(total)))
-        self._seen[node] = counts
-        for kind, new, old in zip((PREFILL, DECODE), counts, before, strict=True):
-            self.stats.merge(new - old, kind)
-            self.recorder.note(now, kind, new - old)
+    def heard(self, rows: RoutedRows, now: float) -> None:
+        """An attention node routed so many rows since it last said so. Raises ProtocolError on another model's."""
+        ours = (self.stats.layers, self.stats.experts)
+        if rows.decode_LE.shape != ours:
+            raise ProtocolError(f"counts of {rows.decode_LE.shape} layers and experts, this model has {ours}")
+        for kind, counts_LE in ((PREFILL, rows.prefill_LE), (DECODE, rows.decode_LE)):
+            self.stats.merge(counts_LE, kind)
+            self.recorder.note(now, kind, counts_LE)
+
+    def routed(self) -> tuple[tuple[int, ...], ...]:
+        """All rows so far, per MoE layer and expert."""
+        return tuple(tuple(row) for row in self.stats.everything().tolist())
 
     def tick(self, now: float) -> list[Outgoing]:
         """All three steps of the slow loop at once."""
@@ -135,7 +134,7 @@ class Balancing:
         return self._carry_out(placement, now)
 
     def _carry_out(self, target: Placement, now: float) -> list[Outgoing]:
-        self.moves += moves(self.migration.placement, target)
+        self.moves += self.migration.placement.diff(target).moves
         self._settled = False
         route, self._route = self._route, None
         return self.migration.begin(target, now, route)
@@ -155,16 +154,6 @@ class Balancing:
         """The last ones that changed something, and the newest of all; oldest first."""
         kept = list(self._rebalancer.decisions)
         return [d for d in kept[:-1] if d.placement is not None][-5:] + kept[-1:]
-
-
-def moves(old: Placement, new: Placement) -> int:
-    """Experts that come to a node that did not hold them."""
-    pairs = zip(old.layers, new.layers, strict=True)
-    return sum(
-        len(set(will) - set(was) - {FREE})
-        for before, after in pairs
-        for was, will in zip(before.slots, after.slots, strict=True)
-    )
 
 
 def compact(placement: Placement, slots: int) -> Placement:

@@ -19,7 +19,10 @@ TOKEN_FILE = "token"  # noqa: S105  the name of a file
 # A prompt of a million tokens is 4 MB; prompt log-probabilities with 20 alternatives are the largest reply.
 _TO_NODE_BYTES = 16 << 20
 _FROM_NODE_BYTES = 64 << 20
-_KEEPALIVE_MS = 10_000
+# A stopped process (Ctrl-Z, a paused virtual machine) answers no ping and shall lose nobody for it within a minute.
+# The controller notices silent nodes by their heartbeats; this is for nodes whose controller's host is gone.
+_KEEPALIVE_MS = 30_000
+_ANSWER_MS = 120_000
 
 
 def options(*, receive: str) -> Sequence[tuple[str, int]]:
@@ -32,7 +35,7 @@ def options(*, receive: str) -> Sequence[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _ANSWER_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     )
 

@@ -9,30 +9,32 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from afserve import __version__
-from afserve.control import channel
-from afserve.control.pulse import Pulse
-from afserve.control.stream import ControlStream
-from afserve.control.values import ROLES, Assigned, Failed, Register
+from afserve.config import FULL, SAMPLES
+from afserve.control.wire import channel
+from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import ROLES, Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
 
 JOIN_SECONDS = 30.0
-Serve = Callable[[ControlStream, Assigned, Pulse], None]
+Serve = Callable[[ControlStream, Assigned, HeartbeatThread], None]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Where to join and as what. `index` None takes any free place of the role."""
+    """Where to join and as what. `index` None takes any free place of the role; `verify` "full" overrules the run."""
 
     role: str
     join: str
     token_file: str
     index: int | None = None
+    verify: str = SAMPLES
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -50,25 +52,27 @@ def run_node(settings: NodeSettings, roles: dict[str, Serve] | None = None) -> N
         stream.send(Register(settings.role, settings.index, os.getpid(), socket.gethostname(), __version__))
         assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
         assert isinstance(assigned, Assigned)
+        if settings.verify == FULL:
+            assigned = replace(assigned, run=replace(assigned.run, verify=FULL))
         _serve(stream, assigned, (roles or default_roles())[assigned.role])
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
     empty = AttentionStats() if assigned.role == "attention" else ExpertStats()
-    pulse = Pulse(stream, assigned.run.heartbeat_seconds, lambda: empty)
-    pulse.start()
+    heartbeat = HeartbeatThread(stream, assigned.run.heartbeat_seconds, empty)
+    heartbeat.start()
     try:
-        serve(stream, assigned, pulse)
+        serve(stream, assigned, heartbeat)
     except AfserveError as error:
         stream.send(Failed(error))
         raise
     finally:
-        pulse.stop()
+        heartbeat.stop()
 
 
 def default_roles() -> dict[str, Serve]:
-    from afserve.control.attention_worker import serve_attention
-    from afserve.control.expert_worker import serve_expert
+    from afserve.control.node.attention import serve_attention
+    from afserve.control.node.expert import serve_expert
 
     return {"attention": serve_attention, "expert": serve_expert}
 

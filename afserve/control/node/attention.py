@@ -5,12 +5,13 @@ It blocks where there is nothing to do: on the stream while idle, on the link wh
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from afserve.control.pulse import Pulse
-from afserve.control.stream import ControlStream
-from afserve.control.values import (
+from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.report import Report, Reporter, silent
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import (
     Adopt,
     Adopted,
     Assigned,
@@ -18,6 +19,7 @@ from afserve.control.values import (
     Drain,
     Drained,
     Endpoint,
+    Identity,
     Peers,
     Ready,
     Refused,
@@ -27,9 +29,8 @@ from afserve.control.values import (
     ToNode,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ProtocolError
-from afserve.placement.plan import Placement
+from afserve.placement.placement import Placement
 
 PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
@@ -50,23 +51,28 @@ class Node(Protocol):
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
-    def stats(self) -> AttentionStats: ...
     def adopt(self, placement: Placement) -> None: ...
     @property
     def settled(self) -> bool: ...
 
 
-def serve_attention(stream: ControlStream, assigned: Assigned, pulse: Pulse) -> None:
-    from afserve.control.wiring import build_attention
+def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+    from afserve.control.node.wiring import build_attention
 
-    node, close = build_attention(assigned, stream.progress("attention weights"), meet(stream))
-    pulse.stats = node.stats
+    progress, tell = stream.progress("attention weights"), identify(stream)
+    node, close = build_attention(assigned, progress, meet(stream), tell)
+    report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     freeze_heap()
-    stream.send(Ready(pulse.resident_bytes()))
+    stream.send(Ready(heartbeat.resident_bytes()))
     try:
-        AttentionLoop(node, stream).run()
+        AttentionLoop(node, stream, report).run()
     finally:
         close()
+
+
+def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
+    """Tells what this node's host has of the checkpoint."""
+    return lambda things: stream.send(Identity(things))
 
 
 def meet(stream: ControlStream) -> Callable[[dict[str, str]], tuple[str, ...]]:
@@ -90,9 +96,10 @@ def freeze_heap() -> None:
 class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
 
-    def __init__(self, node: Node, stream: ControlStream) -> None:
+    def __init__(self, node: Node, stream: ControlStream, report: Report = silent) -> None:
         self._node = node
         self._stream = stream
+        self._report = report
         self._running = True
         self._draining = False
         self._adopting: int | None = None
@@ -103,6 +110,7 @@ class AttentionLoop:
         while self._running:
             if not self._node.busy:
                 self._flush()
+            self._report()
             for command in self._stream.receive(0.0 if self._node.busy else _IDLE):
                 self._obey(command)
             if self._adopting is not None and self._node.settled:
@@ -112,6 +120,7 @@ class AttentionLoop:
                 self._step()
             elif self._draining:
                 self._draining = False
+                self._report(at_once=True)
                 self._stream.send(Drained())
 
     def _step(self) -> None:

@@ -1,49 +1,20 @@
 """What the controller and a node say to each other, as plain frozen values; how they travel is `messages.py`.
 
-`Run` is what the controller is told to serve. Requests are numbers on this plane: the frontend hands them out.
-Nothing here knows gRPC, torch or processes.
+Requests are numbers on this plane: the frontend hands them out. Nothing here knows gRPC, torch or processes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from afserve.config import EngineConfig, ModelSource
+from afserve.control.membership.desired import Deployment
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError
+from afserve.member import NodeId
+from afserve.placement.placement import Placement
+from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 1
-ROLES = ("attention", "expert")
-
-
-def node_name(role: str, index: int) -> str:
-    return f"{role}-{index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One thing to serve, by which nodes. No expert nodes means colocated; `placement` is JSON.
-
-    With a `trace_folder` every node writes its part of a trace there at its end.
-    """
-
-    source: ModelSource
-    engine: EngineConfig
-    attention_nodes: int
-    expert_nodes: int
-    fingerprint: str
-    placement: str
-    transport: str = "shm"
-    heartbeat_seconds: float = 1.0
-    trace_folder: str = ""
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        attention = [node_name("attention", i) for i in range(self.attention_nodes)]
-        return (*attention, *(node_name("expert", i) for i in range(self.expert_nodes)))
-
-    def count(self, role: str) -> int:
-        return self.attention_nodes if role == "attention" else self.expert_nodes
+PROTOCOL = 2
 
 
 # ---- node to controller
@@ -70,6 +41,13 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """What this node's host has of the checkpoint: names of things, each with a digest. Sent before Ready."""
+
+    things: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     fraction: float
     what: str
@@ -84,6 +62,13 @@ class Ready:
 class Heartbeat:
     resident_bytes: int
     stats: AttentionStats | ExpertStats
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Rows that an attention node has routed since it last said so; nothing is said while there are none."""
+
+    rows: RoutedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +115,18 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    role: str
-    index: int
-    run: Run
+    """A node's place, which of its lives this is, and what it is to run."""
+
+    node: NodeId
+    generation: int
+    deployment: Deployment
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The expert nodes' mailboxes, in order."""
+    """(index, mailboxes' address) of every expert node, in order of index."""
 
-    addresses: tuple[str, ...] = field(default=())
+    experts: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +153,16 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class FillSlots:
-    """To expert nodes: load what `placement` (JSON) adds into free slots, then say `Filled`."""
+    """To expert nodes: load what `placement` adds into free slots, then say `Filled` with its epoch."""
 
-    epoch: int
-    placement: str
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """To attention nodes: route by `placement` (JSON) from the next step on, then say `Adopted`."""
+    """To attention nodes: route by `placement` from the next step on, then say `Adopted` with its epoch."""
 
-    epoch: int
-    placement: str
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +175,11 @@ class Retire:
 FromNode = (
     Register
     | Endpoint
+    | Identity
     | Progress
     | Ready
     | Heartbeat
+    | Routed
     | Tokens
     | Refused
     | Drained

@@ -5,16 +5,20 @@ A node that reads another config.json than the controller's is refused before an
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from afserve.comm import connect, rendezvous
-from afserve.comm.m2n import ExpertLink, ExpertPort, LocalBankLink
+from afserve.comm import connect
+from afserve.comm.m2n.link import ExpertLink, ExpertPort, LocalBankLink
+from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout
-from afserve.control.values import Assigned, Run, node_name
+from afserve.config import FULL
+from afserve.control.identifying import Tell, reading
+from afserve.control.wire.values import ROLES, Assigned, Run, node_name
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import (
     build_attention_node,
@@ -28,7 +32,8 @@ from afserve.engine.filler import Filler
 from afserve.engine.meter import ExpertWatch
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.ops import Ops, open_ops
-from afserve.placement.plan import Placement
+from afserve.models.identity import Identity
+from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
 from afserve.trace import Trace
 
@@ -40,22 +45,31 @@ AnyNode = AttentionNode[Any]  # over whichever link's tickets
 
 
 def build_attention(
-    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], tuple[str, ...]]
+    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], tuple[str, ...]], tell: Tell
 ) -> tuple[AnyNode, Close]:
-    """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses."""
-    run, ops = assigned.run, _ops(assigned.run)
+    """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses.
+
+    `tell` is given, from a thread, what this host has of the checkpoint, before this returns.
+    """
+    run = assigned.run
+    identity, progress = _identity(assigned, progress, tell)
+    ops = _ops(run)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
-    addresses = meet(_agreed(layout))
+    addresses = meet(_agreed(layout, run, spec))
     if not run.expert_nodes:
-        return _colocated(assigned, spec, placement, progress, ops)
+        return _colocated(assigned, spec, placement, progress, ops, identity)
     transport = connect.connect(
         addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
     )
-    link = ExpertLink(transport, attention=assigned.index, layout=layout, placement=placement)
+    link = ExpertLink(
+        transport, attention=assigned.index, layout=layout, placement=placement, device=ops.device
+    )
     trace = _trace(assigned)
+    _first(run, identity)
     node = build_attention_node(run.source, run.engine, link, progress, ops=ops, trace=trace)
+    identity.result()
     return node, _closing(link.close, trace, run)
 
 
@@ -72,23 +86,40 @@ def _ops(run: Run) -> Ops:
 
 
 def _colocated(
-    assigned: Assigned, spec: ModelSpec, placement: Placement, progress: Progress, ops: Ops
+    assigned: Assigned,
+    spec: ModelSpec,
+    placement: Placement,
+    progress: Progress,
+    ops: Ops,
+    identity: "Future[Identity]",
 ) -> tuple[AnyNode, Close]:
     run, trace = assigned.run, _trace(assigned)
+    _first(run, identity)
+    first, later = _halves(progress)
     bank = build_expert_bank(
-        run.source, placement.held(0), spec.experts, progress=lambda done: progress(done / 2), ops=ops
+        run.source,
+        placement.held(0),
+        spec.experts,
+        expert_dtype=run.engine.expert_dtype,
+        progress=first,
+        ops=ops,
     )
     link = LocalBankLink(bank)
-    later: Progress = lambda done: progress(0.5 + done / 2)  # noqa: E731
     node = build_attention_node(run.source, run.engine, link, later, ops=ops, trace=trace)
+    identity.result()
     return node, _closing(link.close, trace, run)
 
 
 def build_expert(
-    assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None], host: str
+    assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None], tell: Tell, host: str
 ) -> tuple[ExpertNode, Filler, Close]:
-    """Listens before it reads weights, so that attention nodes connect meanwhile; between hosts only on `host`."""
-    run, ops = assigned.run, _ops(assigned.run)
+    """Listens before it reads weights, so that attention nodes connect meanwhile; between hosts only on `host`.
+
+    `tell` as for attention nodes.
+    """
+    run = assigned.run
+    identity, progress = _identity(assigned, progress, tell)
+    ops = _ops(run)
     spec = _checked_spec(assigned)
     placement = Placement.from_json(run.placement)
     layout = _layout(run, spec, placement)
@@ -100,19 +131,23 @@ def build_expert(
         host=host,
         device=ops.device,
     )
-    announce(address, _agreed(layout))
+    announce(address, _agreed(layout, run, spec))
+    _first(run, identity)
     bank = build_expert_bank(
         run.source,
         placement.held(assigned.index),
         layout.slots,
+        expert_dtype=run.engine.expert_dtype,
         progress=progress,
         ops=ops,
     )
+    identity.result()
     filler = Filler(bank)
     filler.start()
     trace = _trace(assigned)
     watch = ExpertWatch(trace) if trace else None
-    node = ExpertNode(ExpertPort(transport), bank, epoch=placement.epoch, watch=watch)
+    port = ExpertPort(transport, device=ops.device)
+    node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch)
     return node, filler, _closing(transport.close, trace, run)
 
 
@@ -145,10 +180,41 @@ def _checked_spec(assigned: Assigned) -> ModelSpec:
 def _layout(run: Run, spec: ModelSpec, placement: Placement) -> Layout:
     layout = layout_for(run.source, spec, run.engine, placement.slots_per_node())
     served = rendezvous.fingerprint(
-        spec.fingerprint(), dtype_of(run.source, spec), run.source.load_format, run.source.seed
+        spec.fingerprint(),
+        dtype_of(run.source, spec),
+        run.source.load_format,
+        run.source.seed,
+        run.engine.expert_dtype,
     )
     return replace(layout, model=served)
 
 
-def _agreed(layout: Layout) -> Agreed:
-    return {name: str(value) for name, value in asdict(layout).items()}
+def _agreed(layout: Layout, run: Run, spec: ModelSpec) -> Agreed:
+    """What `layout.model` is a hash of is named beside it, so that a disagreement says more than two numbers."""
+    return {
+        "data-plane protocol": str(wire.VERSION),
+        "dtype": str(dtype_of(run.source, spec)).removeprefix("torch."),
+        "load_format": run.source.load_format,
+        **{name: str(value) for name, value in asdict(layout).items()},
+    }
+
+
+def _identity(assigned: Assigned, progress: Progress, tell: Tell) -> "tuple[Future[Identity], Progress]":
+    """Begins to read what this node's role needs of the checkpoint; with the progress that is left for loading."""
+    run = assigned.run
+    roles = (assigned.role,) if run.expert_nodes else ROLES
+    if run.verify != FULL:
+        return reading(run, roles, full=False, progress=lambda done: None, tell=tell), progress
+    first, later = _halves(progress)
+    return reading(run, roles, full=True, progress=first, tell=tell), later
+
+
+def _halves(progress: Progress) -> tuple[Progress, Progress]:
+    """For two things one after the other."""
+    return lambda done: progress(done / 2), lambda done: progress(0.5 + done / 2)
+
+
+def _first(run: Run, identity: "Future[Identity]") -> None:
+    """Where every byte is read for it, it comes before the weights: both want the disk."""
+    if run.verify == FULL:
+        identity.result()

@@ -6,12 +6,11 @@ is stuck in a computation and is ended from here.
 
 import os
 import threading
-from collections.abc import Callable
 
 import psutil
 
-from afserve.control.stream import ControlStream
-from afserve.control.values import Heartbeat
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import Heartbeat
 from afserve.engine.stats import AttentionStats, ExpertStats
 
 Stats = AttentionStats | ExpertStats
@@ -19,13 +18,13 @@ ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70
 
 
-class Pulse:
-    """`stats` is called on the heartbeat thread; it may be replaced once the node is built."""
+class HeartbeatThread:
+    """Sends the snapshot that was published last. It never asks the node, which another thread is stepping."""
 
-    def __init__(self, stream: ControlStream, seconds: float, stats: Callable[[], Stats]) -> None:
-        self.stats = stats
+    def __init__(self, stream: ControlStream, seconds: float, stats: Stats) -> None:
+        self.seconds = seconds
+        self._published = stats
         self._stream = stream
-        self._seconds = seconds
         self._stop = threading.Event()
         self._process = psutil.Process()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -37,15 +36,19 @@ class Pulse:
         self._stop.set()
         self._thread.join(timeout=1.0)
 
+    def publish(self, stats: Stats) -> None:
+        """What heartbeats say from now on. By the thread that steps the node, between two steps."""
+        self._published = stats
+
     def resident_bytes(self) -> int:
         resident: int = self._process.memory_info().rss
         return resident
 
     def _beat(self) -> None:
-        while not self._stop.wait(self._seconds):
+        while not self._stop.wait(self.seconds):
             if self._stream.ended:
                 self._end_orphan()
-            self._stream.send(Heartbeat(self.resident_bytes(), self.stats()))
+            self._stream.send(Heartbeat(self.resident_bytes(), self._published))
 
     def _end_orphan(self) -> None:
         if not self._stop.wait(ORPHAN_SECONDS):

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from afserve import errors
 from afserve.config import EngineConfig, ModelSource
-from afserve.control import control_pb2 as pb
-from afserve.control.values import (
+from afserve.control.membership.desired import Deployment
+from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire.values import (
     Adopt,
     Adopted,
     Assigned,
@@ -26,13 +28,14 @@ from afserve.control.values import (
     FillSlots,
     FromNode,
     Heartbeat,
+    Identity,
     Peers,
     Progress,
     Ready,
     Refused,
     Register,
     Retire,
-    Run,
+    Routed,
     Shutdown,
     Submit,
     Tokens,
@@ -41,6 +44,10 @@ from afserve.control.values import (
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ProtocolError
+from afserve.member import NodeId, Role
+from afserve.placement.optimizer.problem import Ints
+from afserve.placement.placement import Placement
+from afserve.placement.stats import RoutedRows
 
 Value = TypeVar("Value")
 Proto = Any  # generated classes carry no types that mypy can follow
@@ -130,29 +137,59 @@ def _take_endpoint(proto: Proto) -> Endpoint:
     return Endpoint(proto.address, dict(proto.agreed))
 
 
+def _put_identity(value: Identity, proto: Proto) -> None:
+    proto.things.update(value.things)
+
+
 def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
     proto.resident_bytes = value.resident_bytes
     stats = value.stats
     body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
     body.SetInParent()
     _put_flat(stats, body)
-    for name in _TABLES[type(stats)]:
-        for row in getattr(stats, name):
-            getattr(body, name).add().of.extend(row)
 
 
 def _take_heartbeat(proto: Proto) -> Heartbeat:
-    attention = proto.WhichOneof("stats") == "attention"
-    cls: type = AttentionStats if attention else ExpertStats
-    body = proto.attention if attention else proto.expert
-    tables = {name: tuple(tuple(row.of) for row in getattr(body, name)) for name in _TABLES[cls]}
-    return Heartbeat(proto.resident_bytes, _take_flat(cls, body, **tables))
+    if proto.WhichOneof("stats") == "attention":
+        return Heartbeat(proto.resident_bytes, _take_flat(AttentionStats, proto.attention))
+    return Heartbeat(proto.resident_bytes, _take_flat(ExpertStats, proto.expert))
 
 
-_TABLES: dict[type, tuple[str, ...]] = {
-    AttentionStats: ("expert_rows", "prefill_rows"),
-    ExpertStats: ("slot_rows",),
-}
+def _put_routed(value: Routed, proto: Proto) -> None:
+    """In the narrowest unsigned integers that hold the largest count: one byte each for most seconds of decoding."""
+    rows = value.rows
+    largest = max(int(rows.prefill_LE.max()), int(rows.decode_LE.max()))
+    width = next(w for w in _WIDTHS if largest < 1 << 8 * w)
+    proto.layers, proto.experts = rows.decode_LE.shape
+    proto.width = width
+    for name, counts_LE in (("prefill", rows.prefill_LE), ("decode", rows.decode_LE)):
+        setattr(proto, name, counts_LE.astype(f"<u{width}").tobytes() if counts_LE.any() else b"")
+
+
+def _take_routed(proto: Proto) -> Routed:
+    if proto.width not in _WIDTHS:
+        raise ValueError(f"counts of {proto.width} bytes")
+    shape = proto.layers, proto.experts
+    return Routed(
+        RoutedRows(_counts(proto.prefill, proto.width, shape), _counts(proto.decode, proto.width, shape))
+    )
+
+
+def _counts(data: bytes, width: int, shape: tuple[int, int]) -> Ints:
+    """Empty bytes are zeros. Sizes are compared before anything is allocated."""
+    expected = shape[0] * shape[1] * width
+    if not data and expected <= _MOST_COUNTS:
+        return np.zeros(shape, dtype=np.int64)
+    if len(data) != expected:
+        raise ValueError(f"{len(data)} bytes of counts, {shape[0]} x {shape[1]} of {width} are {expected}")
+    found = np.frombuffer(data, dtype=f"<u{width}").astype(np.int64).reshape(shape)
+    if found.min(initial=0) < 0:
+        raise ValueError("a count above 2**63")
+    return found
+
+
+_WIDTHS = (1, 2, 4, 8)
+_MOST_COUNTS = 64 << 20
 
 
 def _put_tokens(value: Tokens, proto: Proto) -> None:
@@ -246,19 +283,39 @@ def _put_failed(value: Failed, proto: Proto) -> None:
 
 
 def _put_assigned(value: Assigned, proto: Proto) -> None:
-    _put_flat(value, proto)
-    _put_flat(value.run, proto)
-    _put_flat(value.run.source, proto.source)
-    _put_flat(value.run.engine, proto.engine)
+    deployment = value.deployment
+    proto.role, proto.index, proto.generation = value.node.role, value.node.index, value.generation
+    for role, count in deployment.counts.items():
+        proto.counts[role] = count
+    proto.placement = deployment.placement.to_json()
+    _put_flat(deployment, proto)
+    _put_flat(deployment.source, proto.source)
+    _put_flat(deployment.engine, proto.engine)
 
 
 def _take_assigned(proto: Proto) -> Assigned:
-    source, engine = _take_flat(ModelSource, proto.source), _take_flat(EngineConfig, proto.engine)
-    return Assigned(proto.role, proto.index, _take_flat(Run, proto, source=source, engine=engine))
+    deployment = _take_flat(
+        Deployment,
+        proto,
+        source=_take_flat(ModelSource, proto.source),
+        engine=_take_flat(EngineConfig, proto.engine),
+        counts={Role(role): count for role, count in sorted(proto.counts.items())},
+        placement=Placement.from_json(proto.placement),
+    )
+    return Assigned(NodeId(Role(proto.role), proto.index), proto.generation, deployment)
 
 
 def _put_peers(value: Peers, proto: Proto) -> None:
-    proto.addresses.extend(value.addresses)
+    for index, address in value.experts:
+        proto.experts.add(index=index, address=address)
+
+
+def _take_peers(proto: Proto) -> Peers:
+    return Peers(tuple((expert.index, expert.address) for expert in proto.experts))
+
+
+def _put_placement(value: FillSlots | Adopt, proto: Proto) -> None:
+    proto.placement = value.placement.to_json()
 
 
 def _put_submit(value: Submit, proto: Proto) -> None:
@@ -293,11 +350,13 @@ _SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name n
 
 _FROM_NODE: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),
+    Routed: ("routed", _put_routed, _take_routed),
     Heartbeat: ("heartbeat", _put_heartbeat, _take_heartbeat),
     Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
     Progress: _flat("progress", Progress),
     Register: _flat("register", Register),
     Endpoint: ("endpoint", _put_endpoint, _take_endpoint),
+    Identity: ("identity", _put_identity, lambda p: Identity(dict(p.things))),
     Ready: _flat("ready", Ready),
     Drained: _flat("drained", Drained),
     Filled: _flat("filled", Filled),
@@ -308,10 +367,10 @@ _TO_NODE: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
     Cancel: _flat("cancel", Cancel),
     Assigned: ("assigned", _put_assigned, _take_assigned),
-    Peers: ("peers", _put_peers, lambda p: Peers(tuple(p.addresses))),
+    Peers: ("peers", _put_peers, _take_peers),
     Drain: _flat("drain", Drain),
     Shutdown: _flat("shutdown", Shutdown),
-    FillSlots: _flat("fill_slots", FillSlots),
-    Adopt: _flat("adopt", Adopt),
+    FillSlots: ("fill_slots", _put_placement, lambda p: FillSlots(Placement.from_json(p.placement))),
+    Adopt: ("adopt", _put_placement, lambda p: Adopt(Placement.from_json(p.placement))),
     Retire: _flat("retire", Retire),
 }

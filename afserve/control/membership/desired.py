@@ -1,0 +1,61 @@
+"""What should run: models by name, each with its source, how many nodes of each role, and where its experts stand.
+
+A value. Beside it stands what is observed (`members.py`); the machine (`state.py`) turns the difference into effects.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from afserve.config import SAMPLES, EngineConfig, ModelSource
+from afserve.errors import ConfigError
+from afserve.member import NodeId, Role
+from afserve.placement.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One model. No expert nodes means colocated: every attention node holds all experts.
+
+    `placement` is the one that expert nodes are to be started with; its epoch is the version that was decided last.
+    With a `trace_folder` every node writes its part of a trace there at its end. `verify` says how copies of the
+    checkpoint are compared.
+    """
+
+    source: ModelSource
+    engine: EngineConfig
+    counts: Mapping[Role, int]
+    fingerprint: str
+    placement: Placement
+    transport: str = "shm"
+    trace_folder: str = ""
+    verify: str = SAMPLES
+
+    def count(self, role: Role) -> int:
+        return self.counts.get(role, 0)
+
+    @property
+    def colocated(self) -> bool:
+        return not self.count(Role.EXPERT)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The places of a run that nobody has left: attention nodes first, each role from 0."""
+        return tuple(NodeId(role, index) for role in Role for index in range(self.count(role)))
+
+    def scaled(self, role: Role, count: int) -> "Deployment":
+        return replace(self, counts={**self.counts, role: count})
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """All models, by the name that clients call them. One is served today; nothing else here assumes it."""
+
+    models: Mapping[str, Deployment]
+
+    @property
+    def only(self) -> Deployment:
+        """The one model. Raises ConfigError where there are several."""
+        if len(self.models) != 1:
+            raise ConfigError(f"model: one is served, these are asked for: {', '.join(sorted(self.models))}")
+        (deployment,) = self.models.values()
+        return deployment

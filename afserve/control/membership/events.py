@@ -1,0 +1,169 @@
+"""What the membership is told, and what it wants done: plain values, in and out.
+
+A node that comes back is another member: same node id, next generation. Whatever an earlier life still says is dropped, and
+nothing is ever sent to one.
+"""
+
+from dataclasses import dataclass
+
+from afserve.control.wire.values import Assigned, FromNode, Register, ToNode
+from afserve.errors import AfserveError
+from afserve.member import NodeId, Role
+from afserve.placement.placement import Placement
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MemberId:
+    """One life of a node."""
+
+    node: NodeId
+    generation: int
+
+    def __str__(self) -> str:
+        return str(self.node)
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The run begins: nobody is there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Somebody opened a stream and said who it is. `connection` names the stream until it is admitted or refused."""
+
+    connection: int
+    register: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A stream ended before it was admitted or refused."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A member said something."""
+
+    member: MemberId
+    value: FromNode
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member's stream ended."""
+
+    member: MemberId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The process of a node ended, as whoever started it saw."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; several times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Another number of nodes of a role is wanted."""
+
+    role: Role
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Go to another placement. `nodes` are the expert nodes that it was thought out for, where they changed.
+
+    `route` saves thinking out the way there again.
+    """
+
+    placement: Placement
+    nodes: frozenset[int] | None = None
+    route: "Route | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAll:
+    """Take nothing new, finish what runs."""
+
+
+Event = Begun | Joined | Withdrawn | Said | Left | Exited | Ticked | Scale | Place | DrainAll
+
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The stream `connection` belongs to `member` from now on."""
+
+    connection: int
+    member: MemberId
+    assigned: Assigned
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    connection: int
+    error: AfserveError
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    member: MemberId
+    value: ToNode
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process that takes this place; where somebody else starts it, do nothing."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """End this member's stream, and its process if it does not go by itself."""
+
+    member: MemberId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Think out where experts stand when these expert nodes hold them; the answer is `Place` with the same `nodes`."""
+
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Everyone who is wanted serves; said once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """No attention node has a request left."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run cannot go on; said once, with the first reason."""
+
+    error: AfserveError
+
+
+Effect = Admit | Refuse | Tell | Start | Dismiss | Replan | Settled | Drained | EndRun

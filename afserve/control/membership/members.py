@@ -1,0 +1,209 @@
+"""Who is there and how each one is, beside the places that should be filled. Values in, values and RendezvousErrors out.
+
+It knows no streams and no clock; times are passed in. A place stays when its member goes; its next member has the next
+generation. A mismatch names the node and the field.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from afserve.control.membership.events import MemberId
+from afserve.control.wire.values import PROTOCOL, Endpoint, Progress, Register
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.errors import RendezvousError
+from afserve.member import NodeId, Role
+
+CONTROLLER = "the controller"
+STARTING = Progress(0.0, "starting")
+
+
+class State(StrEnum):
+    """In this order; any of them may be followed by GONE."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    GONE = "gone"
+
+
+@dataclass(slots=True)
+class Member:
+    """One life of a node, as it last said."""
+
+    id: MemberId
+    pid: int
+    host: str
+    seen_at: float
+    state: State = State.LOADING
+    resident_bytes: int = 0
+    address: str | None = None
+    progress: Progress = STARTING
+    progress_at: float = 0.0
+    identified: bool = False
+    epoch: int = 0  # of the placement that it was told last
+    stats: AttentionStats | ExpertStats = field(default_factory=AttentionStats)
+
+    @property
+    def node(self) -> NodeId:
+        return self.id.node
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not State.GONE
+
+    @property
+    def serving(self) -> bool:
+        return self.state in (State.READY, State.DRAINING)
+
+
+class Members:
+    """The places of one model. `add` and `remove` change which there are; `admit` fills one."""
+
+    def __init__(self, nodes: tuple[NodeId, ...], version: str, colocated: bool) -> None:
+        self._places: dict[NodeId, Member | None] = dict.fromkeys(nodes)
+        self._generation: dict[NodeId, int] = {}
+        self._version = version
+        self._colocated = colocated
+        self._agreed: tuple[str, dict[str, str]] | None = None
+        self._told: dict[str, tuple[str, str]] = {}  # thing of the checkpoint -> who said first what it is
+
+    def __iter__(self) -> Iterator[Member]:
+        """Attention nodes first, each role in the order of its indices; who is gone is not among them."""
+        return iter([m for node in sorted(self._places) if (m := self._places[node]) is not None and m.alive])
+
+    def places(self, role: Role) -> list[NodeId]:
+        return sorted(node for node in self._places if node.role is role)
+
+    def at(self, node: NodeId) -> Member | None:
+        """The last member of a place, also one that is gone."""
+        return self._places.get(node)
+
+    def get(self, member: MemberId) -> Member | None:
+        """None for an earlier life, and for one that is gone."""
+        found = self._places.get(member.node)
+        return found if found is not None and found.id == member and found.alive else None
+
+    def of(self, role: Role) -> list[Member]:
+        return [member for member in self if member.node.role is role]
+
+    def add(self, role: Role) -> NodeId:
+        """A place with the lowest index that is free."""
+        taken = {node.index for node in self._places if node.role is role}
+        node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
+        self._places[node] = None
+        return node
+
+    def remove(self, node: NodeId) -> None:
+        self._places.pop(node, None)
+
+    def missing(self) -> list[NodeId]:
+        """Places without a member."""
+        return [node for node in sorted(self._places) if (m := self._places[node]) is None or not m.alive]
+
+    def unready(self) -> list[str]:
+        """A phrase for everyone that is not ready yet."""
+        never = [f"{node} {'is gone' if self._places[node] else 'never registered'}" for node in self.missing()]
+        slow = [
+            f"{m.node} is at {m.progress.fraction:.0%} ({m.progress.what})" for m in self if m.state is State.LOADING
+        ]
+        return never + slow
+
+    @property
+    def all_ready(self) -> bool:
+        return not self.missing() and all(member.state is State.READY for member in self)
+
+    # ---- coming in
+
+    def check(self, request: Register, taken: Collection[NodeId] = ()) -> NodeId:
+        """The place for whoever asks, none of `taken`. Raises RendezvousError where there is none, or it is another
+        afserve."""
+        for what, theirs, ours in (
+            ("protocol", request.protocol, PROTOCOL),
+            ("version", request.version, self._version),
+        ):
+            if theirs != ours:
+                raise RendezvousError(
+                    f"{what}: the node has {theirs}, the controller {ours}; install the same afserve on both"
+                )
+        try:
+            role = Role(request.role)
+        except ValueError:
+            raise RendezvousError(f"role: {request.role!r} is not one of {', '.join(Role)}") from None
+        if self._colocated and role is Role.EXPERT:
+            raise RendezvousError(f"role: this run is colocated and has no {role} nodes")
+        return self._free(role, request.index, taken)
+
+    def _free(self, role: Role, index: int | None, taken: Collection[NodeId]) -> NodeId:
+        places = self.places(role)
+        missing = [node for node in self.missing() if node.role is role and node not in taken]
+        if index is None:
+            if not missing:
+                raise RendezvousError(f"index: all {len(places)} places for {role} nodes are taken")
+            return missing[0]
+        node = NodeId(role, index)
+        if node not in self._places:
+            known = ", ".join(str(place.index) for place in places)
+            raise RendezvousError(f"index: {index} is none of the places for {role} nodes, which are {known}")
+        if node not in missing:
+            raise RendezvousError(f"index: {node} is registered already")
+        return node
+
+    def admit(self, node: NodeId, request: Register, now: float) -> Member:
+        generation = self._generation[node] = self._generation.get(node, -1) + 1
+        member = Member(MemberId(node, generation), request.pid, request.host, now, progress_at=now)
+        if node.role is Role.EXPERT:
+            member.stats = ExpertStats()
+        self._places[node] = member
+        return member
+
+    # ---- what all must have in common
+
+    def agree(self, member: Member, endpoint: Endpoint) -> None:
+        """Compare what `member` will put on the data plane with what the first member said."""
+        member.address = endpoint.address
+        if self._agreed is None:
+            self._agreed = (str(member.node), dict(endpoint.agreed))
+            return
+        first, expected = self._agreed
+        for key in sorted(expected.keys() | endpoint.agreed.keys()):
+            ours, theirs = expected.get(key, "nothing"), endpoint.agreed.get(key, "nothing")
+            if ours != theirs:
+                raise _disagreement(str(member.node), theirs, first, ours, key)
+
+    def identify(self, member: Member, things: Mapping[str, str]) -> None:
+        """Compare what `member`'s host has of the checkpoint, thing by thing, with whoever has the same thing."""
+        member.identified = True
+        for key, theirs in sorted(things.items()):
+            first, ours = self._told.setdefault(key, (str(member.node), theirs))
+            if ours != theirs:
+                raise _disagreement(str(member.node), theirs, first, ours, key)
+
+    def expect(self, things: Mapping[str, str]) -> None:
+        """What the controller's own copy is: the one that all others must have."""
+        for key, ours in sorted(things.items()):
+            who, theirs = self._told.get(key, (CONTROLLER, ours))
+            if ours != theirs:
+                raise _disagreement(who, theirs, CONTROLLER, ours, key)
+            self._told[key] = (CONTROLLER, ours)
+
+    def check_identified(self, member: Member) -> None:
+        """A node that serves has said what its checkpoint is, where there is anything to compare it with."""
+        if self._told and not member.identified:
+            raise RendezvousError(f"{member.node} is ready, but has not said what it has of the checkpoint")
+
+    def addresses(self) -> tuple[tuple[int, str], ...] | None:
+        """(index, mailboxes' address) of the expert nodes, once all that have a place are there."""
+        known = {m.node: m.address for m in self.of(Role.EXPERT) if m.address}
+        places = self.places(Role.EXPERT)
+        if any(node not in known for node in places):
+            return None
+        return tuple((node.index, known[node]) for node in places)
+
+
+def _disagreement(who: str, theirs: str, first: str, ours: str, what: str) -> RendezvousError:
+    return RendezvousError(
+        f"{who} disagrees with {first} on {what}: {theirs} against {ours}; "
+        "both must read the same checkpoint with the same settings"
+    )

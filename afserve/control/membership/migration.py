@@ -1,0 +1,193 @@
+"""Moving a running cluster from one placement to another: which epoch is being filled, adopted or given up.
+
+A state machine: what nodes answer comes in, what they are to be told goes out. It knows no sockets and no clock; times are
+passed in. Expert nodes fill spare slots, then attention nodes adopt, then the expert nodes give the old epoch's slots up; only
+then does the next stage begin. Wherever it stops, the placement in force is valid. Nodes may come and go meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
+from afserve.engine.migrate import stages
+from afserve.errors import DeadlineError, ProtocolError
+from afserve.member import NodeId, Role
+from afserve.placement.placement import FREE, Placement
+
+FILL_SECONDS = 600.0
+ADOPT_SECONDS = 60.0
+
+Outgoing = tuple[NodeId, ToNode]
+Crew = Callable[[Role], Iterable[NodeId]]  # the nodes of a role that serve now
+
+
+class Phase(Enum):
+    STEADY = "steady"
+    FILLING = "filling"
+    ADOPTING = "adopting"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The stages between two placements."""
+
+    start: Placement
+    target: Placement
+    stages: tuple[Placement, ...]
+
+
+class Migration:
+    """`placement` is what attention nodes may be routing by; `slots` are physical slots per expert node and layer."""
+
+    def __init__(self, placement: Placement, crew: Crew) -> None:
+        self.placement = placement
+        self.phase = Phase.STEADY
+        self.completed = 0
+        self._crew = crew
+        self._slots = placement.slots_per_node()
+        self._following: Placement | None = None
+        self._later: deque[Placement] = deque()
+        self._missing: set[NodeId] = set()
+        self._deadline = 0.0
+        self._next_epoch = placement.epoch
+
+    @property
+    def steady(self) -> bool:
+        """Whether nothing is under way and nothing waits."""
+        return self.phase is Phase.STEADY and not self._later
+
+    @property
+    def adopting(self) -> bool:
+        """Whether some attention nodes may route by the next placement already, and others not yet."""
+        return self.phase is Phase.ADOPTING
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Everything that rows may be routed by now or next."""
+        following = () if self._following is None else (self._following,)
+        return (self.placement, *following, *self._later)
+
+    @property
+    def missing(self) -> list[NodeId]:
+        """Who has not answered yet."""
+        return sorted(self._missing)
+
+    def route(self, target: Placement) -> Route:
+        """The way to `target` from where this is or will be next, thought out ahead. Raises ConfigError.
+
+        The two may be of different numbers of nodes: a node that is in one of them only holds nothing in the other.
+        """
+        start = self._following or self.placement
+        nodes = max(start.nodes, target.nodes)
+        way = stages(start.with_nodes(nodes), target.with_nodes(nodes), self._slots)
+        return Route(start, target, tuple(way))
+
+    def begin(self, target: Placement, now: float, route: Route | None = None) -> list[Outgoing]:
+        """Go to `target`; stages of an earlier target that have not begun are dropped. Raises ConfigError.
+
+        `route` saves the thinking, where nothing has changed since it was thought out.
+        """
+        if (
+            route is None
+            or route.target is not target
+            or route.start is not (self._following or self.placement)
+        ):
+            route = self.route(target)
+        self._later = deque(route.stages)
+        return self._advance(now) if self.phase is Phase.STEADY else []
+
+    def filled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
+        """An expert node holds everything that `epoch` names on it."""
+        self._answered(Phase.FILLING, node, epoch)
+        return self._go_on(now)
+
+    def adopted(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
+        """An attention node routes by `epoch` and has nothing under way from before."""
+        self._answered(Phase.ADOPTING, node, epoch)
+        return self._go_on(now)
+
+    def lost(self, node: NodeId, now: float) -> list[Outgoing]:
+        """A node is gone: nobody waits for it. What it was to fill is given up, as nobody routes by that yet."""
+        if self.phase is Phase.FILLING and self.holds(node):
+            self._later.clear()
+            self._following, self.phase, self._missing = None, Phase.STEADY, set()
+            return []
+        self._missing.discard(node)
+        return self._go_on(now)
+
+    def holds(self, node: NodeId) -> bool:
+        """Whether a placement that rows may be routed by now or later puts an expert on this node."""
+        return node.role is Role.EXPERT and any(
+            node.index < placement.nodes
+            and any(expert != FREE for layer in placement.layers for expert in layer.slots[node.index])
+            for placement in self.placements
+        )
+
+    def joined(self, node: NodeId) -> list[Outgoing]:
+        """A node serves from now on, with the placement in force; it takes part in what is under way."""
+        following = self._following
+        if following is None or self.phase is Phase.STEADY:
+            return []
+        role = Role.EXPERT if self.phase is Phase.FILLING else Role.ATTENTION
+        if node.role is not role:
+            return []
+        self._missing.add(node)
+        return [(node, asks(self.phase, following))]
+
+    def check(self, now: float) -> None:
+        """Raises DeadlineError naming who has not answered in time."""
+        if self.phase is not Phase.STEADY and now > self._deadline:
+            doing = "filled" if self.phase is Phase.FILLING else "adopted"
+            who = ", ".join(map(str, self.missing))
+            assert self._following is not None
+            raise DeadlineError(
+                f"{who}: epoch {self._following.epoch} was not {doing} in time; stop and start again"
+            )
+
+    def _go_on(self, now: float) -> list[Outgoing]:
+        """When nobody is missing any more."""
+        if self.phase is Phase.STEADY or self._missing:
+            return []
+        following = self._following
+        assert following is not None
+        if self.phase is Phase.FILLING:
+            return self._ask(Phase.ADOPTING, following, now)
+        old, self.placement, self._following = self.placement, following, None
+        self.phase = Phase.STEADY
+        self.completed += 1
+        given_up: list[Outgoing] = [(node, Retire(old.epoch)) for node in self._crew(Role.EXPERT)]
+        return given_up + self._advance(now)
+
+    def _advance(self, now: float) -> list[Outgoing]:
+        if not self._later:
+            return []
+        # Numbers never repeat, also when a later target drops stages that were numbered already.
+        self._next_epoch += 1
+        self._following = self._later.popleft().with_epoch(self._next_epoch)
+        return self._ask(Phase.FILLING, self._following, now)
+
+    def _ask(self, phase: Phase, following: Placement, now: float) -> list[Outgoing]:
+        """Everyone of a role. Where nobody is there, there is nobody to wait for."""
+        filling = phase is Phase.FILLING
+        self.phase, self._deadline = phase, now + (FILL_SECONDS if filling else ADOPT_SECONDS)
+        self._missing = set(self._crew(Role.EXPERT if filling else Role.ATTENTION))
+        return [(node, asks(phase, following)) for node in self.missing] or self._go_on(now)
+
+    def _answered(self, phase: Phase, node: NodeId, epoch: int) -> None:
+        following = self._following
+        if (
+            self.phase is not phase
+            or following is None
+            or epoch != following.epoch
+            or node not in self._missing
+        ):
+            raise ProtocolError(
+                f"{node} answered for epoch {epoch}, which was not asked of it ({self.phase.value})"
+            )
+        self._missing.discard(node)
+
+
+def asks(phase: Phase, placement: Placement) -> ToNode:
+    return FillSlots(placement) if phase is Phase.FILLING else Adopt(placement)

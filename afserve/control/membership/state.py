@@ -1,0 +1,392 @@
+"""The membership of one model as one pure machine: `on(event, now) -> effects`.
+
+What happened comes in, what is to be done goes out; it opens nothing, waits for nothing and reads no clock. A loss, another number
+of nodes and another placement are all the same few effects. Whatever an earlier life of a node still says is dropped here.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import (
+    Admit,
+    Begun,
+    Dismiss,
+    DrainAll,
+    Drained,
+    Effect,
+    EndRun,
+    Event,
+    Exited,
+    Joined,
+    Left,
+    MemberId,
+    Place,
+    Refuse,
+    Replan,
+    Said,
+    Scale,
+    Settled,
+    Start,
+    Tell,
+    Ticked,
+    Withdrawn,
+)
+from afserve.control.membership.members import Member, Members, State
+from afserve.control.membership.migration import Migration, Outgoing, Phase, asks
+from afserve.control.membership.recovery import OnLoss, Recovery, Rules
+from afserve.control.wire.values import (
+    Adopted,
+    Assigned,
+    Drain,
+    Endpoint,
+    Failed,
+    Filled,
+    FromNode,
+    Heartbeat,
+    Identity,
+    Peers,
+    Progress,
+    Ready,
+    Shutdown,
+)
+from afserve.control.wire.values import Drained as NodeDrained
+from afserve.errors import (
+    AfserveError,
+    ConfigError,
+    DeadlineError,
+    PeerError,
+    PeerLost,
+    ProtocolError,
+    RendezvousError,
+)
+from afserve.member import NodeId, Role
+
+Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
+
+
+def same_everywhere(deployment: Deployment, node: NodeId) -> Deployment:
+    return deployment
+
+
+class Membership:
+    """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own."""
+
+    def __init__(
+        self, deployment: Deployment, version: str, rules: Rules | None = None, assign: Assign = same_everywhere
+    ) -> None:
+        self.deployment = deployment
+        self.members = Members(deployment.nodes, version, deployment.colocated)
+        self.migration = Migration(deployment.placement, self._serving)
+        self.settled = False
+        self.ended = False
+        self._recovery = Recovery(rules or Rules())
+        self._assign = assign
+        self._since: dict[NodeId, float] = {}  # when a place became empty
+        self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
+        self._leaving: set[NodeId] = set()
+        self._planned: frozenset[int] | None = None  # expert nodes that were asked for last
+        self._draining = False
+
+    # ---- the one way in
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        """What is to be done now. Raises ConfigError, and changes nothing, for what was asked and cannot be."""
+        if self.ended:
+            return []
+        try:
+            effects = self._obey(event, now)
+        except RendezvousError as error:
+            effects = [EndRun(error)]
+        if not self.ended:
+            effects += self._reconcile(now)
+        return self._until_end(effects)
+
+    def _obey(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Begun():
+                self._since = dict.fromkeys(self.members.missing(), now)
+                return [Start(node) for node in self.members.missing()]
+            case Joined():
+                return self._joined(event, now)
+            case Withdrawn(connection):
+                self._waiting = [(j, node) for j, node in self._waiting if j.connection != connection]
+                return []
+            case Said(member, value):
+                found = self.members.get(member)
+                return [] if found is None else self._said(found, value, now)
+            case Left(member, reason):
+                found = self.members.get(member)
+                return [] if found is None else self._gone(found, reason, now)
+            case Exited(node, _):
+                return [] if node in self._leaving else self._recovery.exited(event)
+            case Ticked():
+                return self._ticked(now)
+            case Scale(role, count):
+                return self._scaled(role, count, now)
+            case Place():
+                return self._placed(event, now)
+            case DrainAll():
+                self._draining = True
+                return [e for m in self.members.of(Role.ATTENTION) for e in self._drain(m)]
+
+    # ---- coming
+
+    def _joined(self, event: Joined, now: float) -> list[Effect]:
+        try:
+            node = self.members.check(event.register, taken=[node for _, node in self._waiting])
+        except RendezvousError as error:
+            return [Refuse(event.connection, error)]
+        if node.role is Role.EXPERT and self.migration.adopting:
+            # Some attention nodes route by the next placement already, some do not: it starts with the next one.
+            self._waiting.append((event, node))
+            return []
+        return self._admit(event, node, now)
+
+    def _admit(self, event: Joined, node: NodeId, now: float) -> list[Effect]:
+        member = self.members.admit(node, event.register, now)
+        member.epoch = self.migration.placement.epoch
+        self._since.pop(node, None)
+        self._recovery.forget(node)
+        deployment = replace(self.deployment, placement=self.migration.placement)
+        assigned = Assigned(node, member.id.generation, self._assign(deployment, node))
+        return [Admit(event.connection, member.id, assigned)]
+
+    # ---- what nodes say
+
+    def _said(self, member: Member, value: FromNode, now: float) -> list[Effect]:
+        member.seen_at = now
+        match value:
+            case Heartbeat(resident, stats):
+                member.resident_bytes, member.stats = resident, stats
+            case Progress():
+                member.progress, member.progress_at = value, now
+            case Endpoint():
+                self.members.agree(member, value)
+                return self._peers(member)
+            case Identity(things):
+                self.members.identify(member, things)
+            case Ready(resident):
+                self.members.check_identified(member)
+                member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
+                return self._catch_up(member)
+            case Filled(epoch):
+                return self._answered(member, self.migration.filled, epoch, now)
+            case Adopted(epoch):
+                return self._answered(member, self.migration.adopted, epoch, now)
+            case NodeDrained():
+                return self._has_drained(member)
+            case Failed(error):
+                return self._has_failed(member, error, now)
+        return []
+
+    def _peers(self, member: Member) -> list[Effect]:
+        """Attention nodes are told of all expert nodes' mailboxes, once they are known and whenever they change."""
+        return self._announce(self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member])
+
+    def _announce(self, told: list[Member]) -> list[Effect]:
+        addresses = self.members.addresses()
+        if addresses is None:
+            return []
+        return [Tell(attention.id, Peers(addresses)) for attention in told if attention.address is not None]
+
+    def _catch_up(self, member: Member) -> list[Effect]:
+        """It has loaded. It serves once it knows the placement in force, which may be another than when it began."""
+        in_force = self.migration.placement
+        if member.epoch != in_force.epoch:
+            member.epoch = in_force.epoch
+            phase = Phase.FILLING if member.node.role is Role.EXPERT else Phase.ADOPTING
+            return [Tell(member.id, asks(phase, in_force))]
+        member.state = State.READY
+        self._recovery.settled(member.node)
+        return self._tell(self.migration.joined(member.node))
+
+    def _answered(
+        self, member: Member, take: Callable[[NodeId, int, float], list[Outgoing]], epoch: int, now: float
+    ) -> list[Effect]:
+        """An answer that was not asked for comes from no correct node: it is as good as gone."""
+        if member.state is State.LOADING and epoch == member.epoch:
+            return self._catch_up(member)
+        try:
+            effects = self._tell(take(member.node, epoch, now))
+        except ProtocolError as error:
+            return self._give_up(member, error, now)
+        member.epoch = epoch
+        return effects
+
+    def _has_drained(self, member: Member) -> list[Effect]:
+        member.state = State.DRAINED
+        if self._draining and all(m.state is State.DRAINED for m in self.members.of(Role.ATTENTION)):
+            return [Drained()]
+        return []
+
+    def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
+        if isinstance(error, PeerError):
+            self._recovery.accused(member.node, error.message, now)
+            return []
+        return self._give_up(member, self._recovery.failed(member.node, error), now)
+
+    # ---- going
+
+    def _gone(self, member: Member, reason: str, now: float) -> list[Effect]:
+        member.state = State.GONE
+        node = member.node
+        self._since[node] = now
+        self._planned = None
+        effects = self._tell(self.migration.lost(node, now))
+        if self._draining and node.role is Role.ATTENTION and not self.members.of(Role.ATTENTION):
+            effects.append(Drained())
+        return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
+
+    def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
+        """A member that is there, but of no use any more."""
+        if self._recovery.rules.on_loss is OnLoss.END:
+            return [EndRun(error)]
+        return [Dismiss(member.id, error.message), *self._gone(member, error.message, now)]
+
+    def _ticked(self, now: float) -> list[Effect]:
+        effects, rules = self._recovery.due(now), self._recovery.rules
+        for member in self.members:
+            if now - member.seen_at > rules.silence:
+                why = f"silent for {now - member.seen_at:.0f} s (pid {member.pid})"
+                effects += self._give_up(member, PeerLost(member.node, why), now)
+            elif member.state is State.LOADING and now - member.progress_at > rules.stall:
+                late = self._recovery.late(self.members.unready(), rules.stall)
+                effects += self._give_up(member, late, now)
+        return effects + self._check_places(now) + self._check_migration(now)
+
+    def _check_places(self, now: float) -> list[Effect]:
+        """Nobody came for a place, although somebody was started for it."""
+        rules, awaited = self._recovery.rules, [node for _, node in self._waiting]
+        late = [
+            node
+            for node in self.members.missing()
+            if node not in awaited and now - self._since.get(node, now) > rules.register
+        ]
+        if late and rules.on_loss is OnLoss.END:
+            return [EndRun(self._recovery.late(self.members.unready(), rules.register))]
+        self._since |= dict.fromkeys(late, now)
+        return [e for node in late for e in self._recovery.lost(node, "nobody came for its place", now)]
+
+    def _check_migration(self, now: float) -> list[Effect]:
+        try:
+            self.migration.check(now)
+        except DeadlineError as error:
+            late = [m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive]
+            return [e for member in late for e in self._give_up(member, error, now)]
+        return []
+
+    # ---- other numbers of nodes, other placements
+
+    def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
+        self._check_count(role, count)
+        self.deployment = self.deployment.scaled(role, count)
+        staying = [node for node in self.members.places(role) if node not in self._leaving]
+        self._leaving.update(staying[count:])
+        effects: list[Effect] = []
+        for _ in range(count - len(staying)):
+            node = self.members.add(role)
+            self._since[node] = now
+            effects.append(Start(node))
+        return effects
+
+    def _check_count(self, role: Role, count: int) -> None:
+        if count < 1:
+            raise ConfigError(f"scale: at least one {role} node is needed, {count} were asked for", param=role)
+        if role is Role.EXPERT and self.deployment.colocated:
+            raise ConfigError("scale: a colocated run has no expert nodes", param=role)
+        placement = self.migration.placement
+        room = count * placement.slots_per_node()
+        if role is Role.EXPERT and room < placement.experts:
+            raise ConfigError(
+                f"scale: {count} expert nodes have room for {room} of the {placement.experts} experts of a layer",
+                param=role,
+            )
+
+    def _placed(self, event: Place, now: float) -> list[Effect]:
+        """Raises ConfigError for a placement that cannot be reached from the one in force."""
+        if event.nodes is not None:
+            self._planned = None
+            if event.nodes != self._holders() or self._away():
+                return []  # who can hold experts has changed since it was thought out
+        elif self._away():
+            raise ConfigError("the placement cannot change while an expert node is away; try again", param="placement")
+        return self._tell(self.migration.begin(event.placement, now, event.route))
+
+    def _away(self) -> bool:
+        """Whether an expert node that holds experts does not serve: what it holds must not change then."""
+        serving = {m.node for m in self.members.of(Role.EXPERT) if m.serving}
+        return any(self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT))
+
+    def _reconcile(self, now: float) -> list[Effect]:
+        """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
+        effects: list[Effect] = []
+        if not self.migration.adopting:
+            waiting, self._waiting = self._waiting, []
+            for event, node in waiting:
+                effects += self._admit(event, node, now)
+        for node in sorted(self._leaving):
+            effects += self._see_off(node, now)
+        effects += self._replan()
+        if not self.settled and self.members.all_ready:
+            self.settled = True
+            effects.append(Settled())
+        return effects
+
+    def _see_off(self, node: NodeId, now: float) -> list[Effect]:
+        """A leaving node goes when nothing needs it: no request of an attention node, no expert of an expert node."""
+        member = self.members.at(node)
+        alive = member is not None and member.alive
+        if self.migration.holds(node):
+            return []
+        if member is not None and alive and node.role is Role.ATTENTION and member.state is not State.DRAINED:
+            return self._drain(member)
+        self._leaving.discard(node)
+        self.members.remove(node)
+        self._recovery.forget(node)
+        self._waiting = [(j, other) for j, other in self._waiting if other != node]
+        effects: list[Effect] = [Tell(member.id, Shutdown())] if member is not None and alive else []
+        effects += self._tell(self.migration.lost(node, now))
+        return effects + (self._announce(self.members.of(Role.ATTENTION)) if node.role is Role.EXPERT else [])
+
+    def _replan(self) -> list[Effect]:
+        """Ask for another placement when the expert nodes that are to hold experts are not those that do."""
+        if self.deployment.colocated or not self.settled or not self.migration.steady or self._away():
+            return []
+        holders = self._holders()
+        held = {node.index for node in self.members.places(Role.EXPERT) if self.migration.holds(node)}
+        if holders == held or holders == self._planned:
+            return []
+        self._planned = holders
+        return [Replan(holders)]
+
+    def _holders(self) -> frozenset[int]:
+        """Expert nodes that serve and stay."""
+        return frozenset(
+            m.node.index for m in self.members.of(Role.EXPERT) if m.serving and m.node not in self._leaving
+        )
+
+    # ---- words
+
+    def _drain(self, member: Member) -> list[Effect]:
+        """Also one that still loads: it has no request, and says so."""
+        if member.state not in (State.READY, State.LOADING):
+            return []
+        member.state = State.DRAINING
+        return [Tell(member.id, Drain())]
+
+    def _tell(self, outgoing: Iterable[Outgoing]) -> list[Effect]:
+        """To the present lives of nodes; who is gone will be told when it comes back."""
+        found = ((self.members.at(node), value) for node, value in outgoing)
+        return [Tell(member.id, value) for member, value in found if member is not None and member.alive]
+
+    def _serving(self, role: Role) -> list[NodeId]:
+        return [member.node for member in self.members.of(role) if member.serving]
+
+    def _until_end(self, effects: list[Effect]) -> list[Effect]:
+        """The first reason for an end counts, and nothing comes after it."""
+        for number, effect in enumerate(effects):
+            if isinstance(effect, EndRun):
+                self.ended = True
+                return effects[: number + 1]
+        return effects

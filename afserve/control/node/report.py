@@ -1,0 +1,51 @@
+"""Tells the controller what a node has done, from the thread that steps it and between two steps.
+
+Twice per heartbeat a snapshot is published for the heartbeat thread; once, rows routed since then are sent. It knows
+neither what the numbers mean nor when they are read.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from afserve.clock import Clock, MonotonicClock
+from afserve.control.node.heartbeat import HeartbeatThread, Stats
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import Routed
+from afserve.placement.stats import RoutedRows
+
+
+class Report(Protocol):
+    """Called once per turn of a node's loop; most calls only look at the clock."""
+
+    def __call__(self, *, at_once: bool = False) -> None: ...
+
+
+class Reporter:
+    """`routed` is given by attention nodes."""
+
+    def __init__(
+        self,
+        heartbeat: HeartbeatThread,
+        stream: ControlStream,
+        stats: Callable[[], Stats],
+        routed: Callable[[], RoutedRows] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._heartbeat, self._stream = heartbeat, stream
+        self._stats, self._routed = stats, routed
+        self._clock = clock or MonotonicClock()
+        self._published = self._sent = self._clock.now()
+
+    def __call__(self, *, at_once: bool = False) -> None:
+        now, seconds = self._clock.now(), self._heartbeat.seconds
+        if now - self._published >= seconds / 2 or at_once:
+            self._published = now
+            self._heartbeat.publish(self._stats())
+        if self._routed is not None and (now - self._sent >= seconds or at_once):
+            self._sent = now
+            if rows := self._routed():
+                self._stream.send(Routed(rows))
+
+
+def silent(*, at_once: bool = False) -> None:
+    """Of a loop that nobody listens to."""
