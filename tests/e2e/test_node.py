@@ -9,10 +9,10 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
-from afserve.control.wire import channel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.lanes import Lanes
+from afserve.control.wire import channel
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS

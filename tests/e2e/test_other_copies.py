@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from afserve.clock import MonotonicClock
 from afserve.config import FULL, ModelSource
-from afserve.control.wire import channel
 from afserve.control.controller import Controller
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.lanes import Lanes
+from afserve.control.wire import channel
 from afserve.control.wire.values import ROLES
 from afserve.errors import RendezvousError
 from afserve.launch.machine import this_machine

@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
+from afserve.control.migration import Crew, Migration, Phase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.control.membership.balancing import BalanceRules, Balancing, compact
-from afserve.control.migration import Crew, Migration, Phase
 from afserve.control.wire.values import Adopt, FillSlots, Retire
 from afserve.engine.migrate import fills
 from afserve.errors import ConfigError, DeadlineError, ProtocolError

@@ -8,8 +8,8 @@ import pytest
 from afserve.comm.mailbox import wire
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
-from afserve.control.node import wiring
 from afserve.control.identifying import reading
+from afserve.control.node import wiring
 from afserve.control.wire.values import ROLES, Run
 from afserve.engine.build import layout_for
 from afserve.errors import CheckpointError

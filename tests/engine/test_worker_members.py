@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
+from afserve.control.members import READY, Members
 from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.affinity import Affinity
 from afserve.control.lanes import Lanes
-from afserve.control.members import READY, Members
 from afserve.control.wire.values import PROTOCOL, Endpoint, Register, Run
 from afserve.engine.request import TokenEvent
 from afserve.errors import PeerLost, RendezvousError

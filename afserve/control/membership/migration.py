@@ -1,8 +1,9 @@
 """Moving a running cluster from one placement to another: which epoch is being filled, adopted or given up.
 
-A state machine: what nodes answer comes in, what they are to be told goes out. It knows no sockets and no clock; times are
-passed in. Expert nodes fill spare slots, then attention nodes adopt, then the expert nodes give the old epoch's slots up; only
-then does the next stage begin. Wherever it stops, the placement in force is valid. Nodes may come and go meanwhile.
+A state machine: what nodes answer comes in, what they are to be told goes out. It knows no sockets and no clock; times
+are passed in. Expert nodes fill spare slots, then attention nodes adopt, then the expert nodes give the old epoch's
+slots up; only then does the next stage begin. Wherever it stops, the placement in force is valid. Nodes may come and go
+meanwhile.
 """
 
 from collections import deque

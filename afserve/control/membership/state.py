@@ -1,7 +1,8 @@
 """The membership of one model as one pure machine: `on(event, now) -> effects`.
 
-What happened comes in, what is to be done goes out; it opens nothing, waits for nothing and reads no clock. A loss, another number
-of nodes and another placement are all the same few effects. Whatever an earlier life of a node still says is dropped here.
+What happened comes in, what is to be done goes out; it opens nothing, waits for nothing and reads no clock. A loss,
+another number of nodes and another placement are all the same few effects. Whatever an earlier life of a node still
+says is dropped here.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,8 +20,8 @@ from afserve.control.membership.events import (
     Event,
     Exited,
     Joined,
+    Known,
     Left,
-    MemberId,
     Place,
     Refuse,
     Replan,
@@ -48,6 +49,7 @@ from afserve.control.wire.values import (
     Peers,
     Progress,
     Ready,
+    Register,
     Shutdown,
 )
 from afserve.control.wire.values import Drained as NodeDrained
@@ -73,7 +75,11 @@ class Membership:
     """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own."""
 
     def __init__(
-        self, deployment: Deployment, version: str, rules: Rules | None = None, assign: Assign = same_everywhere
+        self,
+        deployment: Deployment,
+        version: str,
+        rules: Rules | None = None,
+        assign: Assign = same_everywhere,
     ) -> None:
         self.deployment = deployment
         self.members = Members(deployment.nodes, version, deployment.colocated)
@@ -97,7 +103,7 @@ class Membership:
         try:
             effects = self._obey(event, now)
         except RendezvousError as error:
-            effects = [EndRun(error)]
+            effects = self._disagreed(event, error, now)
         if not self.ended:
             effects += self._reconcile(now)
         return self._until_end(effects)
@@ -126,9 +132,21 @@ class Membership:
                 return self._scaled(role, count, now)
             case Place():
                 return self._placed(event, now)
+            case Known(things):
+                self.members.expect(things)
+                return []
             case DrainAll():
                 self._draining = True
                 return [e for m in self.members.of(Role.ATTENTION) for e in self._drain(m)]
+
+    def _disagreed(self, event: Event, error: RendezvousError, now: float) -> list[Effect]:
+        """A member of another run is sent away, and told why. Whether the run goes on is the rules' business."""
+        found = self.members.get(event.member) if isinstance(event, Said) else None
+        if found is None:
+            return [EndRun(error)]
+        if self._recovery.rules.on_loss is OnLoss.END or not self.settled:
+            return [Dismiss(found.id, error), EndRun(error)]
+        return self._give_up(found, error, now)
 
     # ---- coming
 
@@ -178,11 +196,15 @@ class Membership:
                 return self._has_drained(member)
             case Failed(error):
                 return self._has_failed(member, error, now)
+            case Register():
+                return self._give_up(member, PeerLost(member.node, "it registered twice"), now)
         return []
 
     def _peers(self, member: Member) -> list[Effect]:
         """Attention nodes are told of all expert nodes' mailboxes, once they are known and whenever they change."""
-        return self._announce(self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member])
+        return self._announce(
+            self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member]
+        )
 
     def _announce(self, told: list[Member]) -> list[Effect]:
         addresses = self.members.addresses()
@@ -242,7 +264,7 @@ class Membership:
         """A member that is there, but of no use any more."""
         if self._recovery.rules.on_loss is OnLoss.END:
             return [EndRun(error)]
-        return [Dismiss(member.id, error.message), *self._gone(member, error.message, now)]
+        return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
 
     def _ticked(self, now: float) -> list[Effect]:
         effects, rules = self._recovery.due(now), self._recovery.rules
@@ -272,7 +294,9 @@ class Membership:
         try:
             self.migration.check(now)
         except DeadlineError as error:
-            late = [m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive]
+            late = [
+                m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive
+            ]
             return [e for member in late for e in self._give_up(member, error, now)]
         return []
 
@@ -292,7 +316,9 @@ class Membership:
 
     def _check_count(self, role: Role, count: int) -> None:
         if count < 1:
-            raise ConfigError(f"scale: at least one {role} node is needed, {count} were asked for", param=role)
+            raise ConfigError(
+                f"scale: at least one {role} node is needed, {count} were asked for", param=role
+            )
         if role is Role.EXPERT and self.deployment.colocated:
             raise ConfigError("scale: a colocated run has no expert nodes", param=role)
         placement = self.migration.placement
@@ -310,13 +336,17 @@ class Membership:
             if event.nodes != self._holders() or self._away():
                 return []  # who can hold experts has changed since it was thought out
         elif self._away():
-            raise ConfigError("the placement cannot change while an expert node is away; try again", param="placement")
+            raise ConfigError(
+                "the placement cannot change while an expert node is away; try again", param="placement"
+            )
         return self._tell(self.migration.begin(event.placement, now, event.route))
 
     def _away(self) -> bool:
         """Whether an expert node that holds experts does not serve: what it holds must not change then."""
         serving = {m.node for m in self.members.of(Role.EXPERT) if m.serving}
-        return any(self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT))
+        return any(
+            self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT)
+        )
 
     def _reconcile(self, now: float) -> list[Effect]:
         """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
@@ -330,6 +360,7 @@ class Membership:
         effects += self._replan()
         if not self.settled and self.members.all_ready:
             self.settled = True
+            self._planned = self._holders()  # what the run began with is as it was asked for
             effects.append(Settled())
         return effects
 
@@ -355,7 +386,7 @@ class Membership:
             return []
         holders = self._holders()
         held = {node.index for node in self.members.places(Role.EXPERT) if self.migration.holds(node)}
-        if holders == held or holders == self._planned:
+        if holders in (held, self._planned):
             return []
         self._planned = holders
         return [Replan(holders)]

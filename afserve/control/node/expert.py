@@ -50,9 +50,9 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
     report = Reporter(heartbeat, stream, node.stats)
     freeze_heap()
     stream.send(Ready(heartbeat.resident_bytes()))
-    placement = Placement.from_json(assigned.run.placement)
+    placement = assigned.deployment.placement
     try:
-        ExpertLoop(node, filler, placement, assigned.index, stream, report).run()
+        ExpertLoop(node, filler, placement, assigned.node.index, stream, report).run()
     finally:
         filler.close()
         close()
@@ -101,18 +101,18 @@ class ExpertLoop:
                 self._running = False
             case Drain():
                 self._stream.send(Drained())
-            case FillSlots(epoch, text):
-                self._fill(epoch, Placement.from_json(text))
+            case FillSlots(placement):
+                self._fill(placement)
             case Retire(epoch):
                 self._node.retire(epoch)
             case _:
                 raise ProtocolError(f"an expert node does not take {type(command).__name__}")
 
-    def _fill(self, epoch: int, placement: Placement) -> None:
+    def _fill(self, placement: Placement) -> None:
         mine = [fill for fill in fills(self._placement, placement) if fill.node == self._index]
         self._placement = placement
-        self._filling.add(epoch)
-        self._filler.submit(epoch, mine)
+        self._filling.add(placement.epoch)
+        self._filler.submit(placement.epoch, mine)
 
     def _report_filled(self) -> None:
         for epoch in self._filler.finished():
