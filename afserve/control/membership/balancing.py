@@ -1,7 +1,8 @@
 """Live placement: routing counts in, decisions out, as events that the membership carries through.
 
 The slow loop beside serving. It feeds what attention nodes have routed to the statistics, asks the rebalancer, and
-keeps the last decisions with their reasons. It reads the migration and never steers it. No sockets; times are passed in.
+keeps the last decisions with their reasons. It reads the migration and never steers it. No sockets; times are passed
+in.
 """
 
 from collections.abc import Sequence

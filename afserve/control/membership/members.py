@@ -42,7 +42,8 @@ class Member:
     progress: Progress = STARTING
     progress_at: float = 0.0
     identified: bool = False
-    epoch: int = 0  # of the placement that it was told last
+    epoch: int = 0  # of the placement that it knows
+    asked: int = 0  # of the one that it was told last
     stats: AttentionStats | ExpertStats = field(default_factory=AttentionStats)
 
     @property

@@ -34,7 +34,7 @@ from afserve.control.membership.events import (
     Withdrawn,
 )
 from afserve.control.membership.members import Member, Members, State
-from afserve.control.membership.migration import Migration, Outgoing, Phase, asks
+from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import OnLoss, Recovery, Rules
 from afserve.control.wire.values import (
     Adopted,
@@ -92,7 +92,8 @@ class Membership:
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
         self._planned: frozenset[int] | None = None  # expert nodes that were asked for last
-        self._draining = False
+        self._first = frozenset(range(deployment.count(Role.EXPERT)))
+        self._draining = self._drained = False
 
     # ---- the one way in
 
@@ -163,7 +164,7 @@ class Membership:
 
     def _admit(self, event: Joined, node: NodeId, now: float) -> list[Effect]:
         member = self.members.admit(node, event.register, now)
-        member.epoch = self.migration.placement.epoch
+        member.epoch = member.asked = self.migration.placement.epoch
         self._since.pop(node, None)
         self._recovery.forget(node)
         deployment = replace(self.deployment, placement=self.migration.placement)
@@ -187,7 +188,7 @@ class Membership:
             case Ready(resident):
                 self.members.check_identified(member)
                 member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
-                return self._catch_up(member)
+                return self._catch_up(member) if member.state is State.LOADING else []
             case Filled(epoch):
                 return self._answered(member, self.migration.filled, epoch, now)
             case Adopted(epoch):
@@ -216,9 +217,14 @@ class Membership:
         """It has loaded. It serves once it knows the placement in force, which may be another than when it began."""
         in_force = self.migration.placement
         if member.epoch != in_force.epoch:
-            member.epoch = in_force.epoch
+            if member.asked == in_force.epoch:
+                return []
+            member.asked = in_force.epoch
             phase = Phase.FILLING if member.node.role is Role.EXPERT else Phase.ADOPTING
             return [Tell(member.id, asks(phase, in_force))]
+        if self._draining and member.node.role is Role.ATTENTION:
+            member.state = State.DRAINED
+            return []
         member.state = State.READY
         self._recovery.settled(member.node)
         return self._tell(self.migration.joined(member.node))
@@ -227,7 +233,8 @@ class Membership:
         self, member: Member, take: Callable[[NodeId, int, float], list[Outgoing]], epoch: int, now: float
     ) -> list[Effect]:
         """An answer that was not asked for comes from no correct node: it is as good as gone."""
-        if member.state is State.LOADING and epoch == member.epoch:
+        if member.state is State.LOADING and epoch == member.asked:
+            member.epoch = epoch
             return self._catch_up(member)
         try:
             effects = self._tell(take(member.node, epoch, now))
@@ -237,9 +244,8 @@ class Membership:
         return effects
 
     def _has_drained(self, member: Member) -> list[Effect]:
-        member.state = State.DRAINED
-        if self._draining and all(m.state is State.DRAINED for m in self.members.of(Role.ATTENTION)):
-            return [Drained()]
+        if member.state is State.DRAINING:
+            member.state = State.DRAINED
         return []
 
     def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
@@ -256,8 +262,6 @@ class Membership:
         self._since[node] = now
         self._planned = None
         effects = self._tell(self.migration.lost(node, now))
-        if self._draining and node.role is Role.ATTENTION and not self.members.of(Role.ATTENTION):
-            effects.append(Drained())
         return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
@@ -267,7 +271,8 @@ class Membership:
         return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
 
     def _ticked(self, now: float) -> list[Effect]:
-        effects, rules = self._recovery.due(now), self._recovery.rules
+        rules = self._recovery.rules
+        effects = self._recovery.due(now) + self._check_places(now)
         for member in self.members:
             if now - member.seen_at > rules.silence:
                 why = f"silent for {now - member.seen_at:.0f} s (pid {member.pid})"
@@ -275,7 +280,7 @@ class Membership:
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
                 effects += self._give_up(member, late, now)
-        return effects + self._check_places(now) + self._check_migration(now)
+        return effects + self._check_migration(now)
 
     def _check_places(self, now: float) -> list[Effect]:
         """Nobody came for a place, although somebody was started for it."""
@@ -339,6 +344,9 @@ class Membership:
             raise ConfigError(
                 "the placement cannot change while an expert node is away; try again", param="placement"
             )
+        elif strangers := [node for node in holders(event.placement) if node.index not in self._holders()]:
+            names = ", ".join(map(str, sorted(strangers)))
+            raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
         return self._tell(self.migration.begin(event.placement, now, event.route))
 
     def _away(self) -> bool:
@@ -358,9 +366,13 @@ class Membership:
         for node in sorted(self._leaving):
             effects += self._see_off(node, now)
         effects += self._replan()
+        if self._draining and not self._drained and not self._serving(Role.ATTENTION):
+            self._drained = True
+            effects.append(Drained())
         if not self.settled and self.members.all_ready:
             self.settled = True
-            self._planned = self._holders()  # what the run began with is as it was asked for
+            if self._holders() == self._first:  # the run began as it was asked for
+                self._planned = self._first
             effects.append(Settled())
         return effects
 
@@ -370,7 +382,7 @@ class Membership:
         alive = member is not None and member.alive
         if self.migration.holds(node):
             return []
-        if member is not None and alive and node.role is Role.ATTENTION and member.state is not State.DRAINED:
+        if member is not None and member.serving and node.role is Role.ATTENTION:
             return self._drain(member)
         self._leaving.discard(node)
         self.members.remove(node)
@@ -400,8 +412,8 @@ class Membership:
     # ---- words
 
     def _drain(self, member: Member) -> list[Effect]:
-        """Also one that still loads: it has no request, and says so."""
-        if member.state not in (State.READY, State.LOADING):
+        """One that still loads has no request, and will not serve."""
+        if member.state is not State.READY:
             return []
         member.state = State.DRAINING
         return [Tell(member.id, Drain())]
