@@ -135,6 +135,9 @@ class Membership:
                 return self._placed(event, now)
             case Known(things):
                 self.members.expect(things)
+                for member in self.members:
+                    if member.state is not State.LOADING:
+                        self.members.check_identified(member)
                 return []
             case DrainAll():
                 self._draining = True
@@ -370,11 +373,20 @@ class Membership:
             self._drained = True
             effects.append(Drained())
         if not self.settled and self.members.all_ready:
-            self.settled = True
-            if self._holders() == self._first:  # the run began as it was asked for
-                self._planned = self._first
-            effects.append(Settled())
+            effects.append(self._settle())
         return effects
+
+    def _settle(self) -> Effect:
+        """Somebody may have become ready before anybody said what its checkpoint is."""
+        try:
+            for member in self.members:
+                self.members.check_identified(member)
+        except RendezvousError as error:
+            return EndRun(error)
+        self.settled = True
+        if self._holders() == self._first:  # the run began as it was asked for
+            self._planned = self._first
+        return Settled()
 
     def _see_off(self, node: NodeId, now: float) -> list[Effect]:
         """A leaving node goes when nothing needs it: no request of an attention node, no expert of an expert node."""
