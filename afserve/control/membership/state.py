@@ -350,7 +350,9 @@ class Membership:
         elif strangers := [node for node in holders(event.placement) if node.index not in self._holders()]:
             names = ", ".join(map(str, sorted(strangers)))
             raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
-        return self._tell(self.migration.begin(event.placement, now, event.route))
+        effects = self._tell(self.migration.begin(event.placement, now, event.route))
+        self._planned = self._holders()  # who asked for it has seen them
+        return effects
 
     def _away(self) -> bool:
         """Whether an expert node that holds experts does not serve: what it holds must not change then."""
