@@ -352,6 +352,7 @@ def test_what_is_wanted_is_reached_when_losses_stop(first):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_what_is_wanted_is_reached_in_ten_thousand_schedules():
     for seed in range(500, 10_500):
         run(seed)

@@ -91,7 +91,10 @@ class Membership:
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
-        self._planned: frozenset[int] | None = None  # expert nodes that were asked for last
+        self._asked: frozenset[int] | None = None  # expert nodes that a placement is being thought out for
+        self._seen: frozenset[int] | None = (
+            None  # those that the placement in force or under way was thought out for
+        )
         self._first = frozenset(range(deployment.count(Role.EXPERT)))
         self._draining = self._drained = False
 
@@ -135,9 +138,9 @@ class Membership:
                 return self._placed(event, now)
             case Known(things):
                 self.members.expect(things)
-                for member in self.members:
-                    if member.state is not State.LOADING:
-                        self.members.check_identified(member)
+                for known in self.members:
+                    if known.state is not State.LOADING:
+                        self.members.check_identified(known)
                 return []
             case DrainAll():
                 self._draining = True
@@ -263,7 +266,7 @@ class Membership:
         member.state = State.GONE
         node = member.node
         self._since[node] = now
-        self._planned = None
+        self._asked = None
         effects = self._tell(self.migration.lost(node, now))
         return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
 
@@ -340,7 +343,7 @@ class Membership:
     def _placed(self, event: Place, now: float) -> list[Effect]:
         """Raises ConfigError for a placement that cannot be reached from the one in force."""
         if event.nodes is not None:
-            self._planned = None
+            self._asked = None
             if event.nodes != self._holders() or self._away():
                 return []  # who can hold experts has changed since it was thought out
         elif self._away():
@@ -351,7 +354,7 @@ class Membership:
             names = ", ".join(map(str, sorted(strangers)))
             raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
         effects = self._tell(self.migration.begin(event.placement, now, event.route))
-        self._planned = self._holders()  # who asked for it has seen them
+        self._seen = self._holders()
         return effects
 
     def _away(self) -> bool:
@@ -386,8 +389,7 @@ class Membership:
         except RendezvousError as error:
             return EndRun(error)
         self.settled = True
-        if self._holders() == self._first:  # the run began as it was asked for
-            self._planned = self._first
+        self._seen = self._first  # the run begins as it was asked for
         return Settled()
 
     def _see_off(self, node: NodeId, now: float) -> list[Effect]:
@@ -412,9 +414,9 @@ class Membership:
             return []
         holders = self._holders()
         held = {node.index for node in self.members.places(Role.EXPERT) if self.migration.holds(node)}
-        if holders in (held, self._planned):
+        if holders == self._asked or (held <= holders and holders in (held, self._seen)):
             return []
-        self._planned = holders
+        self._asked = holders
         return [Replan(holders)]
 
     def _holders(self) -> frozenset[int]:
