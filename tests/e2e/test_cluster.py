@@ -15,11 +15,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from afserve.control.lanes import Lanes
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.control.controller import Controller
-from afserve.control.lanes import Lanes
 from afserve.errors import ConfigError
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
