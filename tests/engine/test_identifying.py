@@ -8,14 +8,14 @@ import pytest
 from afserve.comm.mailbox import wire
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
-from afserve.control.node import wiring
 from afserve.control.identifying import reading
+from afserve.control.node import wiring
 from afserve.control.wire.values import ROLES, Run
 from afserve.engine.build import layout_for
 from afserve.errors import CheckpointError
+from afserve.families.table import load_spec
 from afserve.launch.models import CONFIGS
 from afserve.models.identity import is_full
-from afserve.spec import ModelSpec
 
 SECONDS = 30.0
 NANO = str(CONFIGS / "nano")
@@ -62,7 +62,7 @@ def test_what_is_soon_done_is_not_said(caplog):
 
 
 def test_nodes_agree_on_protocol_dtype_and_format_by_name():
-    spec, run = ModelSpec.load(NANO), run_of(NANO)
+    spec, run = load_spec(NANO), run_of(NANO)
     agreed = wiring._agreed(layout_for(run.source, spec, run.engine, 8), run, spec)
     assert agreed["data-plane protocol"] == str(wire.VERSION)
     assert (agreed["dtype"], agreed["load_format"], agreed["hidden"]) == (
