@@ -68,13 +68,24 @@ def _grouped(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported("rope_interleave with grouped-query attention", "halves that are turned together")
     if a.value_dim != a.head_dim:
         yield _unsupported(f"v_head_dim: {a.value_dim} beside a head_dim of {a.head_dim}", "the same size")
-    if a.q_lora_rank or a.kv_lora_rank:
-        yield _unsupported("a low rank of grouped-query attention", "mla with q_lora_rank and kv_lora_rank")
+    if a.heads % a.kv_heads:
+        yield _unsupported(
+            f"num_key_value_heads: {a.kv_heads} for {a.heads} heads", "a divisor of num_attention_heads"
+        )
+    if a.q_lora_rank or a.kv_lora_rank or a.nope_dim or a.rope_dim:
+        yield _unsupported(
+            "a low rank with grouped-query attention", "mla, with q_lora_rank and kv_lora_rank"
+        )
 
 
 def _latent(a: AttentionSpec) -> Iterator[str]:
     if a.rope and a.rope.dim != a.rope_dim:
         yield _unsupported(f"rotary embedding of {a.rope.dim} numbers", f"qk_rope_head_dim, {a.rope_dim}")
+    if a.kv_heads != 1 or a.head_dim != a.nope_dim + a.rope_dim:
+        yield _unsupported(
+            f"latent attention of {a.kv_heads} latents and heads of {a.head_dim} numbers",
+            f"one latent, and qk_nope_head_dim + qk_rope_head_dim = {a.nope_dim + a.rope_dim}",
+        )
     if a.window:
         yield _unsupported(f"sliding_window: {a.window} with latent attention", "all of the context")
     if a.sinks:

@@ -14,7 +14,6 @@ def gqa(
     qk_norm: bool = False,
     bias: bool = False,
     window: int | None = None,
-    sinks: bool = False,
 ) -> AttentionSpec:
     """Grouped-query attention whose projections all have a bias or none has; `theta` where config.json has none."""
     heads = fields.integer("num_attention_heads")
@@ -39,7 +38,6 @@ def gqa(
         out_bias=bias,
         qk_norm=qk_norm,
         window=window,
-        sinks=sinks,
     )
 
 
@@ -89,3 +87,13 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
         mscale_all_dim=inner.number("mscale_all_dim", default=0.0),
         truncate=inner.flag("truncate", True),
     )
+
+
+def layer_types(fields: ConfigFields, *known: str) -> tuple[str, ...]:
+    """One of `known` for each layer; the first of them for all where config.json has no `layer_types`."""
+    layers = fields.integer("num_hidden_layers")
+    found = fields.items("layer_types", layers)
+    names = tuple(name for name in found if isinstance(name, str) and name in known)
+    if found and len(names) < layers:
+        raise fields.refuse("layer_types", f"is not one of {', '.join(known)} for each of {layers} layers")
+    return names or known[:1] * layers
