@@ -1,8 +1,12 @@
 """What the planner counts of every bundled model, number for number, and of served families from their own files."""
 
+import math
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from afserve.cli.catalog import load_model
 from afserve.errors import CheckpointError, ConfigError
@@ -125,3 +129,30 @@ def test_layers_by_the_names_of_fields(fields: dict[str, object], kinds: str) ->
 def test_odd_fields_of_planned_families(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=f"here: {words}|here: .*{words}"):
         shape_from_config("new", {**GQA, "model_type": "unheard_of", **fields}, source="here")
+
+
+MODELS = {
+    path.stem: tomllib.loads(path.read_text())["config"] for path in (CONFIGS / "models").glob("*.toml")
+}
+PLACES = [(model, name) for model, config in sorted(MODELS.items()) for name in config]
+ODD = st.one_of(
+    st.sampled_from(
+        [None, True, "", "7", [], [1], {}, {"a": 1}, math.nan, math.inf, -1, 0, 10**400, 1e308, 5e-324]
+    ),
+    st.lists(st.one_of(st.integers(), st.text(max_size=3)), max_size=4),
+    st.integers(),
+    st.floats(),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(PLACES), ODD)
+def test_any_value_of_any_field_is_named_or_planned_for(place: tuple[str, str], value: object) -> None:
+    model, name = place
+    try:
+        shape = shape_from_config(model, {**MODELS[model], name: value}, source="here")
+    except ConfigError as error:
+        assert error.message.startswith("here: ") and len(error.message) < 400
+    else:
+        assert shape.layers == shape.experts.layers + shape.dense_layers
+        assert 0 < shape.active_elems < 2**80
