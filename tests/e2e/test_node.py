@@ -43,7 +43,9 @@ def start(role: str, address: str, token: Path) -> subprocess.Popen[str]:
 def run_of_nano():
     folder = CONFIGS / "nano"
     source = ModelSource(str(folder), "nano")
-    return choose(load_spec(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)).run
+    return choose(
+        load_spec(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)
+    ).deployment
 
 
 @pytest.mark.parametrize("polite", [True, False])
