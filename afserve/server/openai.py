@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from afserve.engine.request import MAX_LOGPROBS
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else, refuse, token_ids
 from afserve.server.messages import messages_of
 from afserve.server.sampling import MAX_TOKENS
@@ -55,8 +55,7 @@ class ChatRequest:
     options: StreamOptions
 
 
-def completion_request(body: Mapping[str, object]) -> CompletionRequest:
-    fields = Fields(body)
+def completion_request(fields: Fields) -> CompletionRequest:
     echo = fields.flag("echo")
     if fields.text("suffix"):
         raise RequestError(
@@ -77,8 +76,7 @@ def completion_request(body: Mapping[str, object]) -> CompletionRequest:
     )
 
 
-def chat_request(body: Mapping[str, object]) -> ChatRequest:
-    fields = Fields(body)
+def chat_request(fields: Fields) -> ChatRequest:
     refuse_structured(fields)
     if fields.get("chat_template") is not None:
         raise RequestError(
@@ -139,7 +137,7 @@ def refuse_structured(fields: Fields) -> None:
     kind = None if form is None else form.text("type")
     if kind not in (None, "text"):
         raise RequestError(
-            f"response_format: {kind!r} is not supported, only text; ask for the format in the prompt",
+            f"response_format: {shown(kind)} is not supported, only text; ask for the format in the prompt",
             param="response_format",
         )
 
