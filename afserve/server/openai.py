@@ -13,6 +13,7 @@ from afserve.server.messages import messages_of
 from afserve.server.sampling import MAX_TOKENS
 
 Prompt = str | tuple[int, ...]
+MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ def chat_request(fields: Fields) -> ChatRequest:
     )
 
 
+def prompt_count(fields: Fields) -> int:
+    """How many prompts there are, before any of them is looked at."""
+    value = fields.get("prompt")
+    return len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else 1
+
+
 def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
     """A string, strings, token ids, or lists of token ids."""
     value = fields.get("prompt")
@@ -128,6 +135,7 @@ def _tools(fields: Fields) -> tuple[Mapping[str, object], ...]:
             "tool_choice: tools are shown to the model, a call cannot be forced; use auto or none",
             param="tool_choice",
         )
+    fields.entries("tools", MAX_TOOLS)
     tools = tuple(tool.raw() for tool in fields.sections("tools"))
     return () if choice == "none" else tools
 

@@ -14,7 +14,14 @@ from afserve.chat_template import ChatTemplate
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
 from afserve.server.fields import Fields, parse_object
-from afserve.server.openai import ChatRequest, CompletionRequest, Prompt, chat_request, completion_request
+from afserve.server.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Prompt,
+    chat_request,
+    completion_request,
+    prompt_count,
+)
 from afserve.server.prepared import Answer, ContextLengthError, EchoText, Prepared
 from afserve.server.sampling import sampling_params
 from afserve.tokenizer import Tokenizer
@@ -71,6 +78,7 @@ class Preparer:
         """Raises RequestError, or another refusal of the caller's, that names the field."""
         fields = Fields(parse_object(body))
         if kind is Kind.COMPLETION:
+            self._check_sequences(prompt_count(fields), fields)
             return self._completion(completion_request(fields))
         if kind is Kind.CHAT:
             return self._chat(chat_request(fields))
@@ -82,7 +90,6 @@ class Preparer:
 
     def _completion(self, asked: CompletionRequest) -> Prepared:
         self._check_model(asked.model)
-        self._check_sequences(len(asked.prompts), asked.sampling)
         prompts = [self._ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
         rooms = [self._room(len(ids), wanted, DEFAULT_COMPLETION_TOKENS, "prompt") for ids in prompts]
