@@ -5,6 +5,7 @@ the loss of a node. Everything that can be refused is refused before anything is
 """
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -293,6 +294,7 @@ class _Gateway:
         if self._record is not None:
             self._run.frontend.record_routing(True)
         self._listen_for_signals()
+        gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with self._run:
             serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
             try:

@@ -8,13 +8,20 @@ import asyncio
 import ipaddress
 from typing import Protocol
 
+CONNECTION = "afserve.connection"  # in a scope's state: what the request came by
 READ_BYTES = 16_384  # at once from one socket: one-byte chunks make 2,700 events of them, 15 ms
 
 
 class Connection(Protocol):
     client_address: str
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Makes room, after what is written already."""
+        ...
+
+    def abort(self) -> None:
+        """At once: nobody reads what is written."""
+        ...
 
 
 class Connections:

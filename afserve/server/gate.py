@@ -10,7 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from afserve.errors import AuthError, TooLargeError, UserError, shown
-from afserve.server.body import ClientGone
+from afserve.server.body import ClientGone, SlowReader
+from afserve.server.connections import CONNECTION
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
@@ -94,6 +95,8 @@ class Gate:
             await self._app(scope, receive, stamped)
         except ClientGone as gone:
             self._metrics.cancelled.add(1, gone.reason)
+            if isinstance(gone, SlowReader):
+                scope["state"][CONNECTION].abort()
             log.info("%s: cancelled, the client: %s", request_id, gone.reason)
 
     def _check(self, scope: Scope, headers: Headers) -> None:

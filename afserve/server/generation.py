@@ -20,6 +20,8 @@ from afserve.tokenizer import Tokenizer
 Numbered = tuple[int, Piece]
 # Pieces that may wait for a slow client, per sequence, before the engine's iterator is no longer read.
 HELD_PIECES = 64
+# Pieces between two turns of the event loop for others.
+TURN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,13 @@ class Generator:
         self._metrics.prompt_tokens.add(task.prompt_tokens)
         sequences = [self._sequence(choice, task) for choice in range(task.choices)]
         merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
+        taken = 0
         async with aclosing(merged) as pieces:
             async for piece in pieces:
                 yield piece
+                taken += 1
+                if taken % TURN == 0:  # pieces that wait already would be taken without a pause
+                    await asyncio.sleep(0)
 
     async def _sequence(self, index: int, task: Task) -> AsyncGenerator[Numbered, None]:
         request = task.request(index)

@@ -14,7 +14,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from afserve.server.connections import Connections, client_address
+from afserve.server.connections import CONNECTION, Connections, client_address
 
 # After a refusal the rest of what comes is read and dropped, so that the client gets to read why.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1 << 20
@@ -37,6 +37,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
 
     def __init__(self, connections: Connections, head_deadline: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, CONNECTION: self}
         self.client_address = ""
         self._connections = connections
         self._head_deadline = head_deadline
@@ -90,8 +91,10 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         self._note()
 
     def leave(self) -> None:
-        """Makes room for another connection."""
         self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     # ---- who waits, and for how long
 

@@ -72,33 +72,38 @@ class CompletionDraft:
     def __init__(self, reply: "CompletionReply", index: int, columns: Columns | None) -> None:
         self._reply = reply
         self._text: list[str] = []
+        self._characters = 0
         self.index = index
         self.columns = columns
         self.reason: str | None = None
 
     @property
     def size(self) -> int:
-        return sum(map(len, self._text)) + (self.columns.size if self.columns else 0)
+        return self._characters + (0 if self.columns is None else self.columns.size)
 
     def add(self, piece: Piece) -> Iterator[None]:
         """Stops now and then while it draws a long prompt, so that others have their turn."""
         reply, echo = self._reply, self._reply.echo
         if echo is not None and reply.first(self.index):
             p = self.index // reply.n
-            self._text.append(_inner(echo.words.texts[p]))
+            self._say(echo.words.texts[p])
             if self.columns is not None:
                 scored = echo.scored(p, piece.prompt_logprobs)
                 while some := list(islice(scored, TURN)):
                     self.columns.add(reply.tokenizer, some)
                     yield
         if echo is None or echo.words.generate:
-            self._text.append(_inner(piece.text))
+            self._say(piece.text)
             if self.columns is not None:
                 hidden = reply.hidden
                 self.columns.add(
                     reply.tokenizer, (Scored(s.token_id, s, s.token_id not in hidden) for s in piece.logprobs)
                 )
         self.reason = piece.finish_reason
+
+    def _say(self, text: str) -> None:
+        self._text.append(_inner(text))
+        self._characters += len(self._text[-1])
 
     def parts(self) -> list[str]:
         logprobs = ["null"] if self.columns is None else self.columns.parts()
