@@ -5,7 +5,7 @@ When the client leaves, generation is cancelled.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -75,10 +75,10 @@ class Answer(Response):
         parts = await until_gone(receive, self._collect())
         size = str(sum(map(len, parts))).encode()
         await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
-        for part in parts:
-            for start in range(0, len(part), SLICE_BYTES):
-                await writer.write(part[start : start + SLICE_BYTES])
-        await writer.write(b"", more=False)
+        slices = [part[at : at + SLICE_BYTES] for part in parts for at in range(0, len(part), SLICE_BYTES)]
+        for piece in slices[:-1]:
+            await writer.write(piece)
+        await writer.write(slices[-1], more=False)
 
     async def _collect(self) -> list[bytes]:
         usage = Usage(self._task.prompt_tokens)
@@ -95,7 +95,7 @@ class Answer(Response):
                         f"the answer has more than {most} bytes, the limit of --max-answer-bytes; ask for it as a "
                         "stream, or for less"
                     )
-        return [part async for part in _in_turns(whole(self._reply, drafts, usage))]
+        return await _in_turns(whole(self._reply, drafts, usage))
 
     async def _send_stream(self, receive: Receive, stream: "Writer", options: StreamOptions) -> None:
         try:
@@ -142,11 +142,16 @@ async def _add(draft: CompletionDraft | ChatDraft, piece: Piece) -> None:
         await asyncio.sleep(0)
 
 
-async def _in_turns(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """With a turn of the event loop between them."""
+async def _in_turns(parts: Iterator[bytes]) -> list[bytes]:
+    """Small ones as one, with a turn of the event loop between large ones."""
+    drawn, small = [], b""
     for part in parts:
-        yield part
-        await asyncio.sleep(0)
+        small += part
+        if len(small) > SLICE_BYTES:
+            drawn.append(small)
+            small = b""
+            await asyncio.sleep(0)
+    return [*drawn, small]
 
 
 class Writer:

@@ -103,7 +103,9 @@ class Preparer:
         self._check_model(asked.model)
         self._check_sequences(1, asked.sampling)
         ids = self._ids(self._render(asked), False, "messages")
-        room = self._room(len(ids), asked.wanted_tokens, None, "messages")
+        newer = asked.sampling.get("max_completion_tokens") is not None
+        field = "max_completion_tokens" if newer else "max_tokens"
+        room = self._room(len(ids), asked.wanted_tokens, None, "messages", field)
         params = sampling_params(asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs)
         return self._prepared([ids], params, asked, None)
 
@@ -223,7 +225,9 @@ class Preparer:
                 param=param,
             )
 
-    def _room(self, count: int, wanted: int | None, default: int | None, param: str) -> int:
+    def _room(
+        self, count: int, wanted: int | None, default: int | None, param: str, field: str = "max_tokens"
+    ) -> int:
         """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""
         limit = self._model.max_model_len
         left = limit - count
@@ -239,9 +243,9 @@ class Preparer:
             return left if default is None else min(default, left)
         if wanted > left:
             raise ContextLengthError(
-                f"max_tokens: {wanted} after a prompt of {count} tokens is over the model's context of {limit}; "
+                f"{field}: {wanted} after a prompt of {count} tokens is over the model's context of {limit}; "
                 f"at most {left} fit",
-                param="max_tokens",
+                param=field,
             )
         return wanted
 

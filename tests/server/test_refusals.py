@@ -99,7 +99,7 @@ def test_completion_fields(http, server, param, fields):
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
         ("messages", {"messages": [{"role": "alien", "content": "x"}]}),
         ("max_completion_tokens", {"max_completion_tokens": 0}),
-        ("max_tokens", {"max_completion_tokens": 5000}),
+        ("max_completion_tokens", {"max_completion_tokens": 5000}),
         ("top_logprobs", {"top_logprobs": 3}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("logprobs", {"logprobs": 3}),
