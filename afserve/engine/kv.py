@@ -9,15 +9,16 @@ from afserve.config import EngineConfig
 from afserve.kernels.ops import Ops
 from afserve.models.attention import LayerCache
 from afserve.spec import ModelSpec
+from afserve.spec_parts import AttentionSpec
 
 
 def allocate(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, ops: Ops) -> list[LayerCache]:
     """Zeroed, so that reading past a context gives finite numbers."""
-    a, blocks, size = spec.attention, config.kv_blocks, config.block_size
+    blocks, size = config.kv_blocks, config.block_size
 
-    def layer() -> LayerCache:
+    def cache(a: AttentionSpec) -> LayerCache:
         if a.kind == "mla":
             return (ops.empty_cache((blocks, size, a.kv_width), dtype),)
         return ops.empty_kv(blocks, a.kv_heads, size, (a.head_dim, a.value_dim), dtype)
 
-    return [layer() for _ in range(spec.layers)]
+    return [cache(spec.layer(layer).attention) for layer in range(spec.layers)]

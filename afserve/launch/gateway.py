@@ -25,6 +25,7 @@ from rich.console import Console
 from afserve.config import BLOCK_SIZE, FULL, SAMPLES, WAITING, ModelSource, in_range
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.families.table import load_spec
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
@@ -41,7 +42,6 @@ from afserve.server.gate import hosts_of
 from afserve.server.serve import bind, serve
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings, read_keys
-from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
@@ -153,12 +153,12 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     flags, seated = _seated(flags, cluster, gpus)
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine(), gpus)
-    seating = seated or Seating.all_here(topology.run, gpus)
+    seating = seated or Seating.all_here(topology.deployment, gpus)
     if seated is not None:
         _check_elsewhere(flags, seated, found, processes.folder)
     choice = choose_transport(flags.transport, seating.seats, gpus)
     topology = topology.over(choice.kind, choice.reason)
-    topology = replace(topology, run=replace(topology.run, verify=flags.verify))
+    topology = topology.verified(flags.verify)
     name = flags.served_model_name or found.name
     for path in filter(None, (flags.record_routing, flags.trace)):
         check_writable(path)
@@ -166,7 +166,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         if flags.trace:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
-            topology = replace(topology, run=replace(topology.run, trace_folder=parts))
+            topology = topology.traced(parts)
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
 
 
@@ -251,7 +251,7 @@ def _reachable(host: str) -> bool:
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
     source = ModelSource(str(found.folder), found.name, flags.dtype, flags.load_format, flags.layers)
-    spec = ModelSpec.load(found.folder)
+    spec = load_spec(found.folder)
     spec = spec if flags.layers is None else spec.cut(flags.layers)
     if flags.load_format == "safetensors" and not found.weights:
         raise DoesNotFitError(
@@ -306,7 +306,7 @@ class _Gateway:
                     self._end_at_once()
                 self._save_recording()
         if self._trace is not None:
-            dropped = merge(list(Path(self._topology.run.trace_folder).glob("*.trace")), self._trace)
+            dropped = merge(list(Path(self._topology.deployment.trace_folder).glob("*.trace")), self._trace)
             lost = f", {dropped:,} events were too many" if dropped else ""
             self._console.print(f"trace: {self._trace}{lost}; open it at ui.perfetto.dev", style="dim")
 
@@ -341,7 +341,7 @@ class _Gateway:
             return
         missing = len(seating.elsewhere)
         lines = [f"waiting {TOGETHER_SECONDS:.0f} s for {missing} node{'s' * (missing > 1)} elsewhere:"]
-        lines += seating.commands(self._run.address, processes.token_file)
+        lines += seating.commands(self._run.controller.address, processes.token_file)
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -376,5 +376,5 @@ class _Gateway:
 
     def _end_at_once(self) -> None:
         self._processes.kill()
-        shutil.rmtree(self._topology.run.trace_folder, ignore_errors=True)
+        shutil.rmtree(self._topology.deployment.trace_folder, ignore_errors=True)
         os._exit(_INTERRUPTED)

@@ -1,6 +1,5 @@
 """Names, origins, media types, connections, stalled bodies, readers that do not read, clients that half close."""
 
-import gc
 import json
 import os
 import socket
@@ -181,15 +180,6 @@ def test_the_limit_of_one_client_is_not_anothers(make_backend, run_server):
         assert read_all(mine[0]) == b"" and read_all(mine[1]) == b""
         other.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         assert other.recv(12) == b"HTTP/1.1 200"
-
-
-@pytest.fixture
-def frozen_heap():
-    """As in the gateway: full collections do not walk what is there from the start."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def crowd(server, stack, connections, stalled, readers):
