@@ -305,6 +305,8 @@ class _Gateway:
                 if self._insisted:
                     self._end_at_once()
                 self._save_recording()
+        if self._insisted:
+            self._end_at_once()
         if self._trace is not None:
             dropped = merge(list(Path(self._topology.deployment.trace_folder).glob("*.trace")), self._trace)
             lost = f", {dropped:,} events were too many" if dropped else ""
