@@ -18,6 +18,7 @@ from afserve.json_file import read_text
 from afserve.tokenizer import read_json, special_tokens
 
 Message = Mapping[str, object]
+MOST_WORDS = 500  # of a template's own refusal
 
 
 class ChatTemplate:
@@ -62,9 +63,14 @@ class ChatTemplate:
         values["add_generation_prompt"] = add_generation_prompt
         try:
             text = template.render(values)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except RecursionError as error:
             raise RequestError(
-                f"messages: the model's chat template does not accept them: {error}", param="messages"
+                "messages: the model's chat template goes too deep with them", param="messages"
+            ) from error
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            said = str(error)[:MOST_WORDS]
+            raise RequestError(
+                f"messages: the model's chat template does not accept them: {said}", param="messages"
             ) from error
         return _cut_after(text, messages[-1]) if continue_final_message else text
 
@@ -73,6 +79,8 @@ class ChatTemplate:
             return self._environment.from_string(source)
         except TemplateSyntaxError as error:
             raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise CheckpointError("chat template: it is nested too deeply") from error
 
 
 def _named(entries: list[object], where: str) -> dict[str, str | None]:

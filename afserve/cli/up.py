@@ -6,6 +6,7 @@ Flags and their files are read here; the work is in launch, control and server.
 import click
 from click.core import ParameterSource
 
+from afserve.cli.limits import SERVER_FLAGS, server_options
 from afserve.cli.options import config_file, existing_file
 from afserve.config import (
     BLOCK_SIZE,
@@ -131,6 +132,7 @@ from afserve.config import (
     "--api-key-file", type=existing_file, help="Clients must send one of these keys (one per line)."
 )
 @click.option("--admin-key-file", type=existing_file, help="Keys for /admin and /status (one per line).")
+@server_options
 @click.option("--served-model-name", help="What clients call the model.")
 @click.option(
     "--log-level",
@@ -165,4 +167,5 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     with NodeProcesses() as processes:  # imports torch beside what follows
         from afserve.launch.gateway import UpFlags, serve_here
 
-        serve_here(UpFlags(**flags, given=given), processes)  # type: ignore[arg-type]
+        server = {name: flags.pop(name) for name in SERVER_FLAGS}
+        serve_here(UpFlags(**flags, server=server, given=given), processes)  # type: ignore[arg-type]

@@ -38,7 +38,8 @@ def examples(url: str) -> list[str]:
     """Lines to copy. Each fits 80 columns, so that no terminal breaks it."""
     where = "" if url == "http://127.0.0.1:8000" else f" --url {url}"
     body = json.dumps({"prompt": "import os"})
-    return [f"afserve chat{where}", f"curl {url}/v1/completions -d '{body}'"]
+    typed = "-H content-type:application/json"
+    return [f"afserve chat{where}", f"curl {url}/v1/completions {typed} \\", f"     -d '{body}'"]
 
 
 def _attention(topology: Topology) -> RenderableType:

@@ -5,6 +5,7 @@ the loss of a node. Everything that can be refused is refused before anything is
 """
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -13,9 +14,11 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -35,13 +38,15 @@ from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addre
 from afserve.launch.topology import Share, Topology, Wishes, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.server.app import build_app
+from afserve.server.gate import hosts_of
 from afserve.server.serve import bind, serve
+from afserve.server.service import Service
 from afserve.server.settings import ServerSettings, read_keys
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
 log = logging.getLogger("afserve.launch")
-DRAIN_SECONDS = 10.0
+INSIST_SECONDS = 1.0  # from the second Ctrl-C: for streams to be told
 _INTERRUPTED = 130
 _IN_FILE = {  # flag -> the key of a cluster file that says the same
     "model": "model",
@@ -94,6 +99,7 @@ class UpFlags:
     max_waiting: int = WAITING
     block_size: int = BLOCK_SIZE
     prefix_caching: bool = True
+    server: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wishes(self) -> Wishes:
@@ -138,7 +144,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
     keys = read_keys(flags.api_key_file) if flags.api_key_file else ()
     admin = read_keys(flags.admin_key_file) if flags.admin_key_file else ()
-    settings = ServerSettings(api_keys=keys, admin_keys=admin, drain_deadline=DRAIN_SECONDS)
+    settings = _settings(flags, keys, admin)
     if not keys and _reachable(flags.host):
         log.warning("%s is open to other machines and asks for no key; see --api-key-file", flags.host)
     cluster = None if flags.cluster is None else read_cluster(flags.cluster)
@@ -162,6 +168,14 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
             topology = topology.traced(parts)
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
+
+
+def _settings(flags: UpFlags, keys: tuple[str, ...], admin: tuple[str, ...]) -> ServerSettings:
+    limits = dict(flags.server)
+    hosts, origins = limits.pop("allowed_host", ()), limits.pop("allowed_origin", ())
+    return ServerSettings(
+        **limits, api_keys=keys, admin_keys=admin, hosts=hosts_of(flags.host, hosts), origins=tuple(origins)
+    )
 
 
 def _seated(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, Seating | None]:
@@ -269,15 +283,18 @@ class _Gateway:
         self._processes = processes
         self._console = Console(stderr=True)
         self._stop = asyncio.Event()
+        self._insisted = False
         self._record = Path(flags.record_routing) if flags.record_routing else None
         self._trace = Path(flags.trace) if flags.trace else None
         self._run = LocalRun(topology, found, name, processes, flags.balance_rules, seating)
         self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
+        self._service: Service = self._app.state.service
 
     async def run(self) -> None:
         if self._record is not None:
             self._run.frontend.record_routing(True)
         self._listen_for_signals()
+        gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with self._run:
             serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
             try:
@@ -285,7 +302,11 @@ class _Gateway:
             finally:
                 self._stop.set()
                 await serving
+                if self._insisted:
+                    self._end_at_once()
                 self._save_recording()
+        if self._insisted:
+            self._end_at_once()
         if self._trace is not None:
             dropped = merge(list(Path(self._topology.deployment.trace_folder).glob("*.trace")), self._trace)
             lost = f", {dropped:,} events were too many" if dropped else ""
@@ -296,13 +317,17 @@ class _Gateway:
         ending = asyncio.create_task(self._stop.wait())
         failing = asyncio.create_task(self._run.controller.wait_failure())
         starting = asyncio.create_task(self._show_start())
+        template = asyncio.create_task(self._service.text.check())
+        checking = {ending, failing, template}
         try:
-            await asyncio.wait({ending, failing, starting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(checking, return_when=asyncio.FIRST_COMPLETED)
+            if template.done():
+                template.result()
             await asyncio.wait({ending, failing}, return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
                 raise self._run.explained(failing.result())
         finally:
-            for task in (ending, failing, starting):
+            for task in (ending, failing, starting, template):
                 task.cancel()
 
     def _save_recording(self) -> None:
@@ -340,10 +365,18 @@ class _Gateway:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """The first asks, the second insists."""
+        """The first asks, the second insists: streams are told so in their last event. A third waits for nothing."""
+        if self._insisted:
+            self._end_at_once()
         if self._stop.is_set():
-            self._processes.kill()
-            shutil.rmtree(self._topology.deployment.trace_folder, ignore_errors=True)
-            os._exit(_INTERRUPTED)
+            self._insisted = True
+            self._service.inflight.insist()
+            asyncio.get_running_loop().call_later(INSIST_SECONDS, self._end_at_once)
+            return
         self._console.print("stopping; once more to stop at once", style="dim")
         self._stop.set()
+
+    def _end_at_once(self) -> None:
+        self._processes.kill()
+        shutil.rmtree(self._topology.deployment.trace_folder, ignore_errors=True)
+        os._exit(_INTERRUPTED)

@@ -1,10 +1,9 @@
 """What changes or records the cluster while it serves: placements and recordings of routing; needs the admin key."""
 
-import json
-
 from starlette.requests import Request
 from starlette.responses import Response
 
+from afserve.server.prepare import Kind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 
@@ -23,7 +22,10 @@ class Admin:
     async def apply(self, request: Request) -> Response:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
         self._service.check_ready()
-        self._backend.apply_placement(json.dumps(await self._service.read(request)))
+        with await self._service.bodies.read(request) as body:
+            text = await self._service.text.prepare(Kind.PLACEMENT, body.data)
+        assert isinstance(text, bytes)
+        self._backend.apply_placement(text.decode())
         return json_response({"status": "moving"}, 202)
 
     async def start(self, request: Request) -> Response:

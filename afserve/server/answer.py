@@ -5,20 +5,35 @@ When the client leaves, generation is cancelled.
 """
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from afserve.errors import AfserveError
-from afserve.server.body import ClientGone, until_gone
+from afserve.errors import AfserveError, RequestError
+from afserve.server.body import ClientGone, SlowReader, until_gone
+from afserve.server.choice import Piece
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
 from afserve.server.refusal import error_body, internal_error
-from afserve.server.replies import DONE, Choice, Reply, Usage, encode, event
+from afserve.server.replies import (
+    DONE,
+    ChatDraft,
+    CompletionDraft,
+    CompletionReply,
+    Reply,
+    Usage,
+    encode,
+    event,
+    usage_chunk,
+    whole,
+)
+from afserve.server.settings import ServerSettings
 
 STALLED = "the client does not read"
+SLICE_BYTES = 256 << 10  # of a whole answer, for each of which a client has the write deadline
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -27,7 +42,7 @@ _STREAM_HEADERS = [
 
 
 class Answer(Response):
-    """Runs `task` while the client is there. `write_deadline` bounds how long a client may refuse to read."""
+    """Runs `task` while the client is there, and reads: for `write_deadline` it may take nothing."""
 
     def __init__(
         self,
@@ -36,7 +51,7 @@ class Answer(Response):
         task: Task,
         reply: Reply,
         stream: StreamOptions | None,
-        write_deadline: float,
+        limits: ServerSettings,
     ) -> None:
         super().__init__()
         self._generator = generator
@@ -44,29 +59,45 @@ class Answer(Response):
         self._task = task
         self._reply = reply
         self._stream = stream
-        self._write_deadline = write_deadline
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._stream is None:
-            whole = await until_gone(receive, self._collect())
-            await whole(scope, receive, send)
-        else:
-            stream = _Stream(send, self._write_deadline)
-            try:
-                await self._send_stream(receive, stream, self._stream)
-            finally:
-                stream.close()
+        writer = Writer(send, self._limits.write_deadline)
+        try:
+            if self._stream is None:
+                await self._send_whole(receive, writer)
+            else:
+                await self._send_stream(receive, writer, self._stream)
+        finally:
+            writer.close()
 
-    async def _collect(self) -> Response:
+    async def _send_whole(self, receive: Receive, writer: "Writer") -> None:
+        parts = await until_gone(receive, self._collect())
+        size = str(sum(map(len, parts))).encode()
+        await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
+        slices = [part[at : at + SLICE_BYTES] for part in parts for at in range(0, len(part), SLICE_BYTES)]
+        for piece in slices[:-1]:
+            await writer.write(piece)
+        await writer.write(slices[-1], more=False)
+
+    async def _collect(self) -> list[bytes]:
         usage = Usage(self._task.prompt_tokens)
-        choices = [Choice() for _ in self._task.requests()]
+        drafts = [self._reply.draft(i) for i in range(self._task.choices)]
+        size, most = 0, self._limits.max_answer_bytes
         async with aclosing(self._generator.run(self._task)) as pieces:
             async for index, piece in pieces:
-                choices[index].add(piece)
+                before = drafts[index].size
+                await _add(drafts[index], piece)
                 usage.add(piece)
-        return Response(encode(self._reply.body(choices, usage)), media_type="application/json")
+                size += drafts[index].size - before
+                if size > most:
+                    raise RequestError(
+                        f"the answer has more than {most} bytes, the limit of --max-answer-bytes; ask for it as a "
+                        "stream, or for less"
+                    )
+        return await _in_turns(whole(self._reply, drafts, usage))
 
-    async def _send_stream(self, receive: Receive, stream: "_Stream", options: StreamOptions) -> None:
+    async def _send_stream(self, receive: Receive, stream: "Writer", options: StreamOptions) -> None:
         try:
             await until_gone(receive, self._write_all(stream, options))
         except AfserveError as error:
@@ -81,7 +112,7 @@ class Answer(Response):
             await stream.fail(internal_error(), error)
             raise
 
-    async def _write_all(self, stream: "_Stream", options: StreamOptions) -> None:
+    async def _write_all(self, stream: "Writer", options: StreamOptions) -> None:
         usage = Usage(self._task.prompt_tokens)
         tail = ',"usage":null' if options.include_usage else ""
         async with aclosing(self._generator.run(self._task)) as pieces:
@@ -90,16 +121,43 @@ class Answer(Response):
                 if options.continuous:
                     tail = f',"usage":{encode(usage.body())}'
                 if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
-                    await stream.write(self._reply.chunks(index, piece, tail))
+                    await stream.write(await self._chunk(index, piece, tail))
         if options.include_usage:
-            await stream.write(self._reply.usage_chunk(usage))
+            await stream.write(usage_chunk(self._reply, usage))
         await stream.end(DONE)
 
+    async def _chunk(self, index: int, piece: Piece, tail: str) -> bytes:
+        reply = self._reply
+        plain = reply.plain(index, piece, tail)
+        if plain is not None:
+            return plain
+        assert isinstance(reply, CompletionReply)
+        draft = reply.draft(index)
+        await _add(draft, piece)
+        return reply.chunk(draft, tail)
 
-class _Stream:
-    """The response side of one stream. Headers go out with the first write; `close` when it is over.
 
-    One timer per stream, not per write, notices a client that does not read.
+async def _add(draft: CompletionDraft | ChatDraft, piece: Piece) -> None:
+    for _ in draft.add(piece):
+        await asyncio.sleep(0)
+
+
+async def _in_turns(parts: Iterator[bytes]) -> list[bytes]:
+    """Small ones as one, with a turn of the event loop between large ones."""
+    drawn, small = [], b""
+    for part in parts:
+        small += part
+        if len(small) > SLICE_BYTES:
+            drawn.append(small)
+            small = b""
+            await asyncio.sleep(0)
+    return [*drawn, small]
+
+
+class Writer:
+    """The response side of one answer. Headers go out with the first write; `close` when it is over.
+
+    One timer per answer, not per write, notices a client that does not read.
     """
 
     def __init__(self, send: Send, deadline: float) -> None:
@@ -115,10 +173,13 @@ class _Stream:
     def begun(self) -> bool:
         return self._timer is not None
 
+    async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._timer = self._loop.call_later(self._deadline, self._look)
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.begun:
-            self._timer = self._loop.call_later(self._deadline, self._look)
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self.begin(_STREAM_HEADERS)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def end(self, data: bytes) -> None:
@@ -142,7 +203,7 @@ class _Stream:
             await self._send_message(message)
         except asyncio.CancelledError as error:
             if error.args == (STALLED,):
-                raise ClientGone from error
+                raise SlowReader from error
             raise
         finally:
             self._writer = None

@@ -3,48 +3,49 @@
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
 from afserve.server.admin import Admin
 from afserve.server.backend import Backend
 from afserve.server.body import Bodies
+from afserve.server.connections import Connections
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
 from afserve.server.generation import Generator
-from afserve.server.inflight import Counted, Inflight
+from afserve.server.inflight import Inflight
 from afserve.server.info import Info
 from afserve.server.live import Live
 from afserve.server.observe import ServerMetrics
+from afserve.server.prepare import Kind, Preparer, TextModel
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
-from afserve.server.text_worker import TextWorker
+from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
 
 __all__ = ["build_app"]
 
 
 def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
-    """An ASGI app; `app.state.service` is its Service. The chat template is read from the model's folder."""
+    """An ASGI app; `app.state.service` is its Service. Text processes read the model's folder when they start."""
     metrics = ServerMetrics()
     service = Service(
         backend=backend,
         tokenizer=tokenizer,
-        template=ChatTemplate.from_folder(backend.model.path),
         settings=settings,
         metrics=metrics,
         inflight=Inflight(settings.max_inflight),
         bodies=Bodies(settings.max_body_bytes, settings.read_deadline),
-        worker=TextWorker(deadline=settings.text_deadline),
+        text=_text_pool(backend, tokenizer, settings),
+        connections=Connections(settings.max_connections, settings.max_connections_per_client),
         generator=Generator(backend, tokenizer, metrics),
-        defaults=model_defaults(backend.model.path),
     )
     app = Starlette(
         routes=_routes(service),
-        middleware=[Middleware(Gate, settings=settings, metrics=metrics)],
+        middleware=[*_cors(settings), Middleware(Gate, settings=settings, metrics=metrics)],
         exception_handlers={
             AfserveError: on_afserve_error,
             HTTPException: on_http_exception,
@@ -56,14 +57,31 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
     return app
 
 
+def _text_pool(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> TextPool:
+    served = backend.model
+    model = TextModel(
+        served.path, served.name, served.max_model_len, served.vocab_size, settings.max_sequences
+    )
+    preparer = Preparer(model, tokenizer, model_defaults(served.path), elsewhere=True)
+    return TextPool(preparer, model, settings)
+
+
+def _cors(settings: ServerSettings) -> list[Middleware]:
+    """What a browser must read before it lets another site's page ask."""
+    if not settings.origins:
+        return []
+    origins = [origin.rstrip("/") for origin in settings.origins]
+    return [
+        Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    ]
+
+
 def _routes(service: Service) -> list[Route]:
-    generate, info, admin = Generate(service), Info(service), Admin(service)
-    completions = Counted(service.inflight, generate.completions)
-    chat = Counted(service.inflight, generate.chat)
+    info, admin = Info(service), Admin(service)
     return [
         Route("/", Live().page, methods=["GET"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", Generate(service, Kind.COMPLETION), methods=["POST"]),
+        Route("/v1/chat/completions", Generate(service, Kind.CHAT), methods=["POST"]),
         Route("/v1/models", info.models, methods=["GET"]),
         Route("/v1/models/{name:path}", info.model, methods=["GET"]),
         Route("/tokenize", info.tokenize, methods=["POST"]),

@@ -1,22 +1,22 @@
 """Reading a request: its body within limits, and noticing that the client has gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from afserve.errors import OverloadedError, RequestError, TooLargeError
-from afserve.server.fields import parse_object
 
 T = TypeVar("T")
 # A refused upload is read and dropped this far, so that the client gets to read why.
 DROPPED_BYTES = 64 << 20
 DROP_SECONDS = 2.0
-LARGE_BYTES = 256 << 10
-# All bodies together may hold this many times the limit of one.
+# Below this a body does not count: as many as there may be connections can be held.
+SMALL_BYTES = 16 << 10
+# All larger bodies together may hold this many times the limit of one.
 HELD_BODIES = 4
 
 
@@ -27,50 +27,93 @@ class SlowBodyError(RequestError):
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
+    reason = "left"
+
+
+class SlowReader(ClientGone):
+    """The client is there and does not read: its answer is not kept for it."""
+
+    reason = "slow_reader"
+
+
+class Body:
+    """A body, whole or on its way. It counts until `with` ends or it is released."""
+
+    def __init__(self, bodies: "Bodies") -> None:
+        self._bodies = bodies
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.data = b""
+        self.timeout: asyncio.Timeout | None = None
+        self.put_off = False
+
+    def release(self) -> None:
+        self._bodies.forget(self)
+        self.parts, self.data = [], b""
+
+    def __enter__(self) -> "Body":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
 
 class Bodies:
-    """Reads bodies: each within `limit` bytes and `deadline` seconds, all being read or used within a budget.
+    """Reads bodies: each within `limit` bytes and `deadline` seconds, all large ones within a budget.
 
-    A large one is parsed, and used, alone: as Python values it takes many times its size.
+    When the budget is used up, the one that began first and is not whole yet is refused: it stalls, or is slowest.
     """
 
     def __init__(self, limit: int, deadline: float) -> None:
         self._limit = limit
         self._deadline = deadline
+        self._large: dict[Body, int] = {}  # oldest first
         self._held = 0
-        self._alone = asyncio.Lock()
 
-    @asynccontextmanager
-    async def object(self, request: Request) -> AsyncIterator[dict[str, object]]:
-        """The body as a JSON object, for as long as the block takes."""
-        parts: list[bytes] = []
-        try:
-            await self._read_all(request, parts)
-            size = sum(map(len, parts))
-            async with self._alone if size > LARGE_BYTES else nullcontext():
-                yield parse_object(b"".join(parts))
-        finally:
-            self._held -= sum(map(len, parts))
+    @property
+    def held(self) -> int:
+        return self._held
 
-    async def _read_all(self, request: Request, parts: list[bytes]) -> None:
+    async def read(self, request: Request) -> Body:
+        """The whole body; release it, or use it in a `with`."""
+        body = Body(self)
         try:
-            async with asyncio.timeout(self._deadline):
-                await self._read(request, parts)
+            await self._read_all(request, body)
+        except BaseException:
+            body.release()
+            raise
+        body.data, body.parts = b"".join(body.parts), []
+        return body
+
+    def forget(self, body: Body) -> None:
+        self._held -= self._large.pop(body, 0)
+
+    async def _read_all(self, request: Request, body: Body) -> None:
+        try:
+            async with asyncio.timeout(self._deadline) as body.timeout:
+                await self._read(request, body)
         except TimeoutError as error:
+            if body.put_off:
+                raise OverloadedError(
+                    "large bodies that are still to come use all memory for them; send this one again later"
+                ) from error
             raise SlowBodyError(f"the request body did not arrive within {self._deadline:g} s") from error
         except ClientDisconnect as error:
             raise ClientGone from error
+        finally:
+            body.timeout = None
 
-    async def _read(self, request: Request, parts: list[bytes]) -> None:
+    async def _read(self, request: Request, body: Body) -> None:
         announced = request.headers.get("content-length", "0")
-        size = int(announced) if announced.isdigit() else 0
-        await self._check(request, size)
-        size = 0
+        await self._check(request, int(announced) if announced.isdigit() and len(announced) < 20 else 0)
         async for part in request.stream():
-            parts.append(part)
-            self._held += len(part)
-            size += len(part)
-            await self._check(request, size)
+            body.parts.append(part)
+            body.size += len(part)
+            await self._check(request, body.size)
+            if body.size > SMALL_BYTES:
+                self._count(body)
 
     async def _check(self, request: Request, size: int) -> None:
         if size > self._limit:
@@ -78,10 +121,22 @@ class Bodies:
             raise TooLargeError(
                 f"the request body has {size} bytes or more, at most {self._limit} are accepted"
             )
+
+    def _count(self, body: Body) -> None:
+        if body.put_off:
+            return
+        self._held += body.size - self._large.get(body, 0)
+        self._large[body] = body.size
         if self._held > HELD_BODIES * self._limit:
-            raise OverloadedError(
-                f"{self._held} bytes of request bodies are being read; send this one again later"
-            )
+            self._put_off_first()
+
+    def _put_off_first(self) -> None:
+        """There is one: whoever asks is not whole yet."""
+        first = next(b for b in self._large if b.timeout is not None)
+        first.put_off = True
+        assert first.timeout is not None
+        first.timeout.reschedule(asyncio.get_running_loop().time())
+        self.forget(first)
 
 
 async def _drop(request: Request) -> None:

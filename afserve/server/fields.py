@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, TypeVar, cast
 
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
 
 T = TypeVar("T")
+# CPython reads no longer integers from text: reading them takes the square of their length.
+MOST_DIGITS = 4300
 _NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -24,8 +26,10 @@ def parse_object(body: bytes) -> dict[str, object]:
     """The request body as a JSON object. NaN, Infinity and anything that is not UTF-8 JSON are refused."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _named(body, error) from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {kind_of(value)}, it must be a JSON object")
     return value
@@ -33,6 +37,40 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+class _NoNumber(str):
+    """What stands where a number should, in words."""
+
+
+def _whole(digits: str) -> object:
+    many = len(digits) > MOST_DIGITS
+    return _NoNumber(f"an integer of {len(digits)} digits is not accepted") if many else int(digits)
+
+
+def _named(body: bytes, error: Exception) -> RequestError:
+    """The refusal of what Python's JSON takes for no number: it names the field, which takes a second reading."""
+    try:
+        value = json.loads(
+            body, parse_constant=lambda name: _NoNumber(f"{name} is not JSON"), parse_int=_whole
+        )
+    except (ValueError, RecursionError):
+        return RequestError(f"the body is not valid JSON: {error}")
+    path, odd = _first_odd(value)
+    return RequestError(f"{path}: {odd}", param=path or None)
+
+
+def _first_odd(value: object) -> tuple[str, str]:
+    waiting = [("", value)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, _NoNumber):
+            return path, value
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{key[:64]}" if path else key[:64], item) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    return "", "the body is not valid JSON"
 
 
 def kind_of(value: object) -> str:
@@ -91,6 +129,15 @@ class Fields:
         self._in_range(key, value, low, high)
         return float(value)
 
+    def entries(self, key: str, most: int) -> int:
+        """How many an array or an object has. Raises RequestError where they are more than `most`."""
+        value = self.get(key)
+        count = len(value) if isinstance(value, list | dict) else 0
+        if count > most:
+            name = self.name(key)
+            raise RequestError(f"{name}: has {count} entries, at most {most} are allowed", param=name)
+        return count
+
     def section(self, key: str) -> "Fields | None":
         value = self.get(key)
         if value is None:
@@ -119,11 +166,8 @@ class Fields:
     def texts(self, key: str, most: int) -> tuple[str, ...]:
         """A string or an array of at most `most` strings."""
         value = self.get(key)
-        items = [value] if isinstance(value, str) else list(self.array(key) or ())
-        if len(items) > most:
-            raise RequestError(
-                f"{self.name(key)}: has {len(items)} strings, at most {most} are allowed", param=key
-            )
+        items = [value] if isinstance(value, str) else self.array(key) or ()
+        self.entries(key, most)
         return tuple(
             item if isinstance(item, str) else refuse(f"{self.name(key)}[{i}]", item, "a string")
             for i, item in enumerate(items)
@@ -134,7 +178,9 @@ class Fields:
 
     def _in_range(self, key: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:
-            raise RequestError(f"{self.name(key)}: {value} is outside [{low}, {high}]", param=self.name(key))
+            raise RequestError(
+                f"{self.name(key)}: {shown(value)} is outside [{low}, {high}]", param=self.name(key)
+            )
 
 
 def token_ids(items: Sequence[object], name: str) -> tuple[int, ...]:

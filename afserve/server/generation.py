@@ -5,6 +5,7 @@ engine. Knows no wire format.
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from afserve.tokenizer import Tokenizer
 Numbered = tuple[int, Piece]
 # Pieces that may wait for a slow client, per sequence, before the engine's iterator is no longer read.
 HELD_PIECES = 64
+# Pieces between two turns of the event loop for others.
+TURN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Task:
     """
 
     request_id: str
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple["array[int]", ...]
     params: SamplingParams
     arrived: float
     skip_special_tokens: bool = True
@@ -38,18 +41,17 @@ class Task:
     def prompt_tokens(self) -> int:
         return sum(len(ids) for ids in self.prompts)
 
-    def requests(self) -> tuple[GenerationRequest, ...]:
-        one = replace(self.params, n=1)
-        seed = self.params.seed
-        return tuple(
-            GenerationRequest(
-                f"{self.request_id}-{p * self.params.n + i}",
-                ids,
-                one if seed is None or i == 0 else replace(one, seed=_wrap(seed + i)),
-            )
-            for p, ids in enumerate(self.prompts)
-            for i in range(self.params.n)
-        )
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def request(self, choice: int) -> GenerationRequest:
+        """Made when it begins: as Python's integers a prompt takes many times its size."""
+        p, i = divmod(choice, self.params.n)
+        params, seed = replace(self.params, n=1), self.params.seed
+        if seed is not None and i:
+            params = replace(params, seed=_wrap(seed + i))
+        return GenerationRequest(f"{self.request_id}-{choice}", tuple(self.prompts[p]), params)
 
 
 def _wrap(seed: int) -> int:
@@ -68,15 +70,18 @@ class Generator:
     async def run(self, task: Task) -> AsyncGenerator[Numbered, None]:
         """Pieces of every choice until each has a finish_reason. Raises what the backend raises."""
         self._metrics.prompt_tokens.add(task.prompt_tokens)
-        sequences = [self._sequence(i, request, task) for i, request in enumerate(task.requests())]
+        sequences = [self._sequence(choice, task) for choice in range(task.choices)]
         merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
+        taken = 0
         async with aclosing(merged) as pieces:
             async for piece in pieces:
                 yield piece
+                taken += 1
+                if taken % TURN == 0:  # pieces that wait already would be taken without a pause
+                    await asyncio.sleep(0)
 
-    async def _sequence(
-        self, index: int, request: GenerationRequest, task: Task
-    ) -> AsyncGenerator[Numbered, None]:
+    async def _sequence(self, index: int, task: Task) -> AsyncGenerator[Numbered, None]:
+        request = task.request(index)
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
         timer = self._metrics.timer(task.arrived)
         reason = "abort"

@@ -1,14 +1,13 @@
 """Who is being answered: the limit on it, and the end of it when the server drains."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
 from afserve.errors import CapacityError, OverloadedError
+
+# For the words of an end to be written; who does not read them is not waited for.
+ENDING_SECONDS = 0.5
 
 
 class DrainingError(CapacityError):
@@ -26,6 +25,7 @@ class Inflight:
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._insisted = asyncio.Event()
         self.draining = False
         self.aborted = False
 
@@ -44,6 +44,10 @@ class Inflight:
         self._idle.clear()
         try:
             yield
+        except asyncio.CancelledError:
+            if not self.aborted:
+                raise
+            raise DrainingError from None
         finally:
             self._tasks.discard(task)
             if not self._tasks:
@@ -52,34 +56,20 @@ class Inflight:
     async def drain(self, deadline: float) -> int:
         """How many requests had to be ended because the deadline passed."""
         self.draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), deadline)
-        except TimeoutError:
-            return await self._abort()
-        return 0
+        waits = {asyncio.create_task(event.wait()) for event in (self._idle, self._insisted)}
+        await asyncio.wait(waits, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return 0 if self._idle.is_set() else await self._abort()
+
+    def insist(self) -> None:
+        """A drain, now or later, waits for nobody: those being answered are ended, each with its reason."""
+        self._insisted.set()
 
     async def _abort(self) -> int:
         self.aborted = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=ENDING_SECONDS)
         return len(tasks)
-
-
-class Counted:
-    """An endpoint, counted from the first byte of its body to the last of its answer."""
-
-    def __init__(self, inflight: Inflight, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
-        self._inflight = inflight
-        self._endpoint = endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._inflight.enter():
-            try:
-                response = await self._endpoint(Request(scope, receive))
-                await response(scope, receive, send)
-            except asyncio.CancelledError:
-                if not self._inflight.aborted:
-                    raise
-                raise DrainingError from None

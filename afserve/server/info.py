@@ -6,9 +6,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
-from afserve.errors import NotFoundError, RequestError
-from afserve.server.fields import Fields
-from afserve.server.openai import chat_request
+from afserve.errors import NotFoundError, shown
+from afserve.server.prepare import Kind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 
@@ -26,7 +25,7 @@ class Info:
         name = request.path_params["name"]
         served = self._service.backend.model.name
         if name != served:
-            raise NotFoundError(f"model: {name!r} is not served here, {served!r} is", param="model")
+            raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
         return json_response(self._model())
 
     def _model(self) -> dict[str, object]:
@@ -40,41 +39,14 @@ class Info:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        """{"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"[, "token_strs"]}."""
-        body = await self._service.read(request)
-        fields = Fields(body)
-        self._service.check_model(fields.text("model"))
-        text = fields.text("prompt")
-        if text is None and fields.get("messages") is None:
-            raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
-        if text is None:
-            text, special = await self._service.render(chat_request(body)), False
-        else:
-            special = fields.flag("add_special_tokens", True)
-        (ids,) = await self._service.tokenize([text], add_special_tokens=special)
-        reply: dict[str, object] = {
-            "count": len(ids),
-            "max_model_len": self._service.backend.model.max_model_len,
-        }
-        reply["tokens"] = ids
-        if fields.flag("return_token_strs"):
-            reply["token_strs"] = [self._service.tokenizer.token(token_id) for token_id in ids]
-        return json_response(reply)
+        return await self._text(request, Kind.TOKENIZE)
 
     async def detokenize(self, request: Request) -> Response:
-        """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""
-        fields = Fields(await self._service.read(request))
-        self._service.check_model(fields.text("model"))
-        if fields.get("tokens") is None:
-            fields.refuse("tokens", "an array of token ids")
-        ids = fields.integers("tokens")
-        top = self._service.backend.model.vocab_size
-        for i, token_id in enumerate(ids):
-            if not 0 <= token_id < top:
-                raise RequestError(f"tokens[{i}]: {token_id} is outside [0, {top - 1}]", param="tokens")
-        decode = self._service.tokenizer.decode
-        text = await self._service.worker.run(lambda: decode(ids, skip_special_tokens=False))
-        return json_response({"prompt": text})
+        return await self._text(request, Kind.DETOKENIZE)
+
+    async def _text(self, request: Request, kind: Kind) -> Response:
+        with await self._service.bodies.read(request) as body:
+            return Response(await self._service.text.prepare(kind, body.data), media_type="application/json")
 
     async def health(self, request: Request) -> Response:
         """This process answers; whether it takes traffic is /ready."""
@@ -88,7 +60,8 @@ class Info:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        text = self._service.metrics.text(self._service.backend, len(self._service.inflight))
+        service = self._service
+        text = service.metrics.text(service.backend, len(service.inflight), len(service.connections))
         return PlainTextResponse(text, headers={"content-type": METRICS_TYPE})
 
     async def status(self, request: Request) -> Response:

@@ -1,14 +1,18 @@
-"""Log-probabilities in the two shapes of the OpenAI API. Values in, JSON values out.
+"""Log-probabilities in the two shapes of the OpenAI API, as pieces of JSON text. Values in, text out.
 
 A token that is not whole UTF-8 is shown as `bytes:\\xe2\\x80`, as OpenAI's completions did, so that two such
-tokens never share a key.
+tokens never share a key. A score that is no finite number is drawn as LOWEST: JSON has no NaN and no infinity.
 """
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from afserve.engine.request import TokenLogprob
 from afserve.tokenizer import Tokenizer
+
+LOWEST = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,42 @@ class Scored:
     shown: bool = True
 
 
+@dataclass(slots=True)
+class Columns:
+    """The legacy parallel arrays of one choice, grown token by token; `offset` is where the next token starts."""
+
+    offset: int
+    offsets: list[str]
+    scores: list[str]
+    tokens: list[str]
+    tops: list[str]
+    size: int = 0
+
+    @classmethod
+    def at(cls, offset: int) -> "Columns":
+        return cls(offset, [], [], [], [])
+
+    def add(self, tokenizer: Tokenizer, scored: Iterable[Scored]) -> None:
+        for item in scored:
+            self.offsets.append(str(self.offset))
+            self.tokens.append(_quoted(token_text(tokenizer, item.token_id)))
+            self.scores.append("null" if item.score is None else repr(finite(item.score.logprob)))
+            self.tops.append("null" if item.score is None else _top(tokenizer, item.score))
+            self.size += len(self.tokens[-1]) + len(self.tops[-1]) + 32
+            self.offset += _characters(tokenizer.token_bytes(item.token_id)) if item.shown else 0
+
+    def parts(self) -> list[str]:
+        """The JSON object, in pieces."""
+        return [
+            '{"text_offset":[', ",".join(self.offsets), '],"token_logprobs":[', ",".join(self.scores),
+            '],"tokens":[', ",".join(self.tokens), '],"top_logprobs":[', ",".join(self.tops), "]}",
+        ]  # fmt: skip
+
+
+def finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) and logprob > LOWEST else LOWEST
+
+
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     raw = tokenizer.token_bytes(token_id)
     try:
@@ -28,22 +68,8 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def completion_logprobs(
-    tokenizer: Tokenizer, scored: Sequence[Scored], offset: int
-) -> tuple[dict[str, object], int]:
-    """The legacy parallel arrays, and the text offset after them. `offset` is where the first token starts."""
-    tokens = [token_text(tokenizer, item.token_id) for item in scored]
-    offsets = []
-    for item in scored:
-        offsets.append(offset)
-        offset += _characters(tokenizer.token_bytes(item.token_id)) if item.shown else 0
-    body: dict[str, object] = {
-        "text_offset": offsets,
-        "token_logprobs": [None if item.score is None else item.score.logprob for item in scored],
-        "tokens": tokens,
-        "top_logprobs": [None if item.score is None else _top(tokenizer, item.score) for item in scored],
-    }
-    return body, offset
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _characters(raw: bytes) -> int:
@@ -51,14 +77,16 @@ def _characters(raw: bytes) -> int:
     return sum(byte & 0xC0 != 0x80 for byte in raw)
 
 
-def _top(tokenizer: Tokenizer, score: TokenLogprob) -> dict[str, float]:
+def _top(tokenizer: Tokenizer, score: TokenLogprob) -> str:
     """The best alternatives by text, and always the token itself."""
-    top = {token_text(tokenizer, token_id): logprob for token_id, logprob in reversed(score.top)}
-    top[token_text(tokenizer, score.token_id)] = score.logprob
-    return dict(sorted(top.items(), key=lambda pair: -pair[1]))
+    top = {token_text(tokenizer, token_id): finite(logprob) for token_id, logprob in reversed(score.top)}
+    top[token_text(tokenizer, score.token_id)] = finite(score.logprob)
+    ranked = dict(sorted(top.items(), key=lambda pair: -pair[1]))
+    return json.dumps(ranked, ensure_ascii=False, separators=(",", ":"))
 
 
-def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprob]) -> dict[str, object]:
+def chat_entries(tokenizer: Tokenizer, scores: Sequence[TokenLogprob]) -> str:
+    """The entries of `content`, without its brackets."""
     content = [
         {
             **_entry(tokenizer, score.token_id, score.logprob),
@@ -66,9 +94,9 @@ def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprob]) -> dict[
         }
         for score in scores
     ]
-    return {"content": content, "refusal": None}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))[1:-1]
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
     raw = tokenizer.token_bytes(token_id)
-    return {"token": token_text(tokenizer, token_id), "logprob": logprob, "bytes": list(raw)}
+    return {"token": token_text(tokenizer, token_id), "logprob": finite(logprob), "bytes": list(raw)}

@@ -3,18 +3,14 @@
 import json
 from collections.abc import Mapping
 
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields
 
 MAX_MESSAGES = 8192
 
 
 def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
-    count = len(fields.array("messages") or ())
-    if count > MAX_MESSAGES:
-        raise RequestError(
-            f"messages: {count} messages, at most {MAX_MESSAGES} are allowed", param="messages"
-        )
+    fields.entries("messages", MAX_MESSAGES)
     messages = fields.sections("messages")
     if not messages:
         raise RequestError("messages: at least one message is needed", param="messages")
@@ -45,7 +41,7 @@ def _part(part: Fields) -> str:
     kind = part.text("type")
     if kind not in ("text", "input_text", "refusal"):
         name = part.name("type")
-        raise RequestError(f"{name}: {kind!r} is not served, this model reads text only", param=name)
+        raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
     text = part.text("refusal" if kind == "refusal" else "text")
     if text is None:
         part.refuse("text", "a string")

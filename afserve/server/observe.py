@@ -39,12 +39,14 @@ class ServerMetrics:
         self.generated_tokens = Counter()
         self.finished = Counter("finished_reason")
         self.responses = Counter("route", "status")
+        self.cancelled = Counter("reason")
 
     def timer(self, arrived: float) -> "RequestTimer":
         return RequestTimer(self, arrived)
 
-    def text(self, backend: Backend, in_flight: int) -> str:
-        families = (*self._own(in_flight), *_cluster(backend.view()))
+    def text(self, backend: Backend, in_flight: int, connections: int) -> str:
+        open_now = gauge(("afserve_http_connections",), "Open connections.", [((), connections)])
+        families = (*self._own(in_flight), open_now, *_cluster(backend.view()))
         return render(families, (("model_name", backend.model.name),))
 
     def _own(self, in_flight: int) -> Iterator[Family]:
@@ -64,6 +66,12 @@ class ServerMetrics:
         cached = self.cached_tokens.samples()
         yield Family(
             ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
+        )
+        yield Family(
+            ("afserve_http_cancelled",),
+            "counter",
+            "Requests cancelled because the client left, or did not read.",
+            self.cancelled.samples(),
         )
         yield Family(
             ("afserve_http_responses",), "counter", "Responses by route and status.", self.responses.samples()

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from afserve.engine.request import MAX_LOGPROBS
-from afserve.errors import RequestError
+from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else, refuse, token_ids
 from afserve.server.messages import messages_of
 from afserve.server.sampling import MAX_TOKENS
 
 Prompt = str | tuple[int, ...]
+MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,7 @@ class ChatRequest:
     options: StreamOptions
 
 
-def completion_request(body: Mapping[str, object]) -> CompletionRequest:
-    fields = Fields(body)
+def completion_request(fields: Fields) -> CompletionRequest:
     echo = fields.flag("echo")
     if fields.text("suffix"):
         raise RequestError(
@@ -77,8 +77,7 @@ def completion_request(body: Mapping[str, object]) -> CompletionRequest:
     )
 
 
-def chat_request(body: Mapping[str, object]) -> ChatRequest:
-    fields = Fields(body)
+def chat_request(fields: Fields) -> ChatRequest:
     refuse_structured(fields)
     if fields.get("chat_template") is not None:
         raise RequestError(
@@ -101,6 +100,12 @@ def chat_request(body: Mapping[str, object]) -> ChatRequest:
         stream=fields.flag("stream"),
         options=_stream_options(fields),
     )
+
+
+def prompt_count(fields: Fields) -> int:
+    """How many prompts there are, before any of them is looked at."""
+    value = fields.get("prompt")
+    return len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else 1
 
 
 def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
@@ -130,6 +135,7 @@ def _tools(fields: Fields) -> tuple[Mapping[str, object], ...]:
             "tool_choice: tools are shown to the model, a call cannot be forced; use auto or none",
             param="tool_choice",
         )
+    fields.entries("tools", MAX_TOOLS)
     tools = tuple(tool.raw() for tool in fields.sections("tools"))
     return () if choice == "none" else tools
 
@@ -139,7 +145,7 @@ def refuse_structured(fields: Fields) -> None:
     kind = None if form is None else form.text("type")
     if kind not in (None, "text"):
         raise RequestError(
-            f"response_format: {kind!r} is not supported, only text; ask for the format in the prompt",
+            f"response_format: {shown(kind)} is not supported, only text; ask for the format in the prompt",
             param="response_format",
         )
 

@@ -6,12 +6,14 @@ Nothing of an unexpected exception reaches the client: it goes to the log.
 import json
 import logging
 import math
+from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, PeerLost, RequestError
+from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedError, PeerLost, shown
+from afserve.server.prepared import ContextLengthError
 
 log = logging.getLogger("afserve.server")
 _HTTP_MESSAGES = {
@@ -48,10 +50,6 @@ def code_of(error: AfserveError) -> str | None:
     return None
 
 
-class ContextLengthError(RequestError):
-    """A prompt, or a prompt and the tokens asked for, is longer than the model's context."""
-
-
 def refusal(error: AfserveError) -> Response:
     headers = {}
     if error.status in (429, 503):
@@ -66,7 +64,20 @@ def refusal(error: AfserveError) -> Response:
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     # ASCII escapes, because an error may quote text that UTF-8 cannot carry (a lone surrogate).
-    return Response(json.dumps(body), status, headers, "application/json")
+    try:
+        text = json.dumps(body, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(body))
+    return Response(text, status, headers, "application/json")
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 async def on_afserve_error(request: Request, error: Exception) -> Response:
@@ -82,7 +93,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405, in the same shape."""
     assert isinstance(error, HTTPException)
     form = _HTTP_MESSAGES.get(error.status_code, error.detail)
-    message = form.format(method=request.method, path=request.url.path)
+    message = form.format(method=request.method, path=shown(request.url.path))
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     return json_response(_body(message, kind, None, None), error.status_code, dict(error.headers or {}))
 

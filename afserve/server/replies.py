@@ -4,14 +4,19 @@ A stream's fixed parts are encoded once per choice; a token costs one small JSON
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from afserve.engine.request import TokenLogprob
 from afserve.server.choice import Piece
-from afserve.server.logprobs import Scored, chat_logprobs, completion_logprobs
+from afserve.server.logprobs import Columns, Scored, chat_entries
+from afserve.server.prepared import EchoText
 from afserve.tokenizer import Tokenizer
 
+# Tokens of a prompt that are drawn at once: 256 with twenty alternatives take about 5 ms.
+TURN = 256
 DONE = b"data: [DONE]\n\n"
 
 
@@ -36,22 +41,6 @@ class Usage:
         }
 
 
-@dataclass(slots=True)
-class Choice:
-    """One choice of a body that is sent whole: its pieces joined."""
-
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    finish_reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text.append(piece.text)
-        self.logprobs.extend(piece.logprobs)
-        self.prompt_logprobs = piece.prompt_logprobs or self.prompt_logprobs
-        self.finish_reason = piece.finish_reason
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
     """What every chunk of one answer repeats."""
@@ -66,24 +55,68 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompts to repeat before each choice's text; `generate` False drops what follows them.
+    """The prompts to repeat before each choice's text, as words and as tokens."""
 
-    `added[p]` is how many tokens the tokenizer put before the words of prompt p; its text does not show them.
-    """
+    words: EchoText
+    ids: tuple["array[int]", ...]
 
-    texts: tuple[str, ...]
-    ids: tuple[tuple[int, ...], ...]
-    added: tuple[int, ...]
-    generate: bool
+    def scored(self, p: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[Scored]:
+        added, known = self.words.added[p], len(logprobs)
+        for i, token_id in enumerate(self.ids[p]):
+            yield Scored(token_id, logprobs[i] if i < known else None, i >= added)
 
-    def scored(self, p: int, logprobs: Sequence[TokenLogprob | None]) -> list[Scored]:
-        ids = self.ids[p]
-        known = [*logprobs, *([None] * (len(ids) - len(logprobs)))]
-        return [Scored(token_id, known[i], i >= self.added[p]) for i, token_id in enumerate(ids)]
+
+class CompletionDraft:
+    """One choice of /v1/completions, or what one event adds to it, as JSON text."""
+
+    def __init__(self, reply: "CompletionReply", index: int, columns: Columns | None) -> None:
+        self._reply = reply
+        self._text: list[str] = []
+        self._characters = 0
+        self.index = index
+        self.columns = columns
+        self.reason: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self._characters + (0 if self.columns is None else self.columns.size)
+
+    def add(self, piece: Piece) -> Iterator[None]:
+        """Stops now and then while it draws a long prompt, so that others have their turn."""
+        reply, echo = self._reply, self._reply.echo
+        if echo is not None and reply.first(self.index):
+            p = self.index // reply.n
+            self._say(echo.words.texts[p])
+            if self.columns is not None:
+                scored = echo.scored(p, piece.prompt_logprobs)
+                while some := list(islice(scored, TURN)):
+                    self.columns.add(reply.tokenizer, some)
+                    yield
+        if echo is None or echo.words.generate:
+            self._say(piece.text)
+            if self.columns is not None:
+                hidden = reply.hidden
+                self.columns.add(
+                    reply.tokenizer, (Scored(s.token_id, s, s.token_id not in hidden) for s in piece.logprobs)
+                )
+        self.reason = piece.finish_reason
+
+    def _say(self, text: str) -> None:
+        self._text.append(_inner(text))
+        self._characters += len(self._text[-1])
+
+    def parts(self) -> list[str]:
+        logprobs = ["null"] if self.columns is None else self.columns.parts()
+        return [
+            f'{{"index":{self.index},"text":"', "".join(self._text), '","logprobs":', *logprobs,
+            f',"finish_reason":{_quoted(self.reason)}}}',
+        ]  # fmt: skip
 
 
 class CompletionReply:
     """Bodies and chunks of /v1/completions. `offsets` remembers where each choice's text has got to."""
+
+    kind = streamed = "text_completion"
 
     def __init__(
         self,
@@ -95,97 +128,104 @@ class CompletionReply:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._header = header
-        self._tokenizer = tokenizer
-        self._n = n
+        self.header = header
+        self.tokenizer = tokenizer
+        self.n = n
+        self.echo = echo
+        self.hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._logprobs = logprobs
-        self._echo = echo
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._head = encode(header.fields("text_completion"))
+        self._head = encode(header.fields(self.streamed))
+        self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
 
-    def body(self, choices: Sequence[Choice], usage: Usage) -> dict[str, object]:
-        drawn = [self._choice(i, choice) for i, choice in enumerate(choices)]
-        return {**self._header.fields("text_completion"), "choices": drawn, "usage": self._usage(usage)}
+    def first(self, index: int) -> bool:
+        """Whether this choice has not begun; it has from now on."""
+        if index in self._begun:
+            return False
+        self._begun.add(index)
+        return True
 
-    def chunks(self, index: int, piece: Piece, tail: str) -> bytes:
-        first = index not in self._offsets
-        if self._logprobs is None and self._echo is None:
-            self._offsets[index] = 0
-            return self._chunk(
-                index, json.dumps(piece.text, ensure_ascii=False), "null", piece.finish_reason, tail
-            )
-        choice = Choice([piece.text], list(piece.logprobs), piece.prompt_logprobs, piece.finish_reason)
-        drawn = self._choice(index, choice, first=first)
-        text = json.dumps(drawn["text"], ensure_ascii=False)
-        return self._chunk(index, text, encode(drawn["logprobs"]), piece.finish_reason, tail)
+    def draft(self, index: int) -> CompletionDraft:
+        columns = None if self._logprobs is None else Columns.at(self._offsets.get(index, 0))
+        return CompletionDraft(self, index, columns)
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return event({**self._header.fields("text_completion"), "choices": [], "usage": self._usage(usage)})
+    def plain(self, index: int, piece: Piece, tail: str) -> bytes | None:
+        """The chunk of a piece of text alone; None where it needs a draft."""
+        if self._logprobs is not None or self.echo is not None:
+            return None
+        return self._framed(
+            f'{{"index":{index},"text":{_text(piece.text)},"logprobs":null,"finish_reason":{_quoted(piece.finish_reason)}}}',
+            tail,
+        )
 
-    def _usage(self, usage: Usage) -> dict[str, object]:
+    def chunk(self, draft: CompletionDraft, tail: str) -> bytes:
+        if draft.columns is not None:
+            self._offsets[draft.index] = draft.columns.offset
+        return self._framed("".join(draft.parts()), tail)
+
+    def usage(self, usage: Usage) -> dict[str, object]:
         """The one token that is generated and dropped where none was asked for does not count."""
-        dropped = self._echo is not None and not self._echo.generate
+        dropped = self.echo is not None and not self.echo.words.generate
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens).body() if dropped else usage.body()
 
-    def _chunk(self, index: int, text: str, logprobs: str, reason: str | None, tail: str) -> bytes:
-        return (
-            f'data: {self._head[:-1]},"choices":[{{"index":{index},"text":{text},"logprobs":{logprobs},'
-            f'"finish_reason":{_quoted(reason)}}}]{tail}}}\n\n'
-        ).encode()
+    def _framed(self, choice: str, tail: str) -> bytes:
+        return f'data: {self._head[:-1]},"choices":[{choice}]{tail}}}\n\n'.encode()
 
-    def _choice(self, index: int, choice: Choice, *, first: bool = True) -> dict[str, object]:
-        text = "".join(choice.text)
-        hidden = self._hidden
-        scored = [Scored(entry.token_id, entry, entry.token_id not in hidden) for entry in choice.logprobs]
-        if self._echo is not None:
-            p = index // self._n
-            if not self._echo.generate:
-                text, scored = "", []
-            if first:
-                text = self._echo.texts[p] + text
-                scored = [*self._echo.scored(p, choice.prompt_logprobs), *scored]
-        offset = self._offsets.get(index, 0)
-        logprobs = None
-        if self._logprobs is not None:
-            logprobs, offset = completion_logprobs(self._tokenizer, scored, offset)
-        self._offsets[index] = offset
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+class ChatDraft:
+    """One choice of /v1/chat/completions as JSON text."""
+
+    def __init__(self, tokenizer: Tokenizer, index: int, scored: bool) -> None:
+        self._tokenizer = tokenizer
+        self._text: list[str] = []
+        self._scores: list[str] | None = [] if scored else None
+        self.index = index
+        self.size = 0
+        self.reason: str | None = None
+
+    def add(self, piece: Piece) -> Iterator[None]:
+        self._text.append(_inner(piece.text))
+        self.size += len(self._text[-1])
+        if self._scores is not None and piece.logprobs:
+            self._scores.append(chat_entries(self._tokenizer, piece.logprobs))
+            self.size += len(self._scores[-1])
+        self.reason = piece.finish_reason
+        yield from ()
+
+    def parts(self) -> list[str]:
+        scores = _content(self._scores)
+        return [
+            f'{{"index":{self.index},"message":{{"role":"assistant","content":"', "".join(self._text),
+            f'","refusal":null}},"logprobs":{scores},"finish_reason":{_quoted(self.reason)}}}',
+        ]  # fmt: skip
 
 
 class ChatReply:
     """Bodies and chunks of /v1/chat/completions. The role comes in a choice's first chunk."""
 
+    kind, streamed = "chat.completion", "chat.completion.chunk"
+
     def __init__(self, header: Header, tokenizer: Tokenizer, logprobs: int | None) -> None:
-        self._header = header
+        self.header = header
         self._tokenizer = tokenizer
         self._logprobs = logprobs
-        self._head = encode(header.fields("chat.completion.chunk"))
+        self._head = encode(header.fields(self.streamed))
         self._begun: set[int] = set()
 
-    def body(self, choices: Sequence[Choice], usage: Usage) -> dict[str, object]:
-        drawn = [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-                "logprobs": self._scores(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for i, choice in enumerate(choices)
-        ]
-        return {**self._header.fields("chat.completion"), "choices": drawn, "usage": usage.body()}
+    def draft(self, index: int) -> ChatDraft:
+        return ChatDraft(self._tokenizer, index, self._logprobs is not None)
 
-    def chunks(self, index: int, piece: Piece, tail: str) -> bytes:
+    def plain(self, index: int, piece: Piece, tail: str) -> bytes:
         opening = b""
         if index not in self._begun:
             self._begun.add(index)
             opening = self._chunk(index, '{"role":"assistant","content":""}', "null", None, tail)
-        delta = f'{{"content":{json.dumps(piece.text, ensure_ascii=False)}}}' if piece.text else "{}"
-        logprobs = "null" if self._logprobs is None else encode(self._scores(piece.logprobs))
-        return opening + self._chunk(index, delta, logprobs, piece.finish_reason, tail)
+        delta = f'{{"content":{_text(piece.text)}}}' if piece.text else "{}"
+        entries = None if self._logprobs is None else [chat_entries(self._tokenizer, piece.logprobs)]
+        return opening + self._chunk(index, delta, _content(entries), piece.finish_reason, tail)
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return event({**self._header.fields("chat.completion.chunk"), "choices": [], "usage": usage.body()})
+    def usage(self, usage: Usage) -> dict[str, object]:
+        return usage.body()
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str | None, tail: str) -> bytes:
         return (
@@ -193,15 +233,40 @@ class ChatReply:
             f'"finish_reason":{_quoted(reason)}}}]{tail}}}\n\n'
         ).encode()
 
-    def _scores(self, logprobs: Sequence[TokenLogprob]) -> dict[str, object] | None:
-        return None if self._logprobs is None else chat_logprobs(self._tokenizer, logprobs)
-
 
 Reply = CompletionReply | ChatReply
 
 
+def usage_chunk(reply: Reply, usage: Usage) -> bytes:
+    return event({**reply.header.fields(reply.streamed), "choices": [], "usage": reply.usage(usage)})
+
+
+def whole(reply: Reply, choices: Iterable[CompletionDraft | ChatDraft], usage: Usage) -> Iterator[bytes]:
+    """The body of an answer that is no stream, choice by choice."""
+    lead = encode(reply.header.fields(reply.kind))[:-1] + ',"choices":['
+    for choice in choices:
+        yield (lead + "".join(choice.parts())).encode()
+        lead = ","
+    yield f'],"usage":{encode(reply.usage(usage))}}}'.encode()
+
+
 def encode(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _inner(text: str) -> str:
+    """The text in JSON, without its quotes: such pieces may be joined."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _content(entries: list[str] | None) -> str:
+    if entries is None:
+        return "null"
+    return f'{{"content":[{",".join(filter(None, entries))}],"refusal":null}}'
 
 
 def event(value: object) -> bytes:

@@ -13,6 +13,7 @@ RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LISTED_IDS = 1024
+MAX_ID_DIGITS = 20
 MAX_TOKENS = 1 << 24
 
 
@@ -70,24 +71,18 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 
 def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
-    ids = fields.integers("stop_token_ids")
-    _check_count("stop_token_ids", len(ids))
-    return ids
-
-
-def _check_count(name: str, count: int) -> None:
-    if count > MAX_LISTED_IDS:
-        raise RequestError(f"{name}: has {count} entries, at most {MAX_LISTED_IDS} are allowed", param=name)
+    fields.entries("stop_token_ids", MAX_LISTED_IDS)
+    return fields.integers("stop_token_ids")
 
 
 def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     bias = fields.section("logit_bias")
     if bias is None:
         return ()
-    _check_count("logit_bias", len(bias.raw()))
+    fields.entries("logit_bias", MAX_LISTED_IDS)
     pairs = []
     for key in bias.raw():
-        if not key.isascii() or not key.isdigit():
-            raise RequestError(f"logit_bias: {key!r} is not a token id", param="logit_bias")
+        if not key.isascii() or not key.isdigit() or len(key) > MAX_ID_DIGITS:
+            raise RequestError(f"logit_bias: {shown(key)} is not a token id", param="logit_bias")
         pairs.append((int(key), or_else(bias.number(key, -100, 100), 0.0)))
     return tuple(pairs)

@@ -1,47 +1,105 @@
-"""What the HTTP side is configured with: limits, deadlines in seconds, keys. Checked once, then read-only."""
+"""What the HTTP side is configured with: limits, deadlines in seconds, keys. Checked once, then read-only.
 
-from dataclasses import dataclass
+A limit is declared here once, with its range and what it is for; `afserve up` has a flag of the same name for each.
+"""
+
+import os
+import stat
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from afserve.config import in_range
-from afserve.errors import ConfigError
+from afserve.config_ranges import Range
+from afserve.errors import ConfigError, shown
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+_RANGE, _HELP = "range", "help"
+_SECONDS = Range(0.01, 86_400, whole=False)
+
+
+def _limit(default: float, allowed: Range, help: str) -> Any:
+    return field(default=default, metadata={_RANGE: allowed, _HELP: help})
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`api_keys` empty means that no key is asked for. `admin_keys` guard what changes or shows the cluster."""
+    """`api_keys` empty means that no key is asked for. `admin_keys` guard what changes or shows the cluster.
 
-    max_body_bytes: int = 8 * MIB
-    max_header_bytes: int = 64 * 1024
-    max_inflight: int = 4096
-    max_sequences: int = 256
-    read_deadline: float = 30.0
-    text_deadline: float = 30.0
-    write_deadline: float = 60.0
-    drain_deadline: float = 30.0
-    keep_alive: float = 30.0
+    `hosts` are the names that a request may call this server by, all if empty; `origins` the web pages that may post.
+    """
+
+    max_body_bytes: int = _limit(8 * MIB, Range(KIB, 1 << 30), "Largest body of a request.")
+    max_header_bytes: int = _limit(64 * KIB, Range(KIB, MIB), "Largest head of a request.")
+    max_answer_bytes: int = _limit(64 * MIB, Range(KIB, 1 << 32), "Largest answer that is not a stream.")
+    max_inflight: int = _limit(4096, Range(1, 1 << 20), "Requests that are answered at once.")
+    max_sequences: int = _limit(256, Range(1, 1 << 16), "Prompts times n of one request.")
+    max_connections: int = _limit(
+        4096, Range(1, 1 << 20), "Open connections; the longest idle one makes room."
+    )
+    max_connections_per_client: int = _limit(2048, Range(1, 1 << 20), "The same for one client address.")
+    head_deadline: float = _limit(15.0, _SECONDS, "Seconds for a request's head to arrive.")
+    read_deadline: float = _limit(30.0, _SECONDS, "Seconds for a request's body to arrive.")
+    write_deadline: float = _limit(10.0, _SECONDS, "Seconds that a client may take nothing of its stream.")
+    keep_alive: float = _limit(30.0, _SECONDS, "Seconds that an idle connection stays.")
+    text_seconds: float = _limit(10.0, _SECONDS, "CPU seconds to prepare one request (template, tokens).")
+    text_mib: int = _limit(1024, Range(64, 1 << 20), "Memory to prepare one request, in MiB.")
+    text_processes: int = _limit(2, Range(1, 64), "Processes that prepare large requests and chats.")
+    text_waiting: int = _limit(256, Range(0, 1 << 16), "Requests that may wait for those processes.")
+    drain_seconds: float = _limit(
+        4.0, Range(0, 86_400, whole=False), "Seconds that a stop waits for answers."
+    )
+    open_metrics: bool = False
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        in_range("max_body_bytes", self.max_body_bytes, 1024, 1 << 32)
-        in_range("max_header_bytes", self.max_header_bytes, 1024, 1 << 24)
-        in_range("max_inflight", self.max_inflight, 1, 1 << 20)
-        in_range("max_sequences", self.max_sequences, 1, 1 << 16)
-        for name in ("read_deadline", "text_deadline", "write_deadline", "keep_alive"):
-            in_range(name, getattr(self, name), 0.001, 86_400)
-        in_range("drain_deadline", self.drain_deadline, 0, 86_400)
+        for limit in LIMITS:
+            value, allowed = getattr(self, limit.name), range_of(limit)
+            if not allowed.holds(value):
+                name = flag_of(limit)
+                raise ConfigError(f"{name}: {shown(value)} is not {allowed}", param=limit.name)
+
+
+LIMITS: tuple["Field[Any]", ...] = tuple(f for f in fields(ServerSettings) if _RANGE in f.metadata)
+
+
+def range_of(limit: "Field[Any]") -> Range:
+    allowed: Range = limit.metadata[_RANGE]
+    return allowed
+
+
+def help_of(limit: "Field[Any]") -> str:
+    return str(limit.metadata[_HELP])
+
+
+def flag_of(limit: "Field[Any]") -> str:
+    return f"--{limit.name.replace('_', '-')}"
 
 
 def read_keys(path: str | Path) -> tuple[str, ...]:
     """API keys from a file, one per line; empty lines and lines that begin with # do not count."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8") as file:
+            _check_private(path, os.fstat(file.fileno()))
+            lines = file.read(MIB).splitlines()
     except OSError as error:
         raise ConfigError(f"api-key-file: {path}: {error.strerror}", param="api-key-file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"api-key-file: {path}: is not UTF-8 text", param="api-key-file") from error
     keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     if not keys:
         raise ConfigError(f"api-key-file: {path} holds no key; write one per line", param="api-key-file")
     return keys
+
+
+def _check_private(path: str | Path, found: os.stat_result) -> None:
+    """A group may read it where it is another user's: that is how secrets are handed to a container."""
+    mine = found.st_uid == os.geteuid()
+    if stat.S_ISREG(found.st_mode) and found.st_mode & (0o077 if mine else 0o007):
+        raise ConfigError(
+            f"api-key-file: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):03o}); type: chmod 600 "
+            f"{path}",
+            param="api-key-file",
+        )

@@ -43,11 +43,41 @@ def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
     with httpx.stream(
         "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
-        code, _ = server.stop(signal.SIGINT)
+        server.process.send_signal(signal.SIGINT)
+        rest = [line for line in lines if line]
+    assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
+    code, _ = server.wait()
     assert code == 130
+
+
+def test_sigterm_under_load_ends_before_docker_kills(up):
+    server = up("--text-processes", "1")
+    body = json.dumps({**LONG, "stream": True}).encode()
+    ask = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    clients = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(16)]
+    for client in clients:
+        client.sendall(ask)
+    assert clients[0].recv(1) == b"H"
+    began = time.monotonic()
+    assert server.stop(signal.SIGTERM)[0] == 0
+    assert time.monotonic() - began < 8.0
+    for client in clients:
+        client.close()
+
+
+def test_a_template_without_end_is_refused_at_the_start(tmp_path: Path):
+    folder = tmp_path / "bomb"
+    shutil.copytree(CONFIGS / "nano", folder)
+    (folder / "chat_template.jinja").write_text("{{ 'a' * 2000000000 }}")
+    code, said = run_up("--model", str(folder), "--port", "0")
+    assert code == 2 and "chat template" in said and "1024 MiB" in said, said
 
 
 def test_sigterm_lets_a_running_request_finish(up):

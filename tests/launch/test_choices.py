@@ -242,9 +242,9 @@ def test_the_banner_shows_who_has_what():
 
 
 def test_the_examples_can_be_copied():
-    chat, curl = examples("http://127.0.0.1:65535")
+    chat, curl, body = examples("http://127.0.0.1:65535")
     assert chat == "afserve chat --url http://127.0.0.1:65535"
-    assert json.loads(curl.split(" -d '")[1].rstrip("'"))["prompt"]
+    assert curl.endswith(" \\") and json.loads(body.split(" -d '")[1].rstrip("'"))["prompt"]
     assert len(chat) < 80 and len(curl) < 80
     assert examples("http://127.0.0.1:8000")[0] == "afserve chat"
 

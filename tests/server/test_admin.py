@@ -59,14 +59,16 @@ def test_an_api_key_is_no_admin_key(make_backend, run_server):
 def test_a_placement_is_passed_on(admin, guarded):
     standing = admin.get("/admin/placement")
     assert standing.headers["content-type"] == "application/json"
-    answer = admin.post("/admin/placement", content=standing.content)
+    answer = admin.post(
+        "/admin/placement", content=standing.content, headers={"content-type": "application/json"}
+    )
     assert (answer.status_code, answer.json()) == (202, {"status": "moving"})
     assert [json.loads(text) for text in guarded.backend.applied] == [standing.json()]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b"null", b"\xff", b'{"nodes": 1}', b'{"a": NaN}'])
 def test_what_is_no_placement_is_refused(admin, guarded, body):
-    answer = admin.post("/admin/placement", content=body)
+    answer = admin.post("/admin/placement", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
     assert not guarded.backend.applied

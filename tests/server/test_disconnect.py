@@ -17,7 +17,8 @@ def post(port: int, path: str, **body: object) -> socket.socket:
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", port), 20)
     sock.sendall(
-        b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
+        b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (path.encode(), len(data), data)
     )
     return sock
 
@@ -47,7 +48,9 @@ def test_client_gone_cancels(server, stream, hold_at, n):
 
 def test_client_gone_while_the_body_comes(server):
     sock = socket.create_connection(("127.0.0.1", server.port), 20)
-    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    sock.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    )
     sock.close()
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert server.backend.requests == []
@@ -79,7 +82,8 @@ def test_slow_reader_holds_the_engine_back_then_is_dropped(make_backend, run_ser
         sock.connect(("127.0.0.1", server.port))
         data = json.dumps({"prompt": "x", "stream": True, "max_tokens": 500_000}).encode()
         sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
         )
         assert backend.ended.wait(60)
         sock.close()
@@ -104,7 +108,7 @@ def test_stop_finishes_what_has_begun(make_backend, run_server):
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_ends_what_does_not_finish(make_backend, run_server, stream):
     backend = make_backend(hold_at=2)
-    with run_server(backend, drain_deadline=0.05) as server:
+    with run_server(backend, drain_seconds=0.05) as server:
         sock = post(server.port, "/v1/completions", prompt="x", stream=stream)
         assert backend.holding.wait(20)
         server.ask_to_stop()
@@ -126,9 +130,8 @@ def test_gateway_limit(make_backend, run_server):
         sock.close()
 
 
-def test_half_a_request_line_does_not_stay(make_backend, run_server, monkeypatch):
-    monkeypatch.setattr("afserve.server.protocol.HEADER_SECONDS", 0.05)
-    with run_server(make_backend()) as server:
+def test_half_a_request_line_does_not_stay(make_backend, run_server):
+    with run_server(make_backend(), head_deadline=0.05) as server:
         for start in (b"", b"GET /health HT"):
             with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
                 sock.sendall(start)

@@ -69,7 +69,7 @@ def test_many_experts_are_drawn_per_layer_only(make_backend):
     backend = make_backend()
     backend.nodes = (NodeView("a", "attention", "ready", 1, 0, 0, AttentionStats()),) * 2
     backend.routed = (tuple(range(256)),) * 58
-    text = ServerMetrics(FakeClock()).text(backend, 0)
+    text = ServerMetrics(FakeClock()).text(backend, 0, 0)
     seen = parse(text)
     assert seen["afserve_layer_routed_rows_total", (("layer", "57"),)] == sum(range(256))
     assert "afserve_expert_rows" not in text and len(text) < 100_000

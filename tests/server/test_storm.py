@@ -17,8 +17,8 @@ async def client(port: int, seed: int) -> str:
         {"prompt": "x", "max_tokens": 60, "n": dice.choice([1, 3]), "stream": dice.random() < 0.8}
     ).encode()
     whole = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
-        % (len(body), body)
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     )
     writer.write(whole[: dice.randrange(len(whole))] if dice.random() < 0.1 else whole)
     stays = dice.random() < 0.5
@@ -37,11 +37,10 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_nothing_is_left_behind(make_backend, run_server, monkeypatch):
+def test_nothing_is_left_behind(make_backend, run_server):
     """The deadlines are far above a busy machine's pauses: a client that is late by them may find a reset."""
-    monkeypatch.setattr("afserve.server.protocol.HEADER_SECONDS", 3.0)
     backend = make_backend(eos=False)
-    with run_server(backend, read_deadline=3.0) as server:
+    with run_server(backend, head_deadline=3.0, read_deadline=3.0) as server:
 
         async def storm() -> list[str]:
             return await asyncio.gather(*(client(server.port, seed) for seed in range(150)))
@@ -56,4 +55,4 @@ def test_nothing_is_left_behind(make_backend, run_server, monkeypatch):
             time.sleep(0.02)
         assert sorted(backend.closed) == sorted(r.request_id for r in backend.requests)
         assert "afserve_http_requests_in_flight" in httpx.get(f"{server.url}/metrics").text
-        assert server.app.state.service.bodies._held == 0
+        assert server.app.state.service.bodies.held == 0

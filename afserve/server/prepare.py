@@ -1,0 +1,268 @@
+"""From the bytes of a body to what the engine is asked for: JSON, fields, chat template, tokens. One pure function.
+
+It runs on the event loop for small bodies and in a text process for all others (`text_pool`); what it gives back
+travels as bytes (`prepared`). Everything is counted before anything is tokenized. Knows no HTTP and no engine.
+"""
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from afserve.chat_template import ChatTemplate
+from afserve.engine.request import SamplingParams
+from afserve.errors import NotFoundError, RequestError, shown
+from afserve.server.fields import Fields, parse_object
+from afserve.server.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Prompt,
+    chat_request,
+    completion_request,
+    prompt_count,
+)
+from afserve.server.prepared import Answer, ContextLengthError, EchoText, Prepared
+from afserve.server.sampling import sampling_params
+from afserve.tokenizer import Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16
+# Texts with more characters than this per token of context are counted in pieces first.
+SCREENED_CHARACTERS = 4
+
+
+class Kind(IntEnum):
+    """What a body is for."""
+
+    COMPLETION = 1
+    CHAT = 2
+    TOKENIZE = 3
+    DETOKENIZE = 4
+    PLACEMENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What preparing must know of the model and of the limits. `folder` holds tokenizer and chat template."""
+
+    folder: str
+    name: str
+    max_model_len: int
+    vocab_size: int
+    max_sequences: int
+
+
+class TemplateElsewhere(Exception):
+    """A template is asked for where none is rendered."""
+
+
+class Preparer:
+    """`prepare` of one model. `template` None: the model has none; with `elsewhere` another process renders it."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        tokenizer: Tokenizer,
+        defaults: SamplingParams,
+        template: ChatTemplate | None = None,
+        *,
+        elsewhere: bool = False,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._template = template
+        self._elsewhere = elsewhere
+
+    def prepare(self, kind: Kind, body: bytes) -> Answer:
+        """Raises RequestError, or another refusal of the caller's, that names the field."""
+        fields = Fields(parse_object(body))
+        if kind is Kind.COMPLETION:
+            self._check_sequences(prompt_count(fields), fields)
+            return self._completion(completion_request(fields))
+        if kind is Kind.CHAT:
+            return self._chat(chat_request(fields))
+        if kind is Kind.TOKENIZE:
+            return self._tokenize(fields)
+        if kind is Kind.DETOKENIZE:
+            return self._detokenize(fields)
+        return json.dumps(fields.raw(), separators=(",", ":")).encode()
+
+    def _completion(self, asked: CompletionRequest) -> Prepared:
+        self._check_model(asked.model)
+        prompts = [self._ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
+        wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
+        rooms = [self._room(len(ids), wanted, DEFAULT_COMPLETION_TOKENS, "prompt") for ids in prompts]
+        params = sampling_params(
+            asked.sampling, self._defaults, max_tokens=min(rooms), logprobs=asked.logprobs, echo=asked.echo
+        )
+        echo = self._echo(asked, prompts) if asked.echo else None
+        return self._prepared(prompts, params, asked, echo)
+
+    def _chat(self, asked: ChatRequest) -> Prepared:
+        self._check_model(asked.model)
+        self._check_sequences(1, asked.sampling)
+        ids = self._ids(self._render(asked), False, "messages")
+        newer = asked.sampling.get("max_completion_tokens") is not None
+        field = "max_completion_tokens" if newer else "max_tokens"
+        room = self._room(len(ids), asked.wanted_tokens, None, "messages", field)
+        params = sampling_params(asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs)
+        return self._prepared([ids], params, asked, None)
+
+    def _prepared(
+        self,
+        prompts: Sequence["array[int]"],
+        params: SamplingParams,
+        asked: CompletionRequest | ChatRequest,
+        echo: EchoText | None,
+    ) -> Prepared:
+        self._check_ids(params)
+        return Prepared(
+            tuple(prompts),
+            params,
+            asked.logprobs,
+            asked.options if asked.stream else None,
+            asked.sampling.flag("skip_special_tokens", True),
+            echo,
+        )
+
+    def _tokenize(self, fields: Fields) -> bytes:
+        """{"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"[, "token_strs"]}."""
+        self._check_model(fields.text("model"))
+        text = fields.text("prompt")
+        if text is None and fields.get("messages") is None:
+            raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
+        special, spelled = fields.flag("add_special_tokens", True), fields.flag("return_token_strs")
+        if text is None:
+            text, special = self._render(chat_request(fields)), False
+        ids = self._ids(text, special, "prompt")
+        reply: dict[str, object] = {"count": len(ids), "max_model_len": self._model.max_model_len}
+        reply["tokens"] = ids.tolist()
+        if spelled:
+            reply["token_strs"] = [self._tokenizer.token(token_id) for token_id in ids]
+        return json.dumps(reply).encode()
+
+    def _detokenize(self, fields: Fields) -> bytes:
+        """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""
+        self._check_model(fields.text("model"))
+        if fields.get("tokens") is None:
+            fields.refuse("tokens", "an array of token ids")
+        fields.entries("tokens", self._model.max_model_len)
+        ids = fields.integers("tokens")
+        top = self._model.vocab_size
+        for i, token_id in enumerate(ids):
+            if not 0 <= token_id < top:
+                raise RequestError(
+                    f"tokens[{i}]: {shown(token_id)} is outside [0, {top - 1}]", param="tokens"
+                )
+        return json.dumps({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)}).encode()
+
+    # ---- checks and steps
+
+    def _check_model(self, name: str | None) -> None:
+        served = self._model.name
+        if name is not None and name != served:
+            raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
+
+    def _check_sequences(self, prompts: int, sampling: Fields) -> None:
+        n = sampling.integer("n", 1, 128) or 1
+        if prompts * n > self._model.max_sequences:
+            raise RequestError(
+                f"n: {prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
+                param="n",
+            )
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        top = self._model.vocab_size
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", tuple(token_id for token_id, _ in params.logit_bias)),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < top:
+                    raise RequestError(
+                        f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
+                    )
+
+    def _render(self, asked: ChatRequest) -> str:
+        """The prompt text of a conversation."""
+        if self._elsewhere:
+            raise TemplateElsewhere
+        if self._template is None:
+            raise RequestError(
+                "messages: this model has no chat template; use /v1/completions with a prompt",
+                param="messages",
+            )
+        return self._template.render(
+            asked.messages,
+            tools=asked.tools or None,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            extra=asked.template_values,
+        )
+
+    def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
+        if isinstance(prompt, str):
+            self._screen(prompt, param)
+            return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        top, limit = self._model.vocab_size, self._model.max_model_len
+        if len(prompt) > limit:
+            self._room(len(prompt), None, None, param)
+        if prompt and not 0 <= min(prompt) <= max(prompt) < top:
+            at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
+            raise RequestError(
+                f"prompt: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]",
+                param="prompt",
+            )
+        return array("i", prompt)
+
+    def _screen(self, text: str, param: str) -> None:
+        """Refuses a text that is far too long before its encoding, many times its size, is built."""
+        limit = self._model.max_model_len
+        if len(text) > SCREENED_CHARACTERS * limit and self._tokenizer.surely_longer(text, limit):
+            raise ContextLengthError(
+                f"{param}: {len(text)} characters are more tokens than the model's context of {limit}; send fewer",
+                param=param,
+            )
+
+    def _room(
+        self, count: int, wanted: int | None, default: int | None, param: str, field: str = "max_tokens"
+    ) -> int:
+        """How many tokens may follow a prompt: those wanted, or the default cut to what the context has left."""
+        limit = self._model.max_model_len
+        left = limit - count
+        if not count:
+            raise RequestError(f"{param}: has no tokens; send at least one", param=param)
+        if left < 1:
+            raise ContextLengthError(
+                f"{param}: has {count} tokens, the model's context of {limit} must hold them and at least one "
+                "more; send a shorter one",
+                param=param,
+            )
+        if wanted is None:
+            return left if default is None else min(default, left)
+        if wanted > left:
+            raise ContextLengthError(
+                f"{field}: {wanted} after a prompt of {count} tokens is over the model's context of {limit}; "
+                f"at most {left} fit",
+                param=field,
+            )
+        return wanted
+
+    def _echo(self, asked: CompletionRequest, prompts: Sequence["array[int]"]) -> EchoText:
+        texts, added = [], []
+        for prompt, ids in zip(asked.prompts, prompts, strict=True):
+            spelled = self._tokenizer.decode(ids, skip_special_tokens=False)
+            texts.append(prompt if isinstance(prompt, str) else spelled)
+            bos = isinstance(prompt, str) and ids[0] in self._tokenizer.special_ids
+            added.append(int(bos and not texts[-1].startswith(self._tokenizer.token(ids[0]))))
+        return EchoText(tuple(texts), tuple(added), generate=asked.wanted_tokens != 0)
+
+
+def check_template(template: ChatTemplate | None) -> None:
+    """One short message through the template, so that one without an end is found at the start. It may refuse it."""
+    if template is not None:
+        try:
+            template.render([{"role": "user", "content": "x"}])
+        except RequestError:
+            return

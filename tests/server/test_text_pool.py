@@ -1,0 +1,222 @@
+"""Requests are prepared alike on the loop and in a process, and whatever a template does costs its own request only."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+import httpx
+import psutil
+import pytest
+
+from afserve.chat_template import ChatTemplate
+from afserve.engine.request import SamplingParams
+from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
+from afserve.server.prepare import Kind, Preparer, TextModel
+from afserve.server.prepared import from_bytes, to_bytes
+from afserve.server.settings import ServerSettings
+from afserve.server.text_pool import INLINE_BYTES, TextPool
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DEEP = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
+HUGE = "{{ 'a' * 2000000000 }}"
+WHEN_ASKED = "{% if messages[0].content == 'bomb' %}%s{% endif %}{{ messages[0].content }}"
+PAD = " " * INLINE_BYTES
+BODIES = [
+    (Kind.COMPLETION, {"prompt": "def add(x, y):", "stop": ["a", "b"], "logit_bias": {"7": 1.5}, "seed": 3}),
+    (Kind.COMPLETION, {"prompt": ["x", [5, 6]], "n": 2, "echo": True, "logprobs": 2, "max_tokens": 0}),
+    (Kind.COMPLETION, {"prompt": [5], "stream": True, "stream_options": {"include_usage": True}}),
+    (Kind.COMPLETION, {"prompt": [5], "temperature": 3}),
+    (Kind.COMPLETION, {"prompt": [5], "model": "other"}),
+    (Kind.COMPLETION, {"prompt": [5] * 300}),
+    (Kind.CHAT, {"messages": [{"role": "user", "content": "日本 x"}], "stop_token_ids": [5]}),
+    (Kind.TOKENIZE, {"prompt": "a b c", "return_token_strs": True}),
+    (Kind.DETOKENIZE, {"tokens": [5, 6, 7]}),
+    (Kind.PLACEMENT, {"layers": [[1, 2]]}),
+]
+
+
+@pytest.fixture
+def folder_with(checkpoint, tmp_path):
+    """The tiny checkpoint with another chat template."""
+
+    def make(template):
+        for file in checkpoint.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / "chat_template.jinja").write_text(template)
+        return tmp_path
+
+    return make
+
+
+def model_of(folder):
+    return TextModel(str(folder), "tiny", 256, 400, 256)
+
+
+@asynccontextmanager
+async def pool(folder, tokenizer, **settings):
+    preparer = Preparer(model_of(folder), tokenizer, SamplingParams(), elsewhere=True)
+    made = TextPool(preparer, model_of(folder), ServerSettings(**settings))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def chat(content):
+    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+
+
+def outcome(answer):
+    return answer if isinstance(answer, bytes) else asdict(answer)
+
+
+def refused(error):
+    return type(error).__name__, error.message, error.param
+
+
+def test_a_process_prepares_what_the_loop_prepares(checkpoint, tokenizer):
+    here = Preparer(model_of(checkpoint), tokenizer, SamplingParams(), ChatTemplate.from_folder(checkpoint))
+
+    async def both():
+        async with pool(checkpoint, tokenizer) as there:
+            for kind, body in BODIES:
+                data = json.dumps(body).encode()
+                try:
+                    wanted = outcome(here.prepare(kind, data))
+                except AfserveError as error:
+                    with pytest.raises(type(error)) as found:
+                        await there.prepare(kind, data + PAD.encode())
+                    assert refused(found.value) == refused(error)
+                else:
+                    assert outcome(await there.prepare(kind, data + PAD.encode())) == wanted
+
+    asyncio.run(both())
+
+
+def test_answers_as_bytes(checkpoint, tokenizer):
+    here = Preparer(model_of(checkpoint), tokenizer, SamplingParams(), ChatTemplate.from_folder(checkpoint))
+    answer = here.prepare(Kind.COMPLETION, json.dumps(BODIES[1][1]).encode())
+    assert from_bytes(to_bytes(answer)) == answer
+    assert from_bytes(to_bytes(b'{"a":1}')) == b'{"a":1}'
+    many = here.prepare(Kind.COMPLETION, b'{"prompt": [[' + b",".join([b"5"] * 250) + b"]]}")
+    assert len(to_bytes(many)) < 4 * 250 + 1000
+
+
+@pytest.mark.parametrize(
+    ("bomb", "reason"), [(NESTED, "--text-seconds"), (HUGE, "--text-mib"), (DEEP, "goes too deep")]
+)
+def test_a_template_costs_its_own_request_only(folder_with, tokenizer, bomb, reason):
+    folder = folder_with(
+        WHEN_ASKED.replace("%s", bomb).replace("2000000000", "(900000000 * messages | length)")
+    )
+
+    async def ask():
+        async with pool(folder, tokenizer, text_seconds=0.3, text_mib=256, text_processes=1) as there:
+            await there.check()
+            for _ in range(2):
+                with pytest.raises(RequestError, match=reason):
+                    await there.prepare(Kind.CHAT, chat("bomb"))
+                assert len((await there.prepare(Kind.CHAT, chat("x"))).prompts[0]) == 1
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("bomb", "reason"), [(NESTED, "0.5 s of CPU time"), (HUGE, "256 MiB of memory")])
+def test_a_template_without_end_is_found_at_the_start(folder_with, tokenizer, bomb, reason):
+    async def start():
+        async with pool(folder_with(bomb), tokenizer, text_seconds=0.5, text_mib=256) as there:
+            with pytest.raises(CheckpointError, match=f"chat template: .* more than {reason}"):
+                await there.check()
+
+    asyncio.run(start())
+
+
+def test_a_template_that_only_refuses_is_served(folder_with, tokenizer):
+    async def start():
+        async with pool(folder_with("{{ raise_exception('no') }}"), tokenizer) as there:
+            await there.check()
+            with pytest.raises(RequestError, match="does not accept them: no"):
+                await there.prepare(Kind.CHAT, chat("x"))
+
+    asyncio.run(start())
+
+
+def test_a_template_that_cannot_be_compiled(folder_with, tokenizer):
+    async def start():
+        async with pool(folder_with("{% for %}"), tokenizer) as there:
+            with pytest.raises(CheckpointError, match="chat template, line 1"):
+                await there.check()
+
+    asyncio.run(start())
+
+
+def test_more_than_may_wait_are_told_to_come_again(folder_with, tokenizer):
+    folder = folder_with(WHEN_ASKED.replace("%s", NESTED))
+
+    async def ask():
+        async with pool(folder, tokenizer, text_seconds=1, text_processes=1, text_waiting=1) as there:
+            await there.check()
+            asked = [asyncio.create_task(there.prepare(Kind.CHAT, chat(text))) for text in ("bomb", "x", "y")]
+            done = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(done[0], RequestError) and isinstance(done[2], OverloadedError)
+            assert len(done[1].prompts) == 1
+
+    asyncio.run(ask())
+
+
+def test_a_process_that_was_killed_is_replaced(checkpoint, tokenizer):
+    async def ask():
+        async with pool(checkpoint, tokenizer, text_processes=1) as there:
+            before = {child.pid for child in psutil.Process().children()}
+            await there.check()
+            (mine,) = {child.pid for child in psutil.Process().children()} - before
+            os.kill(mine, signal.SIGTERM)
+            with pytest.raises(CapacityError):
+                await there.prepare(Kind.CHAT, chat("x"))
+            assert (await there.prepare(Kind.CHAT, chat("x"))).prompts
+        assert {child.pid for child in psutil.Process().children()} <= before
+
+    asyncio.run(ask())
+
+
+def test_one_who_gives_up_leaves_no_answer_to_the_next(folder_with, tokenizer):
+    folder = folder_with(WHEN_ASKED.replace("%s", "{% for a in range(99999) %}{% endfor %}"))
+
+    async def ask():
+        async with pool(folder, tokenizer, text_processes=1) as there:
+            await there.check()
+            slow = asyncio.create_task(there.prepare(Kind.CHAT, chat("bomb")))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            slow.cancel()
+            assert len((await there.prepare(Kind.CHAT, chat("x"))).prompts[0]) == 1
+
+    asyncio.run(ask())
+
+
+def test_other_requests_go_on_while_a_template_runs(make_backend, run_server, folder_with, tokenizer):
+    backend = make_backend()
+    folder = folder_with(WHEN_ASKED.replace("%s", NESTED))
+    backend.model = type(backend.model)("tiny", str(folder), 256, 400, 1)
+    with run_server(backend, text_seconds=2) as server, httpx.Client(base_url=server.url) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as bomber:
+            import threading
+
+            replies = []
+            ask = {"messages": [{"role": "user", "content": "bomb"}]}
+            thread = threading.Thread(
+                target=lambda: replies.append(bomber.post("/v1/chat/completions", json=ask))
+            )
+            thread.start()
+            served = 0
+            until = time.monotonic() + 60
+            while thread.is_alive() and time.monotonic() < until:
+                assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+                served += 1
+            thread.join()
+        assert served > 10 and replies[0].status_code == 400
+        assert "--text-seconds" in replies[0].json()["error"]["message"]
