@@ -17,7 +17,7 @@ from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
 from afserve.member import NodeId, Role, attention_node
 from afserve.placement.placement import Placement
-from afserve.server.backend import ClusterView, NodeView, ServedModel
+from afserve.control.backend import ClusterView, NodeView, ServedModel
 from afserve.trace import Trace
 
 

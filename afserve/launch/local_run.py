@@ -28,7 +28,7 @@ from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
 from afserve.member import MODEL_ROLES, NodeId
 from afserve.models.identity import Identity, Progress
-from afserve.server.backend import ServedModel
+from afserve.control.backend import ServedModel
 from afserve.trace import Trace
 
 DRAIN_SECONDS = 5.0

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from afserve.errors import AfserveError
 from afserve.server.admin import Admin
-from afserve.server.backend import Backend
+from afserve.control.backend import Backend
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.gate import Gate

@@ -20,7 +20,7 @@ from afserve.metrics import (
     gauge,
     render,
 )
-from afserve.server.backend import Backend, ClusterView
+from afserve.control.backend import Backend, ClusterView
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
 MAX_EXPERT_SERIES = 4096

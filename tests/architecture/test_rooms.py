@@ -24,7 +24,7 @@ ROOMS = (
 )
 DOORS = {"llm", "client", "client_wire"}
 # The HTTP seam is a value that the control room implements, so it may be imported from below.
-SEAM = "afserve.server.backend"
+SEAM = "afserve.control.backend"
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}
 

@@ -51,7 +51,7 @@ from afserve.errors import (
 )
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
-from afserve.server.backend import ServedModel
+from afserve.control.backend import ServedModel
 
 TOKEN = "a-token"
 PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1)

@@ -18,7 +18,7 @@ from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose
-from afserve.server.backend import ServedModel
+from afserve.control.backend import ServedModel
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0

@@ -9,7 +9,7 @@ from afserve.clock import FakeClock
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Family, Histogram, gauge, render
-from afserve.server.backend import NodeView
+from afserve.control.backend import NodeView
 from afserve.server.observe import ServerMetrics
 
 
