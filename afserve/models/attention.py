@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.cache import LayerCache, LayerShape
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -21,13 +22,25 @@ from afserve.models.router import Router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
-LayerCache = tuple[Tensor, ...]
 LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whatever config.json says
 
 
-class AttentionHalf(Protocol):
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+class BoundHalf(Protocol):
+    """An attention half with the layer's part of one cache."""
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         """x_TH becomes, in place, the residual stream after attention; keys and values are written."""
+        ...
+
+
+class AttentionHalf(Protocol):
+    @property
+    def keeps(self) -> LayerShape:
+        """What it writes to a cache for each token."""
+        ...
+
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        """The same weights may be bound to several caches."""
         ...
 
 
@@ -60,7 +73,8 @@ class GroupedQueryHalf:
     ) -> None:
         a, h = spec.attention, spec.hidden
         self._ops = ops
-        self._layer = ops.prepare_gqa(
+        self.keeps = LayerShape(a.kv_heads, a.head_dim, a.value_dim)
+        self._prepared = ops.prepare_gqa(
             GqaLayer(
                 input_norm_H=tensors("input_layernorm.weight", h),
                 qkv=self._qkv(spec, tensors),
@@ -94,9 +108,18 @@ class GroupedQueryHalf:
         bias = tensors.attention("o_proj.bias", h) if a.bias else None
         return self._ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.head_dim), bias)
 
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+    def bind(self, cache: LayerCache) -> BoundHalf:
         k_NGBD, v_NGBD = cache
-        return self._ops.gqa_half(x_TH, self._layer, k_NGBD, v_NGBD, batch)
+        return _BoundGroupedQuery(self._ops, self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD))
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundGroupedQuery:
+    ops: Ops
+    bound: BoundGqa
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        return self.ops.gqa_half(x_TH, self.bound, batch)
 
 
 class LatentHalf:
@@ -111,6 +134,7 @@ class LatentHalf:
         a, h = spec.attention, spec.hidden
         self._a, self._ops, self._rope, self._router, self._eps = a, ops, rope, router, spec.eps
         self._interleaved = spec.rope.interleaved
+        self.keeps = LayerShape(1, a.kv_lora_rank + a.rope_dim)
         self._input_norm = tensors("input_layernorm.weight", h)
         self._post_norm = tensors("post_attention_layernorm.weight", h)
         self._load_down(spec, tensors)
@@ -155,15 +179,19 @@ class LatentHalf:
         self._up_k = self._ops.pack_heads(up_k.transpose(1, 2).contiguous())
         self._up_v = self._ops.pack_heads(up_v.contiguous())
 
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        (cache_NBC,) = cache
+        return _BoundLatent(self, cache_NBC)
+
+    def run(self, x_TH: Tensor, cache_NBC: Tensor, batch: PagedBatch) -> Half:
         ops, router = self._ops, self._router
-        attended = self._attend(ops.rms_norm(x_TH, self._input_norm, self._eps), cache, batch)
+        attended = self._attend(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBC, batch)
         normed_TH = ops.add_rms_norm(x_TH, attended, self._post_norm, self._eps)
         if router is None:
             return Half(normed_TH, None, None)
         return Half(normed_TH, *ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule))
 
-    def _attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
+    def _attend(self, x_TH: Tensor, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
         a, ops, tokens = self._a, self._ops, x_TH.shape[0]
         query, latent, k_rope = ops.linear(x_TH, self._down).split(
             (self._q_in, a.kv_lora_rank, a.rope_dim), 1
@@ -172,7 +200,6 @@ class LatentHalf:
             query = ops.linear(ops.rms_norm(query, self._q_norm, LATENT_EPS), self._q_up)
         q_nope, q_rope = query.view(tokens, a.heads, a.head_dim).split((a.nope_dim, a.rope_dim), 2)
         q_rope, k_rope = self._turn(q_rope, batch), self._turn(k_rope.unsqueeze(1), batch).squeeze(1)
-        (cache_NBC,) = cache
         latent = ops.rms_norm(latent, self._kv_norm, LATENT_EPS)
         ops.write_latent(torch.cat((latent, k_rope), 1), cache_NBC, batch.kv_slot_T)
         q_latent = ops.linear_heads(q_nope, self._up_k)
@@ -185,3 +212,12 @@ class LatentHalf:
         return self._ops.rope(
             x_TAD, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, self._interleaved
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundLatent:
+    half: LatentHalf
+    cache_NBC: Tensor
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        return self.half.run(x_TH, self.cache_NBC, batch)

@@ -85,12 +85,11 @@ def test_gqa_half(device, ops, close, queries, sinks):
     x, k_cache, v_cache = torch.randn(queries, 32), torch.randn(3, 2, 8, 16), torch.randn(3, 2, 8, 16)
     x, k_cache, v_cache = (t.bfloat16() for t in (x, k_cache, v_cache))
     wide = [t.double() for t in (x, k_cache, v_cache)]
-    exact = EXACT.gqa_half(
-        wide[0], gqa_layer(EXACT, torch.float64, "cpu", sinks), *wide[1:], batch_of("cpu", queries, 20, 8)
-    )
+    true_layer = EXACT.bind_gqa(gqa_layer(EXACT, torch.float64, "cpu", sinks), *wide[1:])
+    exact = EXACT.gqa_half(wide[0], true_layer, batch_of("cpu", queries, 20, 8))
     moved = [t.clone().to(device) for t in (x, k_cache, v_cache)]
-    layer = gqa_layer(ops, torch.bfloat16, device, sinks)
-    half = ops.gqa_half(moved[0], layer, *moved[1:], batch_of(device, queries, 20, 8))
+    layer = ops.bind_gqa(gqa_layer(ops, torch.bfloat16, device, sinks), *moved[1:])
+    half = ops.gqa_half(moved[0], layer, batch_of(device, queries, 20, 8))
     close(moved[0], wide[0], steps=8.0)
     close(moved[1], wide[1], steps=8.0)
     close(half.normed_TH, exact.normed_TH, steps=12.0)
