@@ -7,6 +7,7 @@ import torch
 import triton
 
 from afserve.errors import ConfigError
+from afserve.kernels.cache import LayerShape
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -94,6 +95,23 @@ def test_gqa_half(device, ops, close, queries, sinks):
     close(moved[1], wide[1], steps=8.0)
     close(half.normed_TH, exact.normed_TH, steps=12.0)
     assert half.expert_TK.shape == (queries, 2) and half.weight_TK.dtype is torch.float32
+
+
+def test_blocks_have_the_bytes_that_they_have_elsewhere(device, ops):
+    """What these kernels write can go on in the reference's cache, and back."""
+    shapes, places = [LayerShape(2, 16, 16), LayerShape(1, 24)], [2, 0, 1]
+    k, v, latent = (torch.randn(24, *size).bfloat16() for size in ((2, 16), (2, 16), (24,)))
+    sent = []
+    for each, at in ((ops, device), (EXACT, "cpu")):
+        cache, slot = each.open_cache(shapes, 3, 8, torch.bfloat16), torch.arange(24).to(at)
+        each.write_kv(k.to(at), v.to(at), *cache.layers[0], slot)
+        each.write_latent(latent.to(at), *cache.layers[1], slot)
+        sent.append(cache.read(places))
+        other = EXACT.open_cache(shapes, 3, 8, torch.bfloat16)
+        other.write(places, sent[-1])
+        cache.write(range(3), other.read(range(3)))
+        assert torch.equal(cache.read(places), sent[-1])
+    assert sent[0].device.type == "cpu" and torch.equal(*sent)
 
 
 @pytest.mark.parametrize("queries", [1, 2])
