@@ -7,13 +7,14 @@ cache's dtype in the machine's (little-endian) order, with nothing between. `LAY
 It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tokens of a block, D elements, Y bytes.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from afserve.kernels.tiled import KEYS, VALUES, by_token
+from afserve.kernels.tiled import KEYS, by_token, from_token
 
 LAYOUT = 1
 LayerCache = tuple[Tensor, ...]
@@ -41,14 +42,14 @@ class PagedCache:
         self.block_size = block_size
         self.dtype = dtype
         self.blocks = layers[0][0].shape[0]
-        self.block_bytes = dtype.itemsize * sum(rows[0].numel() for rows in self._rows())
+        self.block_bytes = dtype.itemsize * sum(tensor[0].numel() for layer in layers for tensor in layer)
 
     def read(self, blocks: Sequence[int]) -> Tensor:
         """(len(blocks), block_bytes) uint8 on the host: a copy of those blocks, in the order that was asked for."""
         index = self._index(blocks)
         found = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, device=index.device)
-        for part, rows in self._parts(found):
-            part.copy_(rows.index_select(0, index))
+        for part, tensor in self._parts(found):
+            part.copy_(by_token(tensor.index_select(0, index)))
         return found.cpu()
 
     def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
@@ -63,8 +64,8 @@ class PagedCache:
         index = self._index(blocks)
         # A fresh copy begins at a whole element, wherever a message put the bytes.
         moved = torch.empty(bytes_NY.shape, dtype=torch.uint8, device=index.device).copy_(bytes_NY)
-        for part, rows in self._parts(moved):
-            rows.index_copy_(0, index, part)
+        for part, tensor in self._parts(moved):
+            tensor.index_copy_(0, index, from_token(part).contiguous())
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
         wrong = next((block for block in blocks if not 0 <= block < self.blocks), None)
@@ -72,16 +73,14 @@ class PagedCache:
             raise ValueError(f"blocks: {wrong}, the cache has {self.blocks}")
         return torch.tensor(blocks, dtype=torch.int64, device=self.layers[0][0].device)
 
-    def _rows(self) -> Iterator[Tensor]:
-        """All tensors, layer after layer, as views whose blocks are in the order of bytes."""
-        for layer in self.layers:
-            for tensor in layer:
-                yield by_token(tensor) if tensor.dim() in (KEYS, VALUES) else tensor
-
     def _parts(self, bytes_NY: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each tensor's columns of a payload, as its blocks are shaped, beside the tensor."""
+        """For each tensor, layer after layer: its columns of a payload, as `by_token` shapes its blocks, and itself."""
         elements, first = bytes_NY.view(self.dtype), 0
-        for rows in self._rows():
-            last = first + rows[0].numel()
-            yield elements[:, first:last].unflatten(1, rows.shape[1:]), rows
+        for tensor in itertools.chain.from_iterable(self.layers):
+            last = first + tensor[0].numel()
+            part = elements[:, first:last].unflatten(1, by_token(tensor).shape[1:])
             first = last
+            if tensor.dim() == KEYS:  # a word is elements of one token in either order: fewer things to move
+                yield part.view(torch.int32), tensor.view(torch.int32)
+            else:
+                yield part, tensor
