@@ -3,26 +3,36 @@
 from collections.abc import Mapping
 
 from afserve.config_ranges import MOST_TOKEN_IDS, RANGES, Range
-from afserve.errors import CheckpointError, shown
+from afserve.errors import CheckpointError, UserError, shown
 
 Config = Mapping[str, object]
 
 
 class ConfigFields:
-    """A read-only view of a config. A number's range is its row of `RANGES`, whichever reader asks for it."""
+    """A read-only view of a config. A number's range is its row of `RANGES`, whichever reader asks for it.
 
-    def __init__(self, config: Config, where: str) -> None:
+    Whatever is wrong raises `refusal`: CheckpointError for who serves the model, ConfigError for who plans with it.
+    """
+
+    def __init__(self, config: Config, where: str, refusal: type[UserError] = CheckpointError) -> None:
         self.config = config
         self.where = where
+        self._refusal = refusal
+
+    def has(self, name: str) -> bool:
+        return self.config.get(name) is not None
+
+    def inner(self, config: Config, name: str) -> "ConfigFields":
+        """A view of a section of this config, under its own name."""
+        return ConfigFields(config, f"{self.where}: {name}", self._refusal)
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that is there. Raises CheckpointError on any other value than one of its range."""
+        """The first of `names` that is there. Raises the refusal on any other value than one of its range."""
         return int(self._number(names, default))
 
     def optional(self, *names: str) -> int | None:
         """None where it is absent or null."""
-        present = any(self.config.get(name) is not None for name in names)
-        return self.integer(*names) if present else None
+        return self.integer(*names) if any(map(self.has, names)) else None
 
     def number(self, *names: str, default: float | None = None) -> float:
         return float(self._number(names, default))
@@ -64,14 +74,27 @@ class ConfigFields:
             )
         return tuple(ids)
 
-    def refuse(self, name: str, why: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {name}: {shown(self.config.get(name))} {why}")
+    def items(self, name: str, most: int) -> list[object]:
+        """A list of at most `most` of anything; empty where it is absent or null."""
+        value = self.config.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) > most:
+            raise self.refuse(name, f"is not a list of at most {most}")
+        return list(value)
+
+    def refuse(self, name: str, why: str) -> UserError:
+        return self.error(f"{name}: {shown(self.config.get(name))} {why}", name)
+
+    def error(self, why: str, name: str) -> UserError:
+        """For what is wrong with more than one field; `name` is the one to look at first."""
+        return self._refusal(f"{self.where}: {why}", param=name)
 
     def _number(self, names: tuple[str, ...], default: float | None) -> float:
         """Defaults are checked as well: some are computed from other fields."""
         name, value = self._find(names, default)
         if not RANGES[name].holds(value):
-            raise CheckpointError(f"{self.where}: {name}: {shown(value)} is not {RANGES[name]}")
+            raise self.error(f"{name}: {shown(value)} is not {RANGES[name]}", name)
         return value  # type: ignore[return-value]
 
     def _find(self, names: tuple[str, ...], default: object) -> tuple[str, object]:
@@ -79,5 +102,5 @@ class ConfigFields:
             if self.config.get(name) is not None:
                 return name, self.config[name]
         if default is None:
-            raise CheckpointError(f"{self.where}: {names[0]}: missing")
+            raise self.error(f"{names[0]}: missing", names[0])
         return names[0], default

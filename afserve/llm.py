@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from afserve.config import BLOCK_SIZE, WAITING, ModelSource
 from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, ConfigError
+from afserve.families.table import load_spec
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import this_machine
@@ -253,7 +254,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:
-    spec = ModelSpec.load(found.folder)
+    spec = load_spec(found.folder)
     if source.load_format != "dummy" and not found.weights:
         raise ConfigError(
             f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder"

@@ -1,4 +1,8 @@
-"""The parts of a model's shape: rotary embedding, attention, routed experts. Plain numbers; read by `spec.py`."""
+"""The parts of a model's shape: one decoder layer with its attention and its FFN. Plain numbers, no torch.
+
+The files of `families/` fill them from a `config.json`. They say what a model is, also where no kernel runs it:
+`families/limits.py` says what the engine can run, and the planner plans with all of it.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +10,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding. `kind` is "default", "linear" or "yarn"; the rest of the fields are yarn's."""
+    """Rotary embedding of the first `dim` numbers of a head; a `dim` below the head's size is a partial one.
+
+    `kind` is config.json's `rope_type` ("default", "linear", "yarn" ...); `factor` is linear's and yarn's, the fields
+    after it are yarn's.
+    """
 
     kind: str
     theta: float
@@ -23,24 +31,46 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """GQA (`kind` "gqa") or multi-head latent attention (`kind` "mla"); sizes are per head.
+class IndexerSpec:
+    """DeepSeek's sparse attention: `heads` of `dim` score every cached token, the `top` best are attended."""
 
-    For MLA `head_dim` is nope + rope and `kv_heads` 1. `window` counts the token itself, None = full.
+    heads: int
+    dim: int
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One layer's attention; sizes are per head.
+
+    - `gqa`: `kv_heads` key and value heads shared by `heads` query heads.
+    - `mla`: multi-head latent attention; `head_dim` is `nope_dim` + `rope_dim`, and `kv_heads` 1.
+    - `mfa`: multi-matrix factorization (Step-3): the query goes through `q_lora_rank`, `kv_heads` are its groups.
+    - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads.
+
+    `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
+    `sinks` are learned logits, one a head, that take weight and give no value. `gated`: the query projection also makes
+    a gate for the output. `rope` None is a layer without rotary embedding.
     """
 
-    kind: Literal["gqa", "mla"]
+    kind: Literal["gqa", "mla", "mfa", "linear"]
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
-    bias: bool = False
+    rope: RopeSpec | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
     qk_norm: bool = False
     window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
+    gated: bool = False
     q_lora_rank: int | None = None
     kv_lora_rank: int = 0
     nope_dim: int = 0
     rope_dim: int = 0
+    indexer: IndexerSpec | None = None
 
     @property
     def kv_width(self) -> int:
@@ -51,8 +81,20 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection."""
+
+    inner: int
+    activation: str = "silu"
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """Routed experts of one MoE layer. `scoring` and `selection` are names of kernels/routing.py's enums."""
+    """Routed experts of one layer, and a shared one of `shared_inner` (0: none).
+
+    `scoring` and `selection` are names of kernels/routing.py's enums. `router_bias` is added to the router's logits,
+    `correction_bias` only to what experts are chosen by; `expert_bias`: the experts' projections have biases.
+    """
 
     experts: int
     top_k: int
@@ -67,3 +109,18 @@ class MoeSpec:
     scale: float = 1.0
     closed_to_zero: bool = False
     correction_bias: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    activation: str = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer: its attention, and an FFN that is dense or routed."""
+
+    attention: AttentionSpec
+    ffn: DenseSpec | MoeSpec
+
+    @property
+    def moe(self) -> MoeSpec | None:
+        return self.ffn if isinstance(self.ffn, MoeSpec) else None

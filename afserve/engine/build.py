@@ -13,11 +13,11 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.micro_batch import T
+from afserve.families.table import load_spec, naming_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
 from afserve.models.identity import identify, weights_of
-from afserve.models.registry import NAMINGS
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
 from afserve.tokenizer import eos_ids
@@ -33,7 +33,7 @@ def silent(done: float) -> None:
 
 
 def spec_of(source: ModelSource) -> ModelSpec:
-    spec = ModelSpec.load(source.path)
+    spec = load_spec(source.path)
     return spec if source.layers is None else spec.cut(source.layers)
 
 
@@ -86,7 +86,7 @@ def build_attention_node(
     model = AttentionModel(
         spec,
         tensors_of(source, spec, ops.device),
-        NAMINGS[spec.family],
+        naming_of(spec),
         ops,
         dtype_of(source, spec),
         config.max_model_len,
@@ -119,6 +119,6 @@ def build_expert_bank(
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device)
     int8 = expert_dtype == "int8"
-    bank = ExpertBank(spec, slots, ops, tensors, NAMINGS[spec.family], dtype_of(source, spec), int8)
+    bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), int8)
     bank.load(list(held), progress)
     return bank

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.config import ModelSource
+from afserve.families.table import load_spec
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose, gib
 from afserve.member import Role
-from afserve.spec import ModelSpec
 
 OK, NOTE, BAD = "ok", "note", "missing"
 _ISA = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "asimd", "bf16")
@@ -142,7 +142,7 @@ def _open_files() -> Finding:
 
 def _start(machine: Machine) -> Finding:
     folder = CONFIGS / "nano"
-    spec = ModelSpec.load(folder)
+    spec = load_spec(folder)
     topology = choose(spec, ModelSource(str(folder), "nano"), machine, Wishes())
     deployment, threads = topology.deployment, topology.deployment.engine.threads
     return Finding(

@@ -22,6 +22,7 @@ from rich.console import Console
 from afserve.config import BLOCK_SIZE, FULL, SAMPLES, WAITING, ModelSource, in_range
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.families.table import load_spec
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
@@ -36,7 +37,6 @@ from afserve.launch.transports import choose_transport
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings, read_keys
-from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
@@ -237,7 +237,7 @@ def _reachable(host: str) -> bool:
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
     source = ModelSource(str(found.folder), found.name, flags.dtype, flags.load_format, flags.layers)
-    spec = ModelSpec.load(found.folder)
+    spec = load_spec(found.folder)
     spec = spec if flags.layers is None else spec.cut(flags.layers)
     if flags.load_format == "safetensors" and not found.weights:
         raise DoesNotFitError(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import afserve
 from afserve.errors import ConfigError
-from afserve.spec import ModelSpec
+from afserve.families.table import spec_from_config
 from afserve.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
@@ -84,7 +84,7 @@ def _shape_file(model: str) -> Path | None:
 
 def _from_shape(shape: Path, scratch: Path) -> FoundModel:
     config = tomllib.loads(shape.read_text(encoding="utf-8")).get("config", {})
-    ModelSpec.from_config(config, where=f"configs/models/{shape.name}")  # refused here, under its own name
+    spec_from_config(config, where=f"configs/models/{shape.name}")  # refused here, under its own name
     folder = scratch / shape.stem
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"dtype": "bfloat16", **config}, indent=1)

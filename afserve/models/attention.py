@@ -11,16 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from afserve.families.naming import Naming
 from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.models.naming import Naming
 from afserve.models.rope import Rotary, mla_scale
 from afserve.models.router import Router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
+from afserve.spec_parts import AttentionSpec
 
 LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whatever config.json says
 
@@ -57,13 +58,18 @@ class LayerTensors:
         return self.source.tensor(self.naming.layer(self.layer, part), shape, self.dtype)
 
     def attention(self, part: str, *shape: int) -> Tensor:
-        return self(f"self_attn.{part}", *shape)
+        return self(f"{self.naming.attention}.{part}", *shape)
+
+    def norms(self, hidden: int) -> tuple[Tensor, Tensor]:
+        """The one before attention and the one before the FFN."""
+        return self(self.naming.input_norm, hidden), self(self.naming.post_norm, hidden)
 
 
 def load_attention(
     spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
 ) -> AttentionHalf:
-    kind = LatentHalf if spec.attention.kind == "mla" else GroupedQueryHalf
+    """The half of layer `tensors.layer`; `families/limits.py` has refused what neither of the two computes."""
+    kind = LatentHalf if spec.layer(tensors.layer).attention.kind == "mla" else GroupedQueryHalf
     return kind(spec, tensors, ops, rope, router)
 
 
@@ -71,19 +77,20 @@ class GroupedQueryHalf:
     def __init__(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
     ) -> None:
-        a, h = spec.attention, spec.hidden
+        a, h = spec.layer(tensors.layer).attention, spec.hidden
         self._ops = ops
         self.keeps = LayerShape(a.kv_heads, a.head_dim, a.value_dim)
+        input_norm, post_norm = tensors.norms(h)
         self._prepared = ops.prepare_gqa(
             GqaLayer(
-                input_norm_H=tensors("input_layernorm.weight", h),
-                qkv=self._qkv(spec, tensors),
+                input_norm_H=input_norm,
+                qkv=self._qkv(a, h, tensors),
                 q_norm_D=tensors.attention("q_norm.weight", a.head_dim) if a.qk_norm else None,
                 k_norm_D=tensors.attention("k_norm.weight", a.head_dim) if a.qk_norm else None,
                 cos_PD=rope.cos_PD,
                 sin_PD=rope.sin_PD,
-                out=self._out(spec, tensors),
-                post_norm_H=tensors("post_attention_layernorm.weight", h),
+                out=self._out(a, h, tensors),
+                post_norm_H=post_norm,
                 gate_EH=router.gate_EH if router else None,
                 bias_E=router.bias_E if router else None,
                 rule=router.rule if router else None,
@@ -93,19 +100,18 @@ class GroupedQueryHalf:
                 eps=spec.eps,
                 scale=a.head_dim**-0.5,
                 window=a.window,
+                sink_A=tensors.attention("sinks", a.heads) if a.sinks else None,
             )
         )
 
-    def _qkv(self, spec: ModelSpec, tensors: LayerTensors) -> PackedLinear:
-        a, h = spec.attention, spec.hidden
+    def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         widths = {"q": a.heads * a.head_dim, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}
         weight = torch.cat([tensors.attention(f"{p}_proj.weight", n, h) for p, n in widths.items()])
-        bias = [tensors.attention(f"{p}_proj.bias", n) for p, n in widths.items()] if a.bias else []
+        bias = [tensors.attention(f"{p}_proj.bias", n) for p, n in widths.items()] if a.qkv_bias else []
         return self._ops.pack_linear(weight, torch.cat(bias) if bias else None)
 
-    def _out(self, spec: ModelSpec, tensors: LayerTensors) -> PackedLinear:
-        a, h = spec.attention, spec.hidden
-        bias = tensors.attention("o_proj.bias", h) if a.bias else None
+    def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
+        bias = tensors.attention("o_proj.bias", h) if a.out_bias else None
         return self._ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.head_dim), bias)
 
     def bind(self, cache: LayerCache) -> BoundHalf:
@@ -131,21 +137,21 @@ class LatentHalf:
     def __init__(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
     ) -> None:
-        a, h = spec.attention, spec.hidden
+        a, h = spec.layer(tensors.layer).attention, spec.hidden
+        assert a.rope is not None, "refused by families/limits.py"
         self._a, self._ops, self._rope, self._router, self._eps = a, ops, rope, router, spec.eps
-        self._interleaved = spec.rope.interleaved
+        self._interleaved = a.rope.interleaved
         self.keeps = LayerShape(1, a.kv_lora_rank + a.rope_dim)
-        self._input_norm = tensors("input_layernorm.weight", h)
-        self._post_norm = tensors("post_attention_layernorm.weight", h)
-        self._load_down(spec, tensors)
-        self._load_up(spec, tensors)
-        bias = tensors.attention("o_proj.bias", h) if a.bias else None
+        self._input_norm, self._post_norm = tensors.norms(h)
+        self._load_down(h, tensors)
+        self._load_up(tensors)
+        bias = tensors.attention("o_proj.bias", h) if a.out_bias else None
         self._out = ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), bias)
-        self._scale = mla_scale(spec.rope, a.head_dim)
+        self._scale = mla_scale(a.rope, a.head_dim)
 
-    def _load_down(self, spec: ModelSpec, tensors: LayerTensors) -> None:
+    def _load_down(self, h: int, tensors: LayerTensors) -> None:
         """One product for the query's first projection and the latent."""
-        a, h = spec.attention, spec.hidden
+        a = self._a
         latent, q_width = a.kv_lora_rank + a.rope_dim, a.heads * a.head_dim
         first = "q_proj" if a.q_lora_rank is None else "q_a_proj"
         self._q_in = q_width if a.q_lora_rank is None else a.q_lora_rank
@@ -156,7 +162,7 @@ class LatentHalf:
             )
         )
         bias = None
-        if a.bias:
+        if a.qkv_bias:
             # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
             q_bias = (
                 torch.zeros(q_width, dtype=weight.dtype, device=weight.device)
@@ -170,8 +176,8 @@ class LatentHalf:
             self._q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)
             self._q_up = self._ops.pack_linear(tensors.attention("q_b_proj.weight", q_width, a.q_lora_rank))
 
-    def _load_up(self, spec: ModelSpec, tensors: LayerTensors) -> None:
-        a = spec.attention
+    def _load_up(self, tensors: LayerTensors) -> None:
+        a = self._a
         self._kv_norm = tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank)
         both = a.nope_dim + a.value_dim
         kv_b = tensors.attention("kv_b_proj.weight", a.heads * both, a.kv_lora_rank)

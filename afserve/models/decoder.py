@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from afserve.families.naming import Naming
 from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.models.attention import BoundHalf, LayerTensors, load_attention
-from afserve.models.naming import Naming
 from afserve.models.rope import Rotary, tables
 from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
+from afserve.spec_parts import DenseSpec, RopeSpec
 
 
 class DecoderLayer:
@@ -26,11 +27,12 @@ class DecoderLayer:
     def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary) -> None:
         self._ops = ops
         naming, layer = tensors.naming, tensors.layer
+        ffn = spec.layer(layer).ffn
+        dense = isinstance(ffn, DenseSpec)
         self.moe_number = spec.moe_index.get(layer)
-        dense = self.moe_number is None
         router = None if dense else load_router(spec, layer, tensors.source, naming, tensors.dtype)
         self._half = load_attention(spec, tensors, ops, rope, router)
-        inner = spec.dense_inner if dense else spec.moe.shared_inner
+        inner = ffn.inner if isinstance(ffn, DenseSpec) else ffn.shared_inner
         names = naming.dense(layer) if dense else naming.shared_expert(layer)
         self._ffn = self._load_ffn(names, (inner, spec.hidden), tensors) if inner else None
 
@@ -71,14 +73,19 @@ class AttentionModel:
     ) -> None:
         self.spec, self.ops, self.dtype = spec, ops, dtype
         shape = (spec.vocab_size, spec.hidden)
-        self._embed_VH = source.tensor("model.embed_tokens.weight", shape, dtype)
-        head = self._embed_VH if spec.tied else source.tensor("lm_head.weight", shape, dtype)
+        self._embed_VH = source.tensor(naming.embedding, shape, dtype)
+        head = self._embed_VH if spec.tied else source.tensor(naming.head, shape, dtype)
         self._head = ops.pack_linear(head)
-        self._norm = source.tensor("model.norm.weight", (spec.hidden,), dtype)
-        rope = tables(spec.rope, max_positions, dtype, ops.device)
+        self._norm = source.tensor(naming.final_norm, (spec.hidden,), dtype)
+        made: dict[RopeSpec, Rotary] = {}  # layers that turn alike share their tables
         self.layers: list[DecoderLayer] = []
         for layer in range(spec.layers):
-            self.layers.append(DecoderLayer(spec, LayerTensors(source, naming, layer, dtype), ops, rope))
+            rope = spec.layer(layer).attention.rope
+            assert rope is not None, "refused by families/limits.py"
+            if rope not in made:
+                made[rope] = tables(rope, max_positions, dtype, ops.device)
+            tensors = LayerTensors(source, naming, layer, dtype)
+            self.layers.append(DecoderLayer(spec, tensors, ops, made[rope]))
             progress((layer + 1) / spec.layers)
 
     def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:

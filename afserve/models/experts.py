@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.families.naming import Naming
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.scaled import GROUP
-from afserve.models.naming import Naming
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.families.naming import Naming
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.models.naming import Naming
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import MoeSpec
@@ -37,7 +37,8 @@ def load_router(
     spec: ModelSpec, layer: int, source: TensorSource, naming: Naming, dtype: torch.dtype
 ) -> Router:
     """The gate keeps the checkpoint's precision, in float32; the selection bias is always float32."""
-    moe = spec.moe
+    moe = spec.layer(layer).moe
+    assert moe is not None, "a dense layer has no router"
     gate = source.tensor(naming.router(layer), (moe.experts, spec.hidden), dtype).float()
     bias = (
         source.tensor(naming.router_bias(layer), (moe.experts,), torch.float32)

@@ -1,7 +1,7 @@
 """A model as the planner sees it: per kind of layer the bytes it reads, the FLOPs it does and the cache it keeps.
 
-Elements, not bytes: precision is the caller's. `attention_shape.py` and `shape_reader.py` build these values from a
-Hugging Face `config.json`; this file only holds them and adds them up. It knows no hardware and no batch.
+Elements, not bytes: precision is the caller's. `shape_attention.py` and `shape_reader.py` build these values from the
+layers of a `config.json`; this file only holds them and adds them up. It knows no hardware and no batch.
 """
 
 from dataclasses import dataclass

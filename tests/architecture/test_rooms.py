@@ -148,8 +148,9 @@ def test_rooms_named_like_packages_have_no_init() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["afserve", "afserve.cli.main", "afserve.client", "afserve.spec", "afserve.server.app", "afserve.control.frontend",
-     "afserve.control.controller", "afserve.cli.plan", "afserve.cli.place", "afserve.cli.simulate"],
+    ["afserve", "afserve.cli.main", "afserve.client", "afserve.spec", "afserve.families.table", "afserve.server.app",
+     "afserve.control.frontend", "afserve.control.controller", "afserve.cli.plan", "afserve.cli.place",
+     "afserve.cli.simulate"],
 )  # fmt: skip
 def test_starts_without_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"

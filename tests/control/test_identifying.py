@@ -13,11 +13,11 @@ from afserve.control.membership.desired import Deployment
 from afserve.control.node import wiring
 from afserve.engine.build import layout_for
 from afserve.errors import CheckpointError
+from afserve.families.table import load_spec
 from afserve.launch.models import CONFIGS
 from afserve.member import Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
-from afserve.spec import ModelSpec
 
 SECONDS = 30.0
 NANO = str(CONFIGS / "nano")
@@ -64,7 +64,7 @@ def test_what_is_soon_done_is_not_said(caplog):
 
 
 def test_nodes_agree_on_protocol_dtype_and_format_by_name():
-    spec, source, engine = ModelSpec.load(NANO), source_of(NANO), EngineConfig(64, 9)
+    spec, source, engine = load_spec(NANO), source_of(NANO), EngineConfig(64, 9)
     placement = Placement.contiguous(layers=1, experts=8, nodes=1)
     deployment = Deployment(source, engine, {Role.ATTENTION: 1, Role.EXPERT: 1}, "f", placement)
     agreed = wiring._agreed(layout_for(source, spec, engine, 8), deployment, spec)

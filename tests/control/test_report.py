@@ -12,8 +12,8 @@ from afserve.control.node.report import Reporter
 from afserve.control.wire.values import Heartbeat, Routed
 from afserve.engine.local import colocated
 from afserve.engine.stats import AttentionStats
+from afserve.families.table import load_spec
 from afserve.placement.stats import RoutedRows
-from afserve.spec import ModelSpec
 from tests.engine.driving import LENGTHS, NEW, config, prompts, requests
 
 
@@ -46,7 +46,7 @@ def test_rows_are_neither_lost_nor_doubled_while_heartbeats_go_out(tiny_checkpoi
         assert time.monotonic() < deadline, "no heartbeat brought the last snapshot"
         time.sleep(0.001)
     heartbeat.stop()
-    spec = ModelSpec.load(source.path)
+    spec = load_spec(source.path)
     told = stream.of(Routed)
     assert len(told) > 3
     assert all((part >= 0).all() for value in told for part in (value.rows.prefill_LE, value.rows.decode_LE))

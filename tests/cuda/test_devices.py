@@ -11,9 +11,9 @@ import torch
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.families.table import load_spec
 from afserve.kernels.ops import open_ops
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.spec import ModelSpec
 from tests.cuda.pretend import pretended
 from tests.engine.driving import FAMILIES, config, prompts
 
@@ -128,7 +128,7 @@ def test_counting_rows_waits_when_they_are_taken_and_not_before(tiny_checkpoint)
 def test_migration_fills_and_routes_on_the_device(tiny_checkpoint):
     """Replicas with shares, a slot filled while serving, and another epoch's route tables."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
-    spec = ModelSpec.load(source.path)
+    spec = load_spec(source.path)
     everything = tuple(range(spec.experts))
     both = LayerPlacement(
         ((*everything, FREE), (*everything, FREE)),

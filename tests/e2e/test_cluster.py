@@ -21,10 +21,10 @@ from afserve.config import ModelSource
 from afserve.control.controller import Controller
 from afserve.control.lanes import Lanes
 from afserve.errors import ConfigError
+from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose
-from afserve.spec import ModelSpec
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def test_listen_without_a_cluster_is_refused():
 
 def test_a_taken_port_for_nodes_is_said(capfd: pytest.CaptureFixture[str]):
     folder = CONFIGS / "nano"
-    run = choose(ModelSpec.load(folder), ModelSource(str(folder), "nano"), this_machine(), Wishes(1, 1)).run
+    run = choose(load_spec(folder), ModelSource(str(folder), "nano"), this_machine(), Wishes(1, 1)).run
 
     async def listen(port: int) -> None:
         await Controller(run, "token", Lanes(), MonotonicClock()).start("127.0.0.1", port)

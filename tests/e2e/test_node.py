@@ -14,11 +14,11 @@ from afserve.control.frontend import Frontend
 from afserve.control.lanes import Lanes
 from afserve.control.wire import channel
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose
 from afserve.server.backend import ServedModel
-from afserve.spec import ModelSpec
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0
@@ -44,7 +44,7 @@ def run_of_nano():
     folder = CONFIGS / "nano"
     source = ModelSource(str(folder), "nano")
     return choose(
-        ModelSpec.load(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)
+        load_spec(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)
     ).deployment
 
 

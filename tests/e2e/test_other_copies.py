@@ -21,12 +21,12 @@ from afserve.control.identifying import OwnCopy, reading
 from afserve.control.lanes import Lanes
 from afserve.control.wire import channel
 from afserve.errors import RendezvousError
+from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose
 from afserve.member import Role
 from afserve.models.shards import ShardFile
-from afserve.spec import ModelSpec
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0
@@ -92,7 +92,7 @@ def joined(original, hosts, tmp_path, monkeypatch, *more, own=True):
     token = channel.new_token(Path(tempfile.mkdtemp(dir=tmp_path)))
     counts = [sum(role == each for role, _ in hosts) for each in Role]
     wishes = Wishes(*counts, kv_tokens=4096, threads=1)
-    run = choose(ModelSpec.load(FOLDER), ModelSource(FOLDER, "nano"), this_machine(), wishes).deployment
+    run = choose(load_spec(FOLDER), ModelSource(FOLDER, "nano"), this_machine(), wishes).deployment
 
     async def scenario():
         clock = MonotonicClock()

@@ -16,10 +16,10 @@ from afserve.control.node import wiring
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import ConfigError
+from afserve.families.table import naming_of
 from afserve.kernels.ops import open_ops
 from afserve.kernels.packed import int8_rounded
 from afserve.member import Role
-from afserve.models.registry import NAMINGS
 from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
 
@@ -29,7 +29,7 @@ def with_rounded_experts(folder: Path, to: Path) -> ModelSource:
     spec, tensors = spec_of(ModelSource(str(folder), "m")), load_file(folder / "model.safetensors")
     for layer in spec.moe_layer_ids:
         for expert in range(spec.experts):
-            for name in NAMINGS[spec.family].expert(layer, expert):
+            for name in naming_of(spec).expert(layer, expert):
                 tensors[name] = int8_rounded(tensors[name])
     shutil.copytree(folder, to)
     save_file(tensors, to / "model.safetensors", {"format": "pt"})

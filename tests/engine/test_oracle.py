@@ -7,8 +7,8 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank
 from afserve.engine.local import LocalCluster, colocated
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.families.table import load_spec
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.spec import ModelSpec
 from tests.conftest import TINY
 from tests.engine.driving import FAMILIES, LENGTHS, NEW, collect, config, drive, prompts, requests
 
@@ -58,7 +58,7 @@ def test_every_topology(name, topology, micro_batches, tiny_checkpoint, expected
 def test_replicated_experts(name, tiny_checkpoint, expected):
     """Every expert on both of two nodes, with uneven shares: replica choice changes no token."""
     source = ModelSource(str(tiny_checkpoint(name)), name)
-    spec = ModelSpec.load(source.path)
+    spec = load_spec(source.path)
     everything = tuple(range(spec.experts))
     shares = tuple(0.25 if e % 2 else 0.7 for e in everything)
     layer = LayerPlacement(
@@ -112,7 +112,7 @@ def test_expert_load_is_counted(tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     node = colocated(source, config())
     drive(node, requests(prompts()))
-    spec = ModelSpec.load(source.path)
+    spec = load_spec(source.path)
     computed = sum(LENGTHS) + len(LENGTHS) * (NEW - 1)
     rows = node.take_routed()
     for layer in rows.prefill_LE + rows.decode_LE:

@@ -10,11 +10,11 @@ from afserve.chat_template import ChatTemplate
 from afserve.cli.catalog import load_model
 from afserve.cli.main import run
 from afserve.errors import CheckpointError, ConfigError
+from afserve.families.table import load_spec
 from afserve.json_file import CONFIG_BYTES, LIST_BYTES, read_object
 from afserve.launch.models import find_model
 from afserve.models.shards import INDEX
 from afserve.models.weights import Checkpoint
-from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer, eos_ids, special_tokens
 
 BAD = {
@@ -28,7 +28,7 @@ BAD = {
     "digits": (b'{"a": ' + b"9" * 5000 + b"}", "an integer has too many digits"),
 }
 READERS = {
-    "config.json": ModelSpec.load,
+    "config.json": load_spec,
     "generation_config.json": eos_ids,
     "tokenizer_config.json": special_tokens,
     "special_tokens_map.json": special_tokens,

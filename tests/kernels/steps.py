@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from afserve.config import ModelSource
 from afserve.engine.build import spec_of
+from afserve.families.table import naming_of
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
-from afserve.models.registry import NAMINGS
 from afserve.models.weights import DummyCheckpoint
 
 READS_BACK = ("_local_scalar_dense", "nonzero", "_unique", "masked_select", "equal")
@@ -146,12 +146,12 @@ class Decode:
         source, self.spec = DummyCheckpoint(device=device), spec_of(ModelSource(str(folder), "tiny"))
         if fp8:
             self.spec = replace(self.spec, fp8_block=(128, 128))
-        ops, naming = Ops(backend, device, 1), NAMINGS[self.spec.family]
+        ops, naming = Ops(backend, device, 1), naming_of(self.spec)
         self.model = AttentionModel(self.spec, source, naming, ops, torch.bfloat16, 64)
         self.bank = ExpertBank(self.spec, self.spec.experts, ops, source, naming, torch.bfloat16)
         held = [(layer, e, e) for layer in range(self.spec.moe_layers) for e in range(self.spec.experts)]
         self.bank.load(held, lambda done: None)
-        a, shape = self.spec.attention, (8, 8)
+        a, shape = self.spec.layer(0).attention, (8, 8)
         if a.kind == "mla":
             self.caches = [(torch.zeros(*shape, a.kv_lora_rank + a.rope_dim, device=device).bfloat16(),)]
         else:

@@ -11,15 +11,15 @@ from rich.console import Console
 
 from afserve.config import ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
+from afserve.families.table import load_spec
 from afserve.launch.banner import banner, examples, ranges
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
 from afserve.launch.topology import NODE_OVERHEAD, Wishes, choose, needs
 from afserve.member import Role
-from afserve.spec import ModelSpec
 
 GIB = 1 << 30
-NANO = ModelSpec.load(CONFIGS / "nano")
+NANO = load_spec(CONFIGS / "nano")
 SOURCE = ModelSource(str(CONFIGS / "nano"), "nano")
 
 
@@ -118,7 +118,7 @@ def test_int8_experts_take_a_byte_and_a_scale_per_output():
 def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
     found = find_model("qwen3-30b-a3b", tmp_path)
     spec, source = (
-        ModelSpec.load(found.folder),
+        load_spec(found.folder),
         ModelSource(str(found.folder), found.name, load_format="dummy"),
     )
     here = machine(memory=48)
@@ -137,7 +137,7 @@ def test_a_small_machine_shortens_what_it_can_and_says_so():
 
 def test_what_does_not_fit_says_needs_and_ways_on(tmp_path: Path):
     found = find_model("deepseek-v3", tmp_path)
-    spec = ModelSpec.load(found.folder)
+    spec = load_spec(found.folder)
     source = ModelSource(str(found.folder), found.name, load_format="dummy")
     with pytest.raises(DoesNotFitError) as refused:
         choose(spec, source, machine(memory=512), Wishes())
@@ -159,7 +159,7 @@ def test_every_known_shape_is_found_or_refused_by_name(name, tmp_path: Path):
         assert name in error.message
         return
     assert not found.weights
-    assert ModelSpec.load(found.folder).experts > 1
+    assert load_spec(found.folder).experts > 1
 
 
 def test_models_by_folder_alias_and_id(tmp_path: Path, monkeypatch):

@@ -6,13 +6,13 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.families.table import load_spec
 from afserve.launch.cluster import Host, read_cluster
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.seating import Seating, look_up, own_addresses, seat
 from afserve.launch.topology import Share, Wishes, choose
 from afserve.member import Role, attention_node, expert_node
-from afserve.spec import ModelSpec
 
 TEXT = """
 micro_batches = 2
@@ -183,7 +183,7 @@ def test_memory_is_counted_by_host() -> None:
     """Two nodes that do not fit on one machine fit on two; another host's memory is its own affair."""
     source = ModelSource(str(CONFIGS / "nano"), "nano")
     small = Machine(2, 700 << 20, 1 << 30)
-    spec = ModelSpec.load(CONFIGS / "nano")
+    spec = load_spec(CONFIGS / "nano")
     with pytest.raises(DoesNotFitError):
         choose(spec, source, small, Wishes(1, 8))
     apart = Wishes(1, 8, "2", batch=4096, hosts=(Share(1, 0), Share(0, 8, here=False)))

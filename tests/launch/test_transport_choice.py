@@ -8,6 +8,7 @@ import pytest
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
+from afserve.families.table import load_spec
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
@@ -16,7 +17,6 @@ from afserve.launch.topology import Share, Wishes, choose
 from afserve.launch.transports import choose_transport
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
-from afserve.spec import ModelSpec
 
 NO_GPUS = Gpus()
 
@@ -112,7 +112,7 @@ def test_a_gpus_memory_is_shared_by_the_nodes_on_it(device, count, attention, ex
 
 
 def test_the_kv_cache_is_cut_for_the_gpus_memory():
-    spec, source = ModelSpec.load(CONFIGS / "nano"), ModelSource(str(CONFIGS / "nano"), "nano")
+    spec, source = load_spec(CONFIGS / "nano"), ModelSource(str(CONFIGS / "nano"), "nano")
     host = Machine(16, 512 << 30, 512 << 30)
     small = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4, free=1 << 30), max_model_len=512))
     large = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4), max_model_len=512))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from afserve.errors import CheckpointError, ConfigError
-from afserve.spec import FAMILIES, ModelSpec
+from afserve.families.table import FAMILIES, load_spec, spec_from_config
 from tests.conftest import TINY
 
 
@@ -19,7 +19,7 @@ def test_parameters_match_the_checkpoint(name, tiny_checkpoint):
     """The planner's count of parameters is the file's, norms and biases of single vectors aside."""
     from safetensors.torch import load_file
 
-    spec = ModelSpec.load(tiny_checkpoint(name))
+    spec = load_spec(tiny_checkpoint(name))
     tensors = load_file(tiny_checkpoint(name) / "model.safetensors")
     matrices = sum(t.numel() for t in tensors.values() if t.dim() > 1)
     assert matrices <= spec.routed_parameters() + spec.attention_parameters() <= matrices * 1.02
@@ -28,7 +28,7 @@ def test_parameters_match_the_checkpoint(name, tiny_checkpoint):
 def test_family_names_unsupported(v3):
     v3["model_type"] = "llama"
     with pytest.raises(CheckpointError, match="'llama' is not supported; supported: " + ", ".join(FAMILIES)):
-        ModelSpec.from_config(v3)
+        spec_from_config(v3)
 
 
 @pytest.mark.parametrize(
@@ -55,20 +55,20 @@ def test_family_names_unsupported(v3):
 def test_bad_fields_are_named(v3, field, value, message):
     v3[field] = value
     with pytest.raises(CheckpointError) as caught:
-        ModelSpec.from_config(v3, where="here/config.json")
+        spec_from_config(v3, where="here/config.json")
     assert message in str(caught.value)
     assert str(caught.value).startswith("here/config.json")
 
 
 def test_bad_files(tmp_path):
     with pytest.raises(CheckpointError, match="no such file"):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object was expected, found list"):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
 
 
 def test_old_style_rope_fields(v3):
@@ -80,12 +80,12 @@ def test_old_style_rope_fields(v3):
         "original_max_position_embeddings": 64,
         "beta_fast": 16,
     }
-    rope = ModelSpec.from_config(v3).rope
+    rope = spec_from_config(v3).layer(0).attention.rope
     assert (rope.kind, rope.theta, rope.factor, rope.beta_fast) == ("yarn", 5e5, 40.0, 16.0)
 
 
 def test_cut_keeps_a_moe_layer(v3):
-    spec = ModelSpec.from_config(v3)
+    spec = spec_from_config(v3)
     assert spec.cut(2).moe_layer_ids == (1,)
     assert spec.cut(2).fingerprint() != spec.fingerprint()
     with pytest.raises(ConfigError, match="leaves no MoE layer"):

@@ -74,5 +74,5 @@ def test_a_dense_config_is_refused_by_field_name() -> None:
                 "vocab_size": 100,
             },
         )
-    with pytest.raises(ConfigError, match="hidden_size must be a number, not 'big'"):
+    with pytest.raises(ConfigError, match="hidden_size: 'big' is not a whole number"):
         shape_from_config("odd", {"num_hidden_layers": 2, "hidden_size": "big"})

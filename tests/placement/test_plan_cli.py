@@ -153,7 +153,7 @@ def test_the_verdict_names_what_binds(capsys: pytest.CaptureFixture[str], line: 
         (
             "m.toml",
             "[config]\nnum_hidden_layers = 2\nhidden_size = -3\n",
-            "hidden_size must be at least 1, not -3",
+            "hidden_size: -3 is not a whole number in [1, 1048576]",
         ),
     ],
 )

@@ -21,10 +21,10 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_expert_bank, dtype_of, spec_of, tensors_of
 from afserve.engine.micro_batch import T
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.families.table import naming_of
 from afserve.kernels.ops import Ops
 from afserve.models.decoder import AttentionModel, DecoderLayer
 from afserve.models.experts import ExpertBank
-from afserve.models.registry import NAMINGS
 
 Row = dict[str, object]
 BLOCK = 16
@@ -49,7 +49,7 @@ class Engine:
         self.dtype = dtype_of(source, self.spec)
         self.clock = clock or MonotonicClock()
         tensors = tensors_of(source, self.spec, ops.device)
-        self.model = AttentionModel(self.spec, tensors, NAMINGS[self.spec.family], ops, self.dtype, longest)
+        self.model = AttentionModel(self.spec, tensors, naming_of(self.spec), ops, self.dtype, longest)
 
     def bank(self) -> ExpertBank:
         spec = self.spec

@@ -1,0 +1,98 @@
+"""What of a model's shape the engine can run, checked when a config.json is read, so that no field is passed over.
+
+Each refusal names the field as config.json calls it, and the layer. Whoever teaches the kernels more takes a line out
+here. What only some devices or backends lack, their kernels refuse or replace themselves.
+"""
+
+from collections.abc import Iterator
+
+from afserve.config_ranges import MOST_ROUTED
+from afserve.errors import CheckpointError, shown
+from afserve.families.read_ffn import EXPERT_FIELDS
+from afserve.spec import ModelSpec
+from afserve.spec_parts import AttentionSpec, LayerSpec
+
+_ROPE_KINDS = ("default", "linear", "yarn")
+_ACTIVATIONS = ("silu",)
+
+
+def check(spec: ModelSpec, where: str) -> None:
+    """Raises CheckpointError for the first thing that no kernel of the engine computes."""
+    for kind, layer in enumerate(spec.kinds):
+        found = next(_not_run(layer), None)
+        if found:
+            raise CheckpointError(f"{where}: {found} (layer {spec.pattern.index(kind)})")
+    sizes = {(m.experts, m.top_k, m.inner) for m in (layer.moe for layer in spec.kinds) if m}
+    if len(sizes) > 1:
+        raise CheckpointError(
+            f"{where}: MoE layers with different (experts, top-k, inner size) {sorted(sizes)} are not supported"
+        )
+    if spec.moe_layers * spec.experts > MOST_ROUTED:
+        raise CheckpointError(
+            f"{where}: num_hidden_layers, {EXPERT_FIELDS}: {spec.moe_layers} layers of {spec.experts} experts "
+            f"have more than the {MOST_ROUTED} that afserve can place"
+        )
+
+
+def _not_run(layer: LayerSpec) -> Iterator[str]:
+    yield from _attention(layer.attention)
+    if layer.ffn.activation not in _ACTIVATIONS:
+        yield _unsupported(f"hidden_act: {shown(layer.ffn.activation)}", *_ACTIVATIONS)
+    if layer.moe and layer.moe.expert_bias:
+        yield _unsupported("experts with biases", "experts without")
+    if layer.moe and layer.moe.router_bias:
+        yield _unsupported("a bias of the router's logits", "one that only choosing experts sees")
+
+
+def _attention(a: AttentionSpec) -> Iterator[str]:
+    if a.kind not in ("gqa", "mla"):
+        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla")
+    if a.rope is None:
+        yield _unsupported("attention without rotary embedding", "a rope_type in every layer")
+    elif a.rope.kind not in _ROPE_KINDS:
+        yield _unsupported(f"rope_type {shown(a.rope.kind)}", *_ROPE_KINDS)
+    if a.chunk:
+        yield _unsupported(f"attention_chunk_size: {a.chunk}", "sliding_window")
+    if a.indexer:
+        yield _unsupported(f"index_topk: {a.indexer.top}", "attention without an indexer")
+    if a.gated:
+        yield _unsupported("attn_output_gate", "attention without a gate")
+    yield from _latent(a) if a.kind == "mla" else _grouped(a)
+
+
+def _grouped(a: AttentionSpec) -> Iterator[str]:
+    if a.rope and a.rope.dim != a.head_dim:
+        whole = "rotary embedding of the whole head"
+        yield _unsupported(f"partial_rotary_factor: {a.rope.dim} of {a.head_dim} numbers of a head", whole)
+    if a.rope and a.rope.interleaved:
+        yield _unsupported("rope_interleave with grouped-query attention", "halves that are turned together")
+    if a.value_dim != a.head_dim:
+        yield _unsupported(f"v_head_dim: {a.value_dim} beside a head_dim of {a.head_dim}", "the same size")
+    if a.heads % a.kv_heads:
+        yield _unsupported(
+            f"num_key_value_heads: {a.kv_heads} for {a.heads} heads", "a divisor of num_attention_heads"
+        )
+    if a.q_lora_rank or a.kv_lora_rank or a.nope_dim or a.rope_dim:
+        yield _unsupported(
+            "a low rank with grouped-query attention", "mla, with q_lora_rank and kv_lora_rank"
+        )
+
+
+def _latent(a: AttentionSpec) -> Iterator[str]:
+    if a.rope and a.rope.dim != a.rope_dim:
+        yield _unsupported(f"rotary embedding of {a.rope.dim} numbers", f"qk_rope_head_dim, {a.rope_dim}")
+    if a.kv_heads != 1 or a.head_dim != a.nope_dim + a.rope_dim:
+        yield _unsupported(
+            f"latent attention of {a.kv_heads} latents and heads of {a.head_dim} numbers",
+            f"one latent, and qk_nope_head_dim + qk_rope_head_dim = {a.nope_dim + a.rope_dim}",
+        )
+    if a.window:
+        yield _unsupported(f"sliding_window: {a.window} with latent attention", "all of the context")
+    if a.sinks:
+        yield _unsupported("attention sinks with latent attention", "grouped-query attention")
+    if a.qk_norm:
+        yield _unsupported("norms on the heads of latent attention", "norms on its two latents")
+
+
+def _unsupported(what: str, *instead: str) -> str:
+    return f"{what} is not supported; supported: {', '.join(instead)}"

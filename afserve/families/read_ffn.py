@@ -1,0 +1,62 @@
+"""FFNs as several families' config.json describe them, and the stack of layers that they make with attention."""
+
+from collections.abc import Collection
+
+from afserve.config_json import ConfigFields
+from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
+
+EXPERT_FIELDS = "n_routed_experts, num_experts or num_local_experts"
+
+
+def stack(
+    fields: ConfigFields, attention: AttentionSpec, moe: MoeSpec, moe_ids: Collection[int], dense_inner: int
+) -> tuple[LayerSpec, ...]:
+    """Layers with one attention: those of `moe_ids` with experts, the others with a dense FFN of `dense_inner`."""
+    layers = fields.integer("num_hidden_layers")
+    if not moe_ids:
+        raise fields.error(
+            f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
+            "mlp_only_layers or decoder_sparse_step; afserve serves Mixture-of-Experts models",
+            "num_hidden_layers",
+        )
+    if len(moe_ids) < layers and not dense_inner:
+        raise fields.error("intermediate_size: missing, for layers without experts", "intermediate_size")
+    if moe.top_k > moe.experts:
+        raise fields.refuse("num_experts_per_tok", f"is more than the {moe.experts} of {EXPERT_FIELDS}")
+    routed, dense = LayerSpec(attention, moe), LayerSpec(attention, DenseSpec(dense_inner, moe.activation))
+    return tuple(routed if layer in moe_ids else dense for layer in range(layers))
+
+
+def dense_then_moe(fields: ConfigFields, default: int) -> range:
+    """The MoE layers, where the first few of all are dense."""
+    first = fields.integer("first_k_dense_replace", default=default)
+    return range(first, fields.integer("num_hidden_layers"))
+
+
+def activation(fields: ConfigFields) -> str:
+    """Any name; swish is silu."""
+    name = fields.config.get("hidden_act", "silu")
+    if not isinstance(name, str):
+        raise fields.refuse("hidden_act", "is not the name of an activation")
+    return "silu" if name == "swish" else name
+
+
+def shared_inner(fields: ConfigFields) -> int:
+    """Of DeepSeek's shared experts, which are one FFN of their widths together."""
+    return fields.integer("moe_intermediate_size") * (fields.optional("n_shared_experts") or 0)
+
+
+def check_groups(fields: ConfigFields, moe: MoeSpec, least: int) -> None:
+    """Groups of `least` experts or more divide all of them, and the chosen groups hold enough."""
+    if moe.experts % moe.groups:
+        raise fields.refuse("n_group", f"does not divide the {moe.experts} experts of {EXPERT_FIELDS}")
+    if moe.groups > 1 and moe.experts // moe.groups < least:
+        raise fields.refuse("n_group", f"leaves fewer than {least} of {EXPERT_FIELDS} in a group")
+    if moe.top_groups > moe.groups:
+        raise fields.refuse("topk_group", f"is more than the {moe.groups} groups of n_group")
+    left = moe.top_groups * (moe.experts // moe.groups)
+    if left < moe.top_k:
+        raise fields.refuse(
+            "topk_group",
+            f"of n_group leave {left} of {EXPERT_FIELDS}, fewer than num_experts_per_tok {moe.top_k}",
+        )

@@ -1,0 +1,107 @@
+"""The table of families that the engine serves, and the one way from a config.json to a shape.
+
+A new family is a file here and a row below (docs/add-a-family.md). Families that are only planned for need no row:
+`planned` reads their layers by the names of their fields.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from afserve.config_json import Config, ConfigFields
+from afserve.config_ranges import Range
+from afserve.errors import CheckpointError, shown
+from afserve.families import deepseek_v2, deepseek_v3, limits, mixtral, planned, qwen3_moe
+from afserve.families.family import Family
+from afserve.families.naming import Naming
+from afserve.json_file import read_object
+from afserve.spec import BYTES, ModelSpec, distinct
+from afserve.spec_parts import LayerSpec
+
+FAMILIES: dict[str, Family] = {
+    "deepseek_v3": deepseek_v3.FAMILY,
+    "deepseek_v2": deepseek_v2.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+    "mixtral": mixtral.FAMILY,
+}
+"""config.json's `model_type` -> family."""
+
+_BLOCK = Range(1, 1 << 16)
+
+
+def load_spec(folder: str | Path) -> ModelSpec:
+    """From `folder/config.json`. Raises CheckpointError naming the file and the field."""
+    path = Path(folder) / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; a model is a folder with a config.json")
+    return spec_from_config(read_object(path), where=str(path))
+
+
+def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
+    """A model that the engine can run. Raises CheckpointError that begins with `where` for any other."""
+    found = _family(config)
+    if found is None:
+        known = ", ".join(FAMILIES)
+        named = shown(config.get("model_type") or "missing")
+        raise CheckpointError(f"{where}: model_type {named} is not supported; supported: {known}")
+    fields = ConfigFields(config, where)
+    spec = _spec(fields, found.layers(fields))
+    limits.check(spec, where)
+    return spec
+
+
+def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    """Every decoder layer, also of a family that the engine does not serve and with what it cannot run."""
+    found = _family(fields.config)
+    return planned.layers(fields) if found is None else found.layers(fields)
+
+
+def naming_of(spec: ModelSpec) -> Naming:
+    return FAMILIES[spec.family].naming
+
+
+def _family(config: Mapping[str, object]) -> Family | None:
+    name = config.get("model_type")
+    return FAMILIES.get(name) if isinstance(name, str) else None
+
+
+def _spec(fields: ConfigFields, layers: tuple[LayerSpec, ...]) -> ModelSpec:
+    kinds, pattern = distinct(layers)
+    vocab_size = fields.integer("vocab_size")
+    return ModelSpec(
+        family=str(fields.config["model_type"]),
+        hidden=fields.integer("hidden_size"),
+        vocab_size=vocab_size,
+        max_position=fields.integer("max_position_embeddings"),
+        eps=fields.number("rms_norm_eps", default=1e-6),
+        tied=fields.flag("tie_word_embeddings", False),
+        dtype=_dtype(fields),
+        fp8_block=_fp8_block(fields),
+        kinds=kinds,
+        pattern=pattern,
+        bos_ids=fields.token_ids("bos_token_id", vocab_size),
+        eos_ids=fields.token_ids("eos_token_id", vocab_size),
+    )
+
+
+def _dtype(fields: ConfigFields) -> str:
+    dtype = str(fields.config.get("dtype") or fields.config.get("torch_dtype") or "float32")
+    if dtype not in BYTES:
+        raise fields.error(f"dtype: {shown(dtype)} is not one of {', '.join(BYTES)}", "dtype")
+    return dtype
+
+
+def _fp8_block(fields: ConfigFields) -> tuple[int, int] | None:
+    quant = fields.inner(fields.section("quantization_config"), "quantization_config")
+    if not quant.config:
+        return None
+    method, block = quant.config.get("quant_method"), quant.config.get("weight_block_size")
+    if method != "fp8":
+        raise quant.error(
+            f"method {shown(method)} is not supported; supported: fp8 with weight_block_size", "quant_method"
+        )
+    if not (isinstance(block, list) and len(block) == 2 and all(map(_BLOCK.holds, block))):
+        raise fields.error(
+            f"quantization_config.weight_block_size: {shown(block)} is not two sizes, each {_BLOCK}",
+            "quantization_config",
+        )
+    return block[0], block[1]

@@ -1,0 +1,194 @@
+"""A layer is what its spec says: no field is passed over, layers may differ, and what cannot run is refused."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from afserve.errors import CheckpointError
+from afserve.families import limits
+from afserve.families.naming import Naming
+from afserve.kernels.ops import open_ops
+from afserve.kernels.paged import PagedBatch
+from afserve.models.decoder import AttentionModel
+from afserve.models.experts import ExpertBank
+from afserve.models.router import rule_of
+from afserve.models.weights import DummyCheckpoint
+from afserve.spec import ModelSpec, distinct
+from afserve.spec_parts import AttentionSpec, DenseSpec, IndexerSpec, LayerSpec, MoeSpec, RopeSpec
+
+TOKENS = 24
+ROPE = RopeSpec(
+    "yarn", 1e4, 16, False, 4.0, 64, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=0.8
+)
+GQA = AttentionSpec("gqa", 4, 2, 16, 16, ROPE)
+MLA = AttentionSpec(
+    "mla", 4, 1, 28, 16, replace(ROPE, interleaved=True), q_lora_rank=12, kv_lora_rank=20, nope_dim=12, rope_dim=16
+)  # fmt: skip
+MOE = MoeSpec(8, 2, 24, 16, "softmax", groups=2, top_groups=1, selection="group_max", renormalise=True)
+DENSE = DenseSpec(40)
+REFUSED = "refused"
+
+
+class Asked(DummyCheckpoint):
+    """Random weights, large enough to tell layers apart, and which were asked for."""
+
+    def __init__(self):
+        super().__init__(scale=0.3)
+        self.names = set()
+
+    def tensor(self, name, shape, dtype):
+        self.names.add((name, shape))
+        return super().tensor(name, shape, dtype)
+
+
+def spec_of(*layers: LayerSpec) -> ModelSpec:
+    kinds, pattern = distinct(layers)
+    return ModelSpec("made", 48, 64, 256, 1e-6, False, "float32", None, kinds, pattern, (), ())
+
+
+def checked(*layers: LayerSpec) -> ModelSpec:
+    spec = spec_of(*layers)
+    limits.check(spec, "here")
+    return spec
+
+
+def run(spec: ModelSpec, backend: str = "auto"):
+    """(names and shapes of tensors that were asked for, routers' rules, logits of one prompt)."""
+    ops, source, naming = open_ops("cpu", 1, backend), Asked(), Naming()
+    model = AttentionModel(spec, source, naming, ops, torch.float32, 64)
+    bank = ExpertBank(spec, spec.experts, ops, source, naming, torch.float32)
+    bank.load([(m, e, e) for m in range(spec.moe_layers) for e in range(spec.experts)], lambda done: None)
+    x = model.embed(torch.arange(TOKENS) % spec.vocab_size)
+    cache = ops.open_cache([layer.keeps for layer in model.layers], 8, 8, torch.float32)
+    for layer, attend in zip(model.layers, model.bind(cache.layers), strict=True):
+        half = attend(x, one_prompt())
+        local = layer.local_ffn(half.normed_TH)
+        if local is not None:
+            x += local
+        if layer.moe_number is not None:
+            routed = torch.empty_like(x)
+            bank.forward(layer.moe_number, half.normed_TH, half.expert_TK, half.weight_TK, routed)
+            x += routed
+    rules = [rule_of(kind.moe) for kind in spec.kinds if kind.moe]
+    return source.names, rules, model.logits(x)
+
+
+def one_prompt() -> PagedBatch:
+    at, ends = torch.arange(TOKENS), torch.tensor([0, TOKENS], dtype=torch.int32)
+    table = torch.arange(TOKENS // 8, dtype=torch.int32)[None]
+    return PagedBatch(at, at, ends, ends[1:], table, TOKENS, TOKENS, (0, TOKENS), (TOKENS,))
+
+
+def same(one, other) -> bool:
+    return one[:2] == other[:2] and torch.equal(one[2], other[2])
+
+
+# What one field is changed to; where the engine cannot run it, REFUSED beside it.
+OF_ROPE = {
+    "kind": "default", "theta": 1e5, "dim": (8, REFUSED), "interleaved": (True, REFUSED), "factor": 2.0,
+    "original_max": 512, "beta_fast": 1.5, "beta_slow": 0.1, "attention_factor": 1.5, "mscale": 0.5,
+    "mscale_all_dim": 0.4, "truncate": False,
+}  # fmt: skip
+OF_GQA = {
+    "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": (32, REFUSED), "value_dim": (8, REFUSED),
+    "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": True, "window": 5, "chunk": (8, REFUSED),
+    "sinks": True, "gated": (True, REFUSED), "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
+    "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
+}  # fmt: skip
+OF_MLA = {
+    "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
+    "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": (True, REFUSED), "window": (5, REFUSED),
+    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED), "q_lora_rank": None,
+    "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
+    "indexer": (IndexerSpec(2, 8, 4), REFUSED),
+}  # fmt: skip
+OF_MOE = {
+    "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
+    "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
+    "correction_bias": True, "router_bias": (True, REFUSED), "expert_bias": (True, REFUSED),
+    "activation": ("gelu", REFUSED),
+}  # fmt: skip
+OF_DENSE = {"inner": 48, "activation": ("gelu", REFUSED)}
+CASES = [
+    *((GQA, "rope", name, value) for name, value in OF_ROPE.items()),
+    *((GQA, "", name, value) for name, value in OF_GQA.items()),
+    *((MLA, "rope", "interleaved", value) for value in (False,)),
+    *((MLA, "", name, value) for name, value in OF_MLA.items()),
+    *((MOE, "", name, value) for name, value in OF_MOE.items()),
+    *((DENSE, "", name, value) for name, value in OF_DENSE.items()),
+]
+
+
+def test_every_field_has_its_case():
+    parts = (RopeSpec, OF_ROPE), (AttentionSpec, OF_GQA), (AttentionSpec, OF_MLA), (MoeSpec, OF_MOE)
+    for part, cases in (*parts, (DenseSpec, OF_DENSE)):
+        assert {field.name for field in fields(part)} == {*cases}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {a: run(checked(LayerSpec(a, DENSE), LayerSpec(a, MOE))) for a in (GQA, MLA)}
+
+
+@pytest.mark.parametrize(("base", "part", "name", "value"), CASES)
+def test_no_field_is_passed_over(base, part, name, value, plain):
+    """Another value asks for other tensors, gives other logits or another rule of routing, or is refused."""
+    value, refused = value if isinstance(value, tuple) else (value, "")
+    changed = replace(base, **({part: replace(base.rope, **{name: value})} if part else {name: value}))
+    layers = {type(base): base, AttentionSpec: GQA, MoeSpec: MOE, DenseSpec: DENSE} | {type(base): changed}
+    first = LayerSpec(layers[AttentionSpec], layers[DenseSpec])
+    second = LayerSpec(layers[AttentionSpec], layers[MoeSpec])
+    if refused:
+        with pytest.raises(CheckpointError, match=r"here: .* is not supported; supported: .* \(layer [01]\)"):
+            checked(first, second)
+    else:
+        assert not same(run(checked(first, second)), plain[base if isinstance(base, AttentionSpec) else GQA])
+
+
+def test_layers_may_differ():
+    """Each layer has its own window, rotation, biases and FFN; a window longer than the prompt changes no number."""
+    narrow, long = replace(GQA, window=5), replace(GQA, window=1000)
+    turned, biased = replace(GQA, rope=replace(ROPE, theta=1e5)), replace(GQA, out_bias=True)
+    made = [
+        run(checked(LayerSpec(a, MOE), LayerSpec(b, MOE)))
+        for a in (GQA, narrow, turned, biased)
+        for b in (GQA, narrow, turned, biased)
+    ]
+    assert not any(same(one, other) for i, one in enumerate(made) for other in made[:i])
+    bounded = run(checked(LayerSpec(narrow, MOE), LayerSpec(long, MOE)))
+    assert torch.allclose(bounded[2], made[4][2], atol=1e-5)
+
+
+def test_biases_are_apart():
+    names, _, _ = run(checked(LayerSpec(replace(GQA, out_bias=True), MOE)))
+    assert {n for n, _ in names if n.endswith("_proj.bias")} == {"model.layers.0.self_attn.o_proj.bias"}
+
+
+@pytest.mark.parametrize("attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True)])
+def test_backends_agree(attention):
+    spec = checked(LayerSpec(attention, MOE))
+    assert torch.allclose(run(spec)[2], run(spec, "torch")[2], atol=1e-4)
+
+
+def test_mixed_attention_caches_each_layer_by_its_own_size():
+    spec = checked(LayerSpec(GQA, DENSE), LayerSpec(MLA, MOE))
+    assert spec.kv_bytes_per_token(4) == 4 * (2 * 32 + 20 + 16)
+    assert run(spec)[2].isfinite().all()
+
+
+def test_what_no_two_layers_may_differ_in():
+    with pytest.raises(CheckpointError, match=r"MoE layers with different .*\(8, 2, 24\), \(8, 3, 24\)"):
+        checked(LayerSpec(GQA, MOE), LayerSpec(GQA, replace(MOE, top_k=3)))
+
+
+def test_a_shared_expert_may_be_missing_in_a_layer():
+    names, _, _ = run(checked(LayerSpec(GQA, MOE), LayerSpec(GQA, replace(MOE, shared_inner=0))))
+    assert {n.split(".")[2] for n, _ in names if "shared_experts" in n} == {"0"}
+
+
+def test_the_first_layers_are_a_model():
+    spec = checked(LayerSpec(GQA, DENSE), LayerSpec(GQA, MOE), LayerSpec(replace(GQA, window=5), MOE))
+    assert spec.cut(2).moe_layer_ids == (1,) and spec.cut(2).layers == 2
+    assert spec.cut(9).fingerprint() == spec.fingerprint() != spec.cut(2).fingerprint()
+    assert spec.cut(2).attention_parameters() < spec.attention_parameters()
