@@ -8,10 +8,14 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a node holds. Its phase (prefill, decode or both) may change, its role only with a restart."""
+    """What a node does. Its phase (prefill, decode or both) may change, its role only with a restart."""
 
     ATTENTION = "attention"
     EXPERT = "expert"
+    GATEWAY = "gateway"
+
+
+MODEL_ROLES = (Role.ATTENTION, Role.EXPERT)  # those that hold weights
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,12 +5,11 @@ for. It lives in the gateway's event loop, imports no torch, and starts no proce
 """
 
 import asyncio
-import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,7 +18,6 @@ from afserve import __version__
 from afserve.clock import Clock
 from afserve.config import FULL
 from afserve.control.identifying import OwnCopy
-from afserve.control.lanes import Lanes
 from afserve.control.membership.balancing import BalanceRules, Balancing
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
@@ -54,11 +52,9 @@ from afserve.control.wire.values import (
     Identity,
     Progress,
     Ready,
-    Refused,
     Register,
     Routed,
     Shutdown,
-    Tokens,
     ToNode,
 )
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
@@ -70,8 +66,6 @@ log = logging.getLogger("afserve.control")
 
 _TICK = 0.5
 _GRACE = 1.0
-
-Context: TypeAlias = grpc.aio.ServicerContext
 
 
 @dataclass(slots=True)
@@ -95,7 +89,6 @@ class Controller:
         self,
         deployment: Deployment,
         token: str,
-        lanes: Lanes,
         clock: Clock,
         balance: BalanceRules | None = None,
         rules: Rules | None = None,
@@ -106,11 +99,11 @@ class Controller:
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
         self.on_start: Callable[[NodeId], None] = lambda node: None
+        self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
         self._token = token
-        self._lanes = lanes
         self._clock = clock
         self._numbers = count()
         self._joining: dict[int, _Stream] = {}
@@ -125,12 +118,17 @@ class Controller:
 
     # ---- life
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen, by default on loopback only, and return the address that nodes join."""
+    async def start(
+        self, host: str = "127.0.0.1", port: int = 0, also: Sequence[grpc.GenericRpcHandler] = ()
+    ) -> str:
+        """Listen, by default on loopback only, and return the address that nodes join.
+
+        `also` are services of this process that are reached at the same address, such as a gateway's.
+        """
         self._server = grpc.aio.server(options=channel.options(receive="from_node"))
         handler = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(channel.SERVICE, {channel.JOIN: handler}),)
+            (grpc.method_handlers_generic_handler(channel.SERVICE, {channel.JOIN: handler}), *also)
         )
         where = f"[{host}]" if ":" in host else host
         try:
@@ -199,12 +197,6 @@ class Controller:
 
     # ---- what others tell it
 
-    def send(self, node: NodeId, value: ToNode) -> None:
-        """To the node that has this place now. Silently nothing when nobody has: its requests were answered then."""
-        member = self.members.at(node)
-        if member is not None and member.alive:
-            self._tell(member.id, value)
-
     def apply(self, placement: Placement) -> None:
         """Go to this placement while serving. Raises ConfigError where it does not fit the run."""
         self.check()
@@ -219,11 +211,11 @@ class Controller:
 
     # ---- one stream
 
-    async def _join(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        await self._authenticate(context)
+    async def _join(self, requests: AsyncIterator[bytes], context: channel.Context) -> None:
+        await channel.authenticate(context, self._token)
         stream = _Stream(next(self._numbers))
         member = await self._admit(stream, requests, context)
-        writing = asyncio.create_task(_write(stream, context))
+        writing = asyncio.create_task(channel.write(stream.outbox, context))
         reading = asyncio.create_task(self._read(member, requests))
         reason = "its control stream broke"
         either: set[asyncio.Future[Any]] = {reading, stream.dismissed}
@@ -238,15 +230,9 @@ class Controller:
             self._streams.pop(member, None)
             self._on(Left(member, reason))
 
-    async def _authenticate(self, context: Context) -> None:
-        given = dict(context.invocation_metadata() or ()).get(channel.TOKEN_KEY, "")
-        if not hmac.compare_digest(str(given).encode(), f"Bearer {self._token}".encode()):
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "the token is not this run's; pass the controller's --token-file",
-            )
-
-    async def _admit(self, stream: _Stream, requests: AsyncIterator[bytes], context: Context) -> MemberId:
+    async def _admit(
+        self, stream: _Stream, requests: AsyncIterator[bytes], context: channel.Context
+    ) -> MemberId:
         """Whoever does not say first who it is belongs to nobody."""
         try:
             first = messages.decode_from_node(await anext(requests))
@@ -275,17 +261,12 @@ class Controller:
         return "its control stream ended"
 
     def _hear(self, member: MemberId, value: FromNode) -> None:
-        """Tokens and routing counts are no business of the membership."""
-        match value:
-            case Tokens(events):
-                self._lanes.deliver(events)
-            case Refused(number, error):
-                self._lanes.refuse(number, error)
-            case Routed(rows):
-                self.balancing.heard(rows, self._clock.now())
-            case _:
-                self._on(Said(member, value))
-                self._follow(member, value)
+        """Routing counts are no business of the membership."""
+        if isinstance(value, Routed):
+            self.balancing.heard(value.rows, self._clock.now())
+            return
+        self._on(Said(member, value))
+        self._follow(member, value)
 
     def _follow(self, member: MemberId, value: FromNode) -> None:
         """What else hangs on it."""
@@ -339,13 +320,13 @@ class Controller:
             self._fail(error)
 
     def _fail(self, error: AfserveError) -> None:
-        """The first reason counts; every open request is answered with it."""
+        """The first reason counts."""
         if self._failure is not None or self._stopping:
             return
         self._failure = error
         self._settled.set()
         self._drained.set()
-        self._lanes.fail_all(error)
+        self.on_failure(error)
         self._failed.set()
 
     # ---- the controller's own copy of the checkpoint
@@ -412,8 +393,3 @@ class Controller:
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the controller failed", exc_info=bug)
             self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
-
-
-async def _write(stream: _Stream, context: Context) -> None:
-    while True:
-        await context.write(await stream.outbox.get())

@@ -9,12 +9,13 @@ from dataclasses import replace
 from afserve.clock import Clock
 from afserve.control.affinity import Affinity
 from afserve.control.controller import Controller
-from afserve.control.lanes import Lane, Lanes
+from afserve.control.gateway import Gateway
 from afserve.control.request_trace import RequestTrace
+from afserve.control.requests import Request
 from afserve.control.wire.values import Cancel, Submit
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
-from afserve.member import Role, attention_node
+from afserve.member import NodeId, Role, attention_node
 from afserve.placement.placement import Placement
 from afserve.server.backend import ClusterView, NodeView, ServedModel
 from afserve.trace import Trace
@@ -26,7 +27,7 @@ class Frontend:
     def __init__(
         self,
         controller: Controller,
-        lanes: Lanes,
+        gateway: Gateway,
         model: ServedModel,
         picked: Mapping[str, str],
         clock: Clock,
@@ -34,7 +35,7 @@ class Frontend:
     ) -> None:
         self.model = model
         self._controller = controller
-        self._lanes = lanes
+        self._gateway = gateway
         self._picked = picked
         self._clock = clock
         self._drawn = RequestTrace(trace)
@@ -44,20 +45,20 @@ class Frontend:
         self._affinity = Affinity(self._nodes, deployment.engine.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        lane, drawn = self._submit(request), self._drawn.begin()
+        opened, drawn = self._submit(request), self._drawn.begin()
         try:
             while True:
-                event = await lane.get()
+                event = await opened.get()
                 drawn.token()
                 yield event
                 if event.finish_reason is not None:
                     return
         finally:
             drawn.end()
-            self._finish(lane)
+            self._finish(opened)
 
     def ready(self) -> bool:
-        return self._accepting and self._controller.ready
+        return self._accepting and self._controller.ready and self._gateway.is_attended(self._nodes)
 
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""
@@ -96,20 +97,27 @@ class Frontend:
     def recorded_routing(self) -> bytes:
         return self._controller.balancing.recorder.dump()
 
-    def _submit(self, request: GenerationRequest) -> Lane:
+    def missing(self) -> list[NodeId]:
+        """Attention nodes that have no stream to this gateway."""
+        return [attention_node(index) for index in range(self._nodes) if not self._gateway.is_here(index)]
+
+    async def wait_attended(self) -> None:
+        """Returns when every attention node has opened its stream."""
+        await self._gateway.wait_attended(self._nodes)
+
+    def _submit(self, request: GenerationRequest) -> Request:
         self._controller.check()
         if not self.ready():
             raise OverloadedError(
                 "the server is starting or stopping and takes no requests now", retry_after=2.0
             )
-        load = [self._lanes.on_node(node) for node in range(self._nodes)]
-        node = self._affinity.pick(request.prompt_ids, load)
-        lane = self._lanes.open(request.request_id, node)
-        submitted = replace(request, request_id=str(lane.number))
-        self._controller.send(attention_node(lane.node), Submit(submitted))
-        return lane
+        load = [self._gateway.requests.on_node(node) for node in range(self._nodes)]
+        opened = self._gateway.requests.open(request, self._affinity.pick(request.prompt_ids, load))
+        submitted = replace(request, request_id=str(opened.number))
+        self._gateway.send(opened.node, Submit(submitted))
+        return opened
 
-    def _finish(self, lane: Lane) -> None:
-        if not lane.finished:
-            self._controller.send(attention_node(lane.node), Cancel(lane.number))
-        self._lanes.close(lane)
+    def _finish(self, opened: Request) -> None:
+        if not opened.finished:
+            self._gateway.send(opened.node, Cancel(opened.number))
+        self._gateway.requests.close(opened)

@@ -14,24 +14,25 @@ from types import TracebackType
 from afserve.clock import AwakeClock
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
+from afserve.control.gateway import Gateway
 from afserve.control.identifying import OwnCopy, reading
-from afserve.control.lanes import Lanes
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
 from afserve.control.wire.channel import read_token
-from afserve.errors import AfserveError, PeerLost
+from afserve.errors import AfserveError, DeadlineError, PeerLost
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId
 from afserve.models.identity import Identity, Progress
 from afserve.server.backend import ServedModel
 from afserve.trace import Trace
 
 DRAIN_SECONDS = 5.0
+ATTEND_SECONDS = 30.0  # from when all nodes are ready until each has a stream to the gateway
 
 
 class LocalRun:
@@ -52,20 +53,21 @@ class LocalRun:
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
-        lanes = Lanes()
+        token = read_token(processes.token_file)
+        self._gateway = Gateway(token)
         self.topology = topology
         self.processes = processes
         self.seating = seating
         self.controller = Controller(
             topology.deployment,
-            read_token(processes.token_file),
-            lanes,
+            token,
             clock,
             balance,
             Rules(register=TOGETHER_SECONDS if seating.elsewhere else REGISTER_SECONDS),
             self._on_its_device,
         )
         self.controller.on_start = self._start_here
+        self.controller.on_failure = self._gateway.requests.fail
         self._own = OwnCopy(self._read_own, self.controller.known, clock)
         self.controller.own = self._own
         served = ServedModel(
@@ -76,7 +78,7 @@ class LocalRun:
             created=int(time.time()),
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
-        self.frontend = Frontend(self.controller, lanes, served, topology.picked, clock, self._trace)
+        self.frontend = Frontend(self.controller, self._gateway, served, topology.picked, clock, self._trace)
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "LocalRun":
@@ -95,7 +97,7 @@ class LocalRun:
 
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        await self.controller.start(self.seating.listen, self.seating.port)
+        await self.controller.start(self.seating.listen, self.seating.port, [self._gateway.handler])
 
     def _start_here(self, node: NodeId) -> None:
         """Who is on another host is started there."""
@@ -107,14 +109,33 @@ class LocalRun:
         return replace(deployment, engine=replace(deployment.engine, device=device))
 
     def _read_own(self, full: bool, progress: Progress) -> "Future[Identity]":
-        return reading(self.topology.deployment.source, tuple(Role), full=full, progress=progress)
+        return reading(self.topology.deployment.source, MODEL_ROLES, full=full, progress=progress)
 
     async def wait_ready(self) -> None:
         """Raises what kept a node from becoming ready, with the node's last words."""
         try:
             await self.controller.wait_ready()
+            await self._wait_attended()
         except AfserveError as error:
             raise self.explained(error) from None
+
+    async def _wait_attended(self) -> None:
+        """Attention nodes open a stream to the gateway as soon as they are ready."""
+        attended = asyncio.create_task(self.frontend.wait_attended())
+        failing = asyncio.create_task(self.controller.wait_failure())
+        try:
+            await asyncio.wait(
+                {attended, failing}, timeout=ATTEND_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            self.controller.check()
+            if not attended.done():
+                missing = ", ".join(map(str, self.frontend.missing()))
+                raise DeadlineError(
+                    f"{missing}: opened no stream to the gateway within {ATTEND_SECONDS:.0f} s"
+                )
+        finally:
+            attended.cancel()
+            failing.cancel()
 
     def explained(self, error: AfserveError) -> AfserveError:
         """For the one who started the run: a lost node's last words below the reason."""
@@ -132,6 +153,7 @@ class LocalRun:
     async def stop(self) -> None:
         self.frontend.close()
         await self.controller.stop()
+        self._gateway.stop()
         await asyncio.to_thread(self.processes.stop)
         if self._trace is not None:
             self._trace.write(Path(self.topology.deployment.trace_folder) / "gateway.trace")

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 
@@ -13,20 +14,23 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
+from afserve.control.gateway import Gateway
 from afserve.control.identifying import OwnCopy
-from afserve.control.lanes import Lanes
 from afserve.control.membership import recovery
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.recovery import Rules
 from afserve.control.membership.state import Membership
-from afserve.control.node.stream import ControlStream
+from afserve.control.node.gateways import FromGateway, GatewayStreams
+from afserve.control.node.stream import ATTEND, ControlStream, Stream
 from afserve.control.wire.values import (
     Assigned,
+    Attend,
     Cancel,
     Drain,
     Drained,
     Endpoint,
     Failed,
+    Gateways,
     Identity,
     Peers,
     Ready,
@@ -81,6 +85,8 @@ class ScriptedNode(threading.Thread):
                     return
                 if self.things is not None:
                     stream.send(Identity(self.things))
+                attend = Attend(assigned.node.index, assigned.generation)
+                self.gateways = GatewayStreams(attend, self.address, self.token, stream.deliver)
                 stream.send(Ready(1 << 20))
                 self.serve(stream)
         except Exception as error:  # noqa: BLE001  told to the test
@@ -92,20 +98,24 @@ class ScriptedNode(threading.Thread):
                 self.heard.append(command)
                 match command:
                     case Shutdown():
+                        self.gateways.close()
                         return
                     case Drain():
                         stream.send(Drained())
-                    case Submit(request):
-                        self.answer(stream, request)
+                    case Gateways():
+                        self.gateways.update(command)
+                    case FromGateway(_, _, Submit(request)):
+                        self.answer(request)
 
-    def answer(self, stream, request):
+    def answer(self, request):
+        send = lambda value: self.gateways.send(0, value)  # noqa: E731
         if request.params.max_tokens == 99:
-            stream.send(Refused(int(request.request_id), OverloadedError("full", retry_after=2.0)))
+            send(Refused(int(request.request_id), OverloadedError("full", retry_after=2.0)))
         elif request.params.max_tokens != 98:  # 98 stays open
             *most, last = request.prompt_ids
             for token in most:
-                stream.send(Tokens((TokenEvent(request.request_id, (token,)),)))
-            stream.send(Tokens((TokenEvent(request.request_id, (last,), "length"),)))
+                send(Tokens((TokenEvent(request.request_id, (token,)),)))
+            send(Tokens((TokenEvent(request.request_id, (last,), "length"),)))
 
 
 class Nodes(list):
@@ -115,11 +125,12 @@ class Nodes(list):
 @asynccontextmanager
 async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=None, **changes):
     """A controller, its frontend and scripted nodes that are on their way."""
-    lanes, clock = Lanes(), clock or MonotonicClock()
-    controller = Controller(RUN, TOKEN, lanes, clock, rules=rules)
+    gateway, clock = Gateway(TOKEN), clock or MonotonicClock()
+    controller = Controller(RUN, TOKEN, clock, rules=rules)
+    controller.on_failure = gateway.requests.fail
     asked = own(controller, clock) if own else []
-    frontend = Frontend(controller, lanes, ServedModel("m", "/m", 64, 9, 0), {"why": "because"}, clock)
-    address = await controller.start()
+    frontend = Frontend(controller, gateway, ServedModel("m", "/m", 64, 9, 0), {"why": "because"}, clock)
+    address = await controller.start(also=[gateway.handler])
     nodes = Nodes(ScriptedNode(address, role, **changes.get(role, {})) for role in roles)
     nodes.asked = asked
     for node in nodes:
@@ -128,10 +139,16 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
         yield controller, frontend, nodes
     finally:
         await controller.stop()
+        gateway.stop()
         for node in nodes:
             node.leave.set()
             await asyncio.to_thread(node.join, SECONDS)
             assert not node.is_alive()
+
+
+async def ready(controller, frontend):
+    await asyncio.wait_for(controller.wait_ready(), SECONDS)
+    await asyncio.wait_for(frontend.wait_attended(), SECONDS)
 
 
 def ask(*prompt, max_tokens=16):
@@ -149,7 +166,7 @@ def test_from_registration_to_tokens_to_shutdown():
             assert not frontend.ready()
             with pytest.raises(OverloadedError, match="starting"):
                 await answer(frontend, ask(1))
-            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            await ready(controller, frontend)
             assert attention.heard[:2] == [Assigned(attention_node(0), 0, RUN), Peers(((0, "shm:0"),))]
             answers = await asyncio.gather(*(answer(frontend, ask(i, 2, 3)) for i in range(20)))
             assert answers == [[i, 2, 3] for i in range(20)]
@@ -171,14 +188,14 @@ def test_from_registration_to_tokens_to_shutdown():
 def test_a_refusal_reaches_its_request_only_and_leaving_cancels():
     async def scenario():
         async with serving() as (controller, frontend, (attention, _)):
-            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            await ready(controller, frontend)
             with pytest.raises(OverloadedError, match="full") as refused:
                 await answer(frontend, ask(1, max_tokens=99))
             assert refused.value.retry_after == 2.0
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(answer(frontend, ask(1, max_tokens=98)), 0.2)
             assert await answer(frontend, ask(5)) == [5]
-            assert Cancel(2) in attention.heard
+            assert Cancel(2) in [value.value for value in attention.heard if isinstance(value, FromGateway)]
 
     asyncio.run(scenario())
 
@@ -193,7 +210,7 @@ def test_a_refusal_reaches_its_request_only_and_leaving_cancels():
 def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
     async def scenario():
         async with serving() as (controller, frontend, nodes):
-            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            await ready(controller, frontend)
             stranger = ScriptedNode(nodes[0].address, **changes)
             stranger.start()
             await asyncio.to_thread(stranger.join, SECONDS)
@@ -270,7 +287,7 @@ def test_nobody_is_ready_before_the_own_copy_has_been_compared():
             ((full, _, found),) = nodes.asked
             assert not full
             found.set_result(OWN)
-            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            await ready(controller, frontend)
             assert await answer(frontend, ask(5)) == [5]
 
     asyncio.run(scenario())
@@ -348,7 +365,7 @@ def test_a_lost_node_answers_every_open_request():
 
     async def scenario():
         async with serving(rules=SOON) as (controller, frontend, (_, expert)):
-            await asyncio.wait_for(controller.wait_ready(), SECONDS)
+            await ready(controller, frontend)
             open_one = asyncio.create_task(answer(frontend, ask(1, max_tokens=98)))
             await asyncio.sleep(0)
             expert.leave.set()
@@ -359,6 +376,45 @@ def test_a_lost_node_answers_every_open_request():
             with pytest.raises(PeerLost):
                 await answer(frontend, ask(1))
             assert not frontend.ready()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_breaks_is_opened_again_and_its_requests_are_answered(monkeypatch):
+    monkeypatch.setattr(
+        "afserve.control.gateway.LOST_SECONDS", 60.0
+    )  # the answer comes sooner: it is back without them
+
+    async def scenario():
+        async with serving() as (controller, frontend, (attention, _)):
+            await ready(controller, frontend)
+            open_one = asyncio.create_task(answer(frontend, ask(1, max_tokens=98)))
+            await asyncio.sleep(0.1)
+            attention.gateways._streams[0][1].drop()
+            attention.gateways.lost(0)
+            while frontend.ready():
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(lambda: (time.sleep(0.6), attention.gateways.redial()))
+            await asyncio.wait_for(frontend.wait_attended(), SECONDS)
+            with pytest.raises(PeerLost, match="attention-0: its stream to the gateway"):
+                await asyncio.wait_for(open_one, SECONDS)
+            assert await answer(frontend, ask(5)) == [5]
+
+    asyncio.run(scenario())
+
+
+def test_an_earlier_life_is_not_let_in():
+    async def scenario():
+        async with serving() as (controller, frontend, nodes):
+            await ready(controller, frontend)
+            ended = threading.Event()
+            old = Stream(nodes[0].address, TOKEN, ATTEND, print, lambda error: ended.set())
+            frontend._gateway._nodes[0].generation = 3
+            old.send(Attend(0, 2))
+            old.start()
+            assert await asyncio.to_thread(ended.wait, SECONDS)
+            old.close()
+            assert await answer(frontend, ask(5)) == [5]
 
     asyncio.run(scenario())
 

@@ -15,7 +15,7 @@ from afserve.engine.build import layout_for
 from afserve.errors import CheckpointError
 from afserve.families.table import load_spec
 from afserve.launch.models import CONFIGS
-from afserve.member import Role
+from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 
@@ -35,7 +35,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("full", [False, True])
 def test_it_is_told_before_it_is_done(full):
     told, done = [], []
-    found = reading(source_of(NANO), tuple(Role), full=full, progress=done.append, tell=told.append)
+    found = reading(source_of(NANO), MODEL_ROLES, full=full, progress=done.append, tell=told.append)
     assert found.result(SECONDS) is told[0]
     assert is_full(told[0]) == full == bool(done)
     assert "expert weights" in told[0] and "tokenizer.json" in told[0]
@@ -43,7 +43,7 @@ def test_it_is_told_before_it_is_done(full):
 
 def test_a_broken_copy_is_raised_to_who_waits(tmp_path):
     told = []
-    found = reading(source_of(tmp_path), tuple(Role), full=False, progress=print, tell=told.append)
+    found = reading(source_of(tmp_path), MODEL_ROLES, full=False, progress=print, tell=told.append)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read: No such file"):
         found.result(SECONDS)
     assert not told
@@ -59,7 +59,7 @@ def test_what_takes_long_is_said(monkeypatch, caplog):
 
 def test_what_is_soon_done_is_not_said(caplog):
     caplog.set_level(logging.INFO, "afserve.verify")
-    reading(source_of(NANO), tuple(Role), full=False, progress=print).result(SECONDS)
+    reading(source_of(NANO), MODEL_ROLES, full=False, progress=print).result(SECONDS)
     assert not caplog.text
 
 

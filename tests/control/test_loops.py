@@ -6,8 +6,21 @@ import pytest
 
 from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.expert import ExpertLoop
+from afserve.control.node.gateways import FromGateway
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire.values import Cancel, Drain, Drained, Peers, Refused, Shutdown, Submit, Tokens
+from afserve.control.wire.values import (
+    Acknowledge,
+    Cancel,
+    Drain,
+    Drained,
+    Gateways,
+    Peers,
+    Refused,
+    Shutdown,
+    Submit,
+    Tokens,
+    first_request,
+)
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError, PeerLost, ProtocolError, RendezvousError
 from afserve.member import attention_node
@@ -29,6 +42,33 @@ class ScriptedStream:
 
     def send(self, value):
         self.sent.append(value)
+
+
+class ScriptedGateways:
+    """Says what was sent to which gateway, and takes no other life of a stream than the first."""
+
+    def __init__(self):
+        self.sent, self.lives = [], {}
+
+    def update(self, value):
+        left = [gateway for gateway in self.lives if gateway not in dict(value.gateways)]
+        self.lives = {gateway: 1 for gateway, _ in value.gateways}
+        return left
+
+    def is_of_now(self, value):
+        return value.life == self.lives.get(value.gateway, 1)
+
+    def lost(self, gateway):
+        self.lives[gateway] = 2
+
+    def redial(self):
+        pass
+
+    def send(self, gateway, value):
+        self.sent.append((gateway, value))
+
+    def said(self, kind):
+        return [value for _, value in self.sent if isinstance(value, kind)]
 
 
 class ScriptedNode:
@@ -71,13 +111,18 @@ class ScriptedNode:
 def submit(number, **params):
     from afserve.engine.request import SamplingParams
 
-    return Submit(GenerationRequest(str(number), (1, 2), SamplingParams(**params)))
+    return said(Submit(GenerationRequest(str(number), (1, 2), SamplingParams(**params))))
+
+
+def said(value, gateway=0, life=1):
+    return FromGateway(gateway, life, value)
 
 
 def test_all_tokens_of_a_step_travel_in_one_message():
     stream, node = ScriptedStream([submit(1), submit(2)], [], [], [], [Shutdown()]), ScriptedNode()
-    AttentionLoop(node, stream).run()
-    steps = [value for value in stream.sent if isinstance(value, Tokens)]
+    gateways = ScriptedGateways()
+    AttentionLoop(node, stream, gateways).run()
+    steps = gateways.said(Tokens)
     assert [[event.request_id for event in step.events] for step in steps] == [["1", "2"], ["1", "2"]]
 
 
@@ -103,37 +148,48 @@ def test_tokens_of_short_steps_travel_together_and_none_stays_behind(monkeypatch
         return receive(timeout)
 
     stream.receive = later
-    AttentionLoop(QuickNode(), stream).run()
-    steps = [len(value.events) for value in stream.sent if isinstance(value, Tokens)]
+    gateways = ScriptedGateways()
+    AttentionLoop(QuickNode(), stream, gateways).run()
+    steps = [len(value.events) for value in gateways.said(Tokens)]
     assert steps == [1, 3, 2], "the first at once, then what 4 ms gathered, and the end at the end"
 
 
 def test_a_cancelled_request_leaves_no_token_of_others_behind(monkeypatch):
     monkeypatch.setattr("afserve.control.node.attention.time.monotonic", lambda: 100.0)
-    stream = ScriptedStream([submit(1, max_tokens=9)], [], [Cancel(1)], [Shutdown()])
-    AttentionLoop(QuickNode(), stream).run()
-    assert [len(value.events) for value in stream.sent if isinstance(value, Tokens)] == [1, 1]
+    stream = ScriptedStream([submit(1, max_tokens=9)], [], [said(Cancel(1))], [Shutdown()])
+    gateways = ScriptedGateways()
+    AttentionLoop(QuickNode(), stream, gateways).run()
+    assert [len(value.events) for value in gateways.said(Tokens)] == [1, 1]
 
 
 def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     stream, node = ScriptedStream([], [submit(1)], [], [], [], [Shutdown()]), ScriptedNode()
-    AttentionLoop(node, stream).run()
+    AttentionLoop(node, stream, ScriptedGateways()).run()
     assert node.waited == 1
     assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
 
 
 def test_a_refusal_names_the_request_and_harms_no_other():
     stream, node = ScriptedStream([submit(1), submit(2, max_tokens=99)], [], [], [Shutdown()]), ScriptedNode()
-    AttentionLoop(node, stream).run()
-    refused = [value for value in stream.sent if isinstance(value, Refused)]
+    gateways = ScriptedGateways()
+    AttentionLoop(node, stream, gateways).run()
+    refused = gateways.said(Refused)
     assert [(value.request, type(value.error)) for value in refused] == [(2, OverloadedError)]
-    assert any(isinstance(value, Tokens) for value in stream.sent)
+    assert gateways.said(Tokens)
 
 
 def test_cancel_then_drain():
-    stream = ScriptedStream([submit(1)], [submit(2)], [Cancel(1), Drain()], [], [], [], [], [Shutdown()])
+    stream = ScriptedStream(
+        [submit(1)],
+        [submit(2)],
+        [said(Cancel(1)), Drain()],
+        *[[]] * 4,
+        [said(Acknowledge((2,)))],
+        [],
+        [Shutdown()],
+    )
     node = ScriptedNode()
-    AttentionLoop(node, stream).run()
+    AttentionLoop(node, stream, ScriptedGateways()).run()
     assert node.cancelled == ["1"]
     assert stream.sent.count(Drained()) == 1
     assert isinstance(stream.sent[-1], Drained)
@@ -141,12 +197,52 @@ def test_cancel_then_drain():
 
 def test_a_broken_stream_ends_the_loop():
     with pytest.raises(PeerLost, match="controller"):
-        AttentionLoop(ScriptedNode(), ScriptedStream([submit(1)], [])).run()
+        AttentionLoop(ScriptedNode(), ScriptedStream([submit(1)], []), ScriptedGateways()).run()
 
 
 def test_a_command_out_of_place_is_refused():
     with pytest.raises(ProtocolError, match="Peers"):
-        AttentionLoop(ScriptedNode(), ScriptedStream([Peers(())])).run()
+        AttentionLoop(ScriptedNode(), ScriptedStream([Peers(())]), ScriptedGateways()).run()
+
+
+def test_each_gateway_gets_its_own_requests_tokens():
+    first, second = first_request(0), first_request(1)
+    stream = ScriptedStream([submit(first), said(submit(second).value, 1)], [], [], [], [Shutdown()])
+    gateways = ScriptedGateways()
+    AttentionLoop(ScriptedNode(), stream, gateways).run()
+    to = {gateway: [e.request_id for e in value.events] for gateway, value in gateways.sent}
+    assert to == {0: [str(first)], 1: [str(second)]}
+
+
+def test_a_gateway_that_is_gone_takes_its_requests_along_and_no_others():
+    first, second = first_request(0), first_request(1)
+    stream = ScriptedStream(
+        [submit(first), said(submit(second).value, 1)],
+        [said(None, 1)],
+        [said(submit(7).value, 1)],
+        [Shutdown()],
+    )
+    node, gateways = ScriptedNode(), ScriptedGateways()
+    AttentionLoop(node, stream, gateways).run()
+    assert node.cancelled == [str(second)]
+    assert "7" not in node.left, "an earlier stream's request was taken"
+
+
+def test_a_gateway_that_the_controller_names_no_more_is_left():
+    stream = ScriptedStream(
+        [Gateways(((0, ""), (1, "a")))], [submit(first_request(1))], [Gateways(((0, ""),))], [Shutdown()]
+    )
+    node = ScriptedNode()
+    AttentionLoop(node, stream, ScriptedGateways()).run()
+    assert node.cancelled == [str(first_request(1))]
+
+
+def test_drained_is_said_when_the_last_end_has_been_acknowledged():
+    quiet = [[] for _ in range(8)]
+    for late in ([], [said(Acknowledge((1,)))]):
+        stream = ScriptedStream([submit(1), Drain()], *quiet, late, [], [Shutdown()])
+        AttentionLoop(ScriptedNode(), stream, ScriptedGateways()).run()
+        assert stream.sent.count(Drained()) == bool(late)
 
 
 class ScriptedExpert:

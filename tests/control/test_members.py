@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.control.affinity import Affinity
-from afserve.control.lanes import Lanes
 from afserve.control.membership.members import Members, State
-from afserve.control.wire.values import PROTOCOL, Endpoint, Register
-from afserve.engine.request import TokenEvent
+from afserve.control.requests import Requests
+from afserve.control.wire.values import PROTOCOL, Endpoint, Register, gateway_of
+from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import PeerLost, RendezvousError
-from afserve.member import NodeId, Role, expert_node
+from afserve.member import MODEL_ROLES, NodeId, expert_node
 
-NODES = tuple(NodeId(role, index) for role in Role for index in range(2))
+NODES = tuple(NodeId(role, index) for role in MODEL_ROLES for index in range(2))
 
 
 def members(nodes=NODES, *, colocated=False):
@@ -132,23 +132,38 @@ def test_says_who_is_missing_and_who_is_slow():
     assert table.unready() == ["expert-1 is at 0% (starting)"]
 
 
-def test_a_lane_gives_events_under_the_callers_id():
+def asked(name):
+    return GenerationRequest(name, (1, 2))
+
+
+def test_a_request_gives_events_under_the_callers_id_and_keeps_what_it_got():
     async def scenario():
-        lanes = Lanes()
-        first, second = lanes.open("mine", 0), lanes.open("yours", 1)
-        lanes.deliver([TokenEvent("2", (5,)), TokenEvent("1", (6,), "stop"), TokenEvent("77", (1,))])
+        requests = Requests()
+        first, second = requests.open(asked("mine"), 0), requests.open(asked("yours"), 1)
+        ended = requests.deliver(
+            [TokenEvent("2", (5,)), TokenEvent("1", (6, 7), "stop"), TokenEvent("77", (1,), "stop")]
+        )
+        assert ended == (1, 77), "also an end that nobody waits for is acknowledged"
         event = await first.get()
-        assert (event.request_id, event.token_ids, first.finished) == ("mine", (6,), True)
+        assert (event.request_id, event.token_ids, first.finished) == ("mine", (6, 7), True)
         assert (await second.get()).request_id == "yours"
-        assert (lanes.on_node(0), lanes.on_node(1)) == (1, 1)
-        lanes.fail_all(PeerLost("expert-0", "gone"))
+        assert (first.generated, second.generated) == ([6, 7], [5])
+        assert (requests.on_node(0), requests.on_node(1)) == (1, 1)
+        requests.fail(PeerLost("attention-0", "gone"), 0)
+        assert not second.finished
+        requests.fail(PeerLost("expert-0", "gone"))
         with pytest.raises(PeerLost, match="expert-0: gone"):
             await second.get()
-        for lane in (first, second, second):
-            lanes.close(lane)
-        assert len(lanes) == 0 and lanes.on_node(1) == 0
+        for request in (first, second, second):
+            requests.close(request)
+        assert len(requests) == 0 and requests.on_node(1) == 0
 
     asyncio.run(scenario())
+
+
+def test_no_two_gateways_give_out_the_same_number():
+    opened = [Requests(index).open(asked("a"), 0).number for index in range(4)]
+    assert len(set(opened)) == 4 and [gateway_of(number) for number in opened] == [0, 1, 2, 3]
 
 
 def test_equal_beginnings_share_a_node_until_it_is_too_busy():

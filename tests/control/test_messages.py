@@ -14,14 +14,19 @@ from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.values import (
+    Acknowledge,
     Adopt,
+    Answer,
+    Ask,
     Assigned,
+    Attend,
     Cancel,
     Drain,
     Drained,
     Endpoint,
     Failed,
     FillSlots,
+    Gateways,
     Heartbeat,
     Identity,
     Peers,
@@ -60,20 +65,31 @@ FROM_NODE = [
     Ready(0),
     Heartbeat(5, AttentionStats(1, 2)),
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
-    Tokens(()),
     Drained(),
+    Ask(3, "view", b"\x00\xff"),
 ]
+FROM_ATTENTION = [Attend(3, 7), Tokens(())]
+TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(())]
 TO_NODE = [
     Assigned(expert_node(1), 4, RUN),
     Peers(((0, "a"), (2, "b"))),
     Peers(),
-    Cancel(0),
+    Gateways(((0, ""), (3, "host:1"))),
+    Answer(3, b"abc"),
     Drain(),
     Shutdown(),
     FillSlots(PLACEMENT),
     Adopt(PLACEMENT),
     Retire(2),
 ]
+
+
+DECODERS = (
+    messages.decode_from_node,
+    messages.decode_to_node,
+    messages.decode_from_attention,
+    messages.decode_to_attention,
+)
 
 
 @pytest.mark.parametrize("value", FROM_NODE, ids=lambda value: type(value).__name__)
@@ -84,6 +100,16 @@ def test_what_nodes_say(value):
 @pytest.mark.parametrize("value", TO_NODE, ids=lambda value: type(value).__name__)
 def test_what_the_controller_says(value):
     assert messages.decode_to_node(messages.encode_to_node(value)) == value
+
+
+@pytest.mark.parametrize("value", FROM_ATTENTION, ids=lambda value: type(value).__name__)
+def test_what_attention_nodes_say_to_gateways(value):
+    assert messages.decode_from_attention(messages.encode_from_attention(value)) == value
+
+
+@pytest.mark.parametrize("value", TO_ATTENTION, ids=lambda value: type(value).__name__)
+def test_what_gateways_say(value):
+    assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
 
 
 ids = st.integers(0, 2**32 - 1)
@@ -113,7 +139,7 @@ failure = st.builds(
 @settings(max_examples=60, deadline=None)
 def test_any_step_of_events(events):
     value = Tokens(tuple(events))
-    assert messages.decode_from_node(messages.encode_from_node(value)) == value
+    assert messages.decode_from_attention(messages.encode_from_attention(value)) == value
 
 
 counts = st.integers(1, 4).flatmap(
@@ -173,12 +199,12 @@ params = st.builds(
 @settings(max_examples=60, deadline=None)
 def test_any_request(number, prompt, sampling):
     value = Submit(GenerationRequest(str(number), tuple(prompt), sampling))
-    assert messages.decode_to_node(messages.encode_to_node(value)) == value
+    assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
 
 
 def test_errors_keep_their_kind():
     full = errors.OverloadedError("full", retry_after=3.5)
-    refused = messages.decode_from_node(messages.encode_from_node(Refused(4, full)))
+    refused = messages.decode_from_attention(messages.encode_from_attention(Refused(4, full)))
     assert (type(refused.error), refused.error.retry_after, refused.request) == (
         errors.OverloadedError,
         3.5,
@@ -194,7 +220,7 @@ def test_errors_keep_their_kind():
 @given(st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
 def test_bytes_of_strangers_are_refused_or_harmless(data):
-    for decode in (messages.decode_from_node, messages.decode_to_node):
+    for decode in DECODERS:
         try:
             decode(data)
         except errors.ProtocolError as error:
@@ -202,9 +228,9 @@ def test_bytes_of_strangers_are_refused_or_harmless(data):
 
 
 def test_counts_that_do_not_add_up_are_refused():
-    wire = pb.FromNode(tokens=pb.Tokens(request=[1], count=[2], token=[5]))
+    wire = pb.FromAttention(tokens=pb.Tokens(request=[1], count=[2], token=[5]))
     with pytest.raises(errors.ProtocolError, match="counts say 2"):
-        messages.decode_from_node(wire.SerializeToString())
+        messages.decode_from_attention(wire.SerializeToString())
 
 
 @pytest.mark.parametrize(

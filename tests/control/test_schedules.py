@@ -54,7 +54,7 @@ from afserve.control.wire.values import Drained as NodeDrained
 from afserve.engine.migrate import SlotUse
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import ConfigError, PeerLost
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 LAYERS, EXPERTS, WIDTH = 2, 6, 5  # one slot of a node stays spare, so that there is somewhere to fill
@@ -259,9 +259,9 @@ class World:
         elif choice < 0.6 and self.said:
             self.on(rng.choice(self.said))
         elif choice < 0.7:
-            self.join(NodeId(rng.choice(list(Role)), rng.randrange(5)), index=rng.random() < 0.5)
+            self.join(NodeId(rng.choice(list(MODEL_ROLES)), rng.randrange(5)), index=rng.random() < 0.5)
         elif choice < 0.85:
-            role = rng.choice(list(Role))
+            role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))
         else:
             holders = sorted(n.index for n in self.membership.members.places(Role.EXPERT))
@@ -303,7 +303,7 @@ class World:
         """All that is wanted is there, ready, and holds what it should; nothing is under way."""
         membership = self.membership
         placement, members = membership.migration.placement, membership.members
-        for role in Role:
+        for role in MODEL_ROLES:
             if len(members.places(role)) != membership.deployment.count(role):
                 return f"{role}: {members.places(role)}"
         if not members.all_ready or not membership.migration.steady:

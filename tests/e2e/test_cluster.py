@@ -19,7 +19,6 @@ import pytest
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.control.controller import Controller
-from afserve.control.lanes import Lanes
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
@@ -124,10 +123,10 @@ def test_listen_without_a_cluster_is_refused():
 
 def test_a_taken_port_for_nodes_is_said(capfd: pytest.CaptureFixture[str]):
     folder = CONFIGS / "nano"
-    run = choose(load_spec(folder), ModelSource(str(folder), "nano"), this_machine(), Wishes(1, 1)).run
+    run = choose(load_spec(folder), ModelSource(str(folder), "nano"), this_machine(), Wishes(1, 1)).deployment
 
     async def listen(port: int) -> None:
-        await Controller(run, "token", Lanes(), MonotonicClock()).start("127.0.0.1", port)
+        await Controller(run, "token", MonotonicClock()).start("127.0.0.1", port)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

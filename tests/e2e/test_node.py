@@ -11,7 +11,7 @@ from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
-from afserve.control.lanes import Lanes
+from afserve.control.gateway import Gateway
 from afserve.control.wire import channel
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
@@ -54,12 +54,13 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
     assert token.stat().st_mode & 0o777 == 0o600
 
     async def scenario() -> list[subprocess.Popen[str]]:
-        lanes, clock = Lanes(), MonotonicClock()
-        controller = Controller(run_of_nano(), channel.read_token(token), lanes, clock)
-        frontend = Frontend(controller, lanes, ServedModel("nano", "", 64, 64, 0), {}, clock)
-        address = await controller.start()
+        gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
+        controller = Controller(run_of_nano(), channel.read_token(token), clock)
+        frontend = Frontend(controller, gateway, ServedModel("nano", "", 64, 64, 0), {}, clock)
+        address = await controller.start(also=[gateway.handler])
         nodes = [start(role, address, token) for role in ("expert", "attention", "expert")]
         await asyncio.wait_for(controller.wait_ready(), SECONDS)
+        await asyncio.wait_for(frontend.wait_attended(), SECONDS)
         request = GenerationRequest(
             "a", (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         )
@@ -80,7 +81,7 @@ def test_a_wrong_token_is_refused(tmp_path: Path):
     wrong = channel.new_token(tmp_path)
 
     async def scenario() -> tuple[int | None, str]:
-        controller = Controller(run_of_nano(), "another", Lanes(), MonotonicClock())
+        controller = Controller(run_of_nano(), "another", MonotonicClock())
         node = start("expert", await controller.start(), wrong)
         _, said = await asyncio.to_thread(node.communicate, timeout=SECONDS)
         await controller.stop()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afserve.control.membership.events import MemberId
-from afserve.control.wire.values import PROTOCOL, Endpoint, Progress, Register
+from afserve.control.wire.values import PROTOCOL, Endpoint, Gateways, Progress, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role
@@ -168,6 +168,8 @@ class Members:
     def agree(self, member: Member, endpoint: Endpoint) -> None:
         """Compare what `member` will put on the data plane with what the first member said."""
         member.address = endpoint.address
+        if member.node.role is Role.GATEWAY:
+            return  # it is not on the data plane
         if self._agreed is None:
             self._agreed = (str(member.node), dict(endpoint.agreed))
             return
@@ -197,6 +199,13 @@ class Members:
         """A node that serves has said what its checkpoint is, where there is anything to compare it with."""
         if self._told and not member.identified:
             raise RendezvousError(f"{member.node} is ready, but has not said what it has of the checkpoint")
+
+    def gateways(self) -> Gateways:
+        """Where attention nodes reach the gateways. Without processes for them there is one, at the controller."""
+        if not self.places(Role.GATEWAY):
+            return Gateways(((0, ""),))
+        known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
+        return Gateways(tuple((index, address) for index, address in known if address))
 
     def addresses(self) -> tuple[tuple[int, str], ...] | None:
         """(index, mailboxes' address) of the expert nodes, once all that have a place are there."""

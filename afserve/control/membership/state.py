@@ -208,7 +208,12 @@ class Membership:
         return []
 
     def _peers(self, member: Member) -> list[Effect]:
-        """Attention nodes are told of all expert nodes' mailboxes, once they are known and whenever they change."""
+        """Attention nodes are told of all expert nodes' mailboxes, once they are known and whenever they change.
+
+        So they are of gateways, when they are ready to serve and whenever these change.
+        """
+        if member.node.role is Role.GATEWAY:
+            return self._announce_gateways()
         return self._announce(
             self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member]
         )
@@ -218,6 +223,10 @@ class Membership:
         if addresses is None:
             return []
         return [Tell(attention.id, Peers(addresses)) for attention in told if attention.address is not None]
+
+    def _announce_gateways(self) -> list[Effect]:
+        serving = [member for member in self.members.of(Role.ATTENTION) if member.serving]
+        return [Tell(member.id, self.members.gateways()) for member in serving]
 
     def _catch_up(self, member: Member) -> list[Effect]:
         """It has loaded. It serves once it knows the placement in force, which may be another than when it began."""
@@ -233,7 +242,10 @@ class Membership:
             return []
         member.state = State.READY
         self._recovery.settled(member.node)
-        return self._tell(self.migration.joined(member.node))
+        effects = self._tell(self.migration.joined(member.node))
+        if member.node.role is Role.ATTENTION:
+            effects.append(Tell(member.id, self.members.gateways()))
+        return effects
 
     def _answered(
         self, member: Member, take: Callable[[NodeId, int, float], list[Outgoing]], epoch: int, now: float
@@ -268,6 +280,8 @@ class Membership:
         self._since[node] = now
         self._asked = None
         effects = self._tell(self.migration.lost(node, now))
+        if node.role is Role.GATEWAY:
+            effects += self._announce_gateways()
         return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:

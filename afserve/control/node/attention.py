@@ -1,6 +1,7 @@
-"""An attention node as a process: requests come from the control stream, events go back, one message per step.
+"""An attention node as a process: requests come from the gateways, events go back, one message per step and gateway.
 
-It blocks where there is nothing to do: on the stream while idle, on the link while replies are in flight.
+It blocks where there is nothing to do: on its inbox while idle, on the link while replies are in flight. A request's id
+tells whose it is. The node keeps a request until its gateway has acknowledged the end of it.
 """
 
 import gc
@@ -8,25 +9,31 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
+    Acknowledge,
     Adopt,
     Adopted,
     Assigned,
+    Attend,
     Cancel,
     Drain,
     Drained,
     Endpoint,
+    Gateways,
     Identity,
     Peers,
     Ready,
     Refused,
     Shutdown,
     Submit,
+    ToAttention,
     Tokens,
     ToNode,
+    gateway_of,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, ProtocolError
@@ -63,10 +70,13 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     node, close = build_attention(assigned, progress, meet(stream), tell)
     report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     freeze_heap()
+    attend = Attend(assigned.node.index, assigned.generation)
+    gateways = GatewayStreams(attend, stream.address, stream.token, stream.deliver)
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
-        AttentionLoop(node, stream, report).run()
+        AttentionLoop(node, stream, gateways, report).run()
     finally:
+        gateways.close()
         close()
 
 
@@ -96,10 +106,14 @@ def freeze_heap() -> None:
 class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
 
-    def __init__(self, node: Node, stream: ControlStream, report: Report = silent) -> None:
+    def __init__(
+        self, node: Node, stream: ControlStream, gateways: GatewayStreams, report: Report = silent
+    ) -> None:
         self._node = node
         self._stream = stream
+        self._gateways = gateways
         self._report = report
+        self._open: set[int] = set()  # requests whose end no gateway has acknowledged
         self._running = True
         self._draining = False
         self._adopting: int | None = None
@@ -111,6 +125,7 @@ class AttentionLoop:
             if not self._node.busy:
                 self._flush()
             self._report()
+            self._gateways.redial()
             for command in self._stream.receive(0.0 if self._node.busy else _IDLE):
                 self._obey(command)
             if self._adopting is not None and self._node.settled:
@@ -118,7 +133,7 @@ class AttentionLoop:
                 self._adopting = None
             if self._node.busy:
                 self._step()
-            elif self._draining:
+            elif self._draining and not self._open:
                 self._draining = False
                 self._report(at_once=True)
                 self._stream.send(Drained())
@@ -132,16 +147,19 @@ class AttentionLoop:
 
     def _flush(self) -> None:
         if self._unsent:
-            self._stream.send(Tokens(tuple(self._unsent)))
+            for gateway, events in _by_gateway(self._unsent).items():
+                self._gateways.send(gateway, Tokens(tuple(events)))
             self._unsent.clear()
             self._sent = time.monotonic()
 
-    def _obey(self, command: ToNode) -> None:
+    def _obey(self, command: ToNode | FromGateway) -> None:
         match command:
-            case Submit(request):
-                self._submit(request)
-            case Cancel(number):
-                self._node.cancel(str(number))
+            case FromGateway():
+                if self._gateways.is_of_now(command):
+                    self._serve(command.gateway, command.value)
+            case Gateways():
+                for gateway in self._gateways.update(command):
+                    self._forget(gateway)
             case Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
@@ -152,8 +170,38 @@ class AttentionLoop:
             case _:
                 raise ProtocolError(f"an attention node does not take {type(command).__name__} now")
 
-    def _submit(self, request: GenerationRequest) -> None:
+    def _serve(self, gateway: int, value: ToAttention | None) -> None:
+        match value:
+            case Submit(request):
+                self._submit(gateway, request)
+            case Cancel(number):
+                self._open.discard(number)
+                self._node.cancel(str(number))
+            case Acknowledge(numbers):
+                self._open.difference_update(numbers)
+            case None:
+                self._gateways.lost(gateway)
+                self._forget(gateway)
+
+    def _forget(self, gateway: int) -> None:
+        """A gateway has gone, and its clients with it."""
+        for number in [number for number in self._open if gateway_of(number) == gateway]:
+            self._open.discard(number)
+            self._node.cancel(str(number))
+
+    def _submit(self, gateway: int, request: GenerationRequest) -> None:
+        number = int(request.request_id)
+        if number in self._open:
+            return  # said twice
+        self._open.add(number)
         try:
             self._node.submit(request)
         except AfserveError as error:
-            self._stream.send(Refused(int(request.request_id), error))
+            self._gateways.send(gateway, Refused(number, error))
+
+
+def _by_gateway(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
+    found: dict[int, list[TokenEvent]] = {}
+    for event in events:
+        found.setdefault(gateway_of(int(event.request_id)), []).append(event)
+    return found

@@ -1,6 +1,8 @@
-"""A node's end of its one stream to the controller: a reader thread fills an inbox, `send` never blocks.
+"""A node's end of a stream: a reader thread hands on what arrives, `send` never blocks.
 
-It knows values, not what they mean. When the stream ends, for whatever reason, `receive` says so by raising.
+`ControlStream` is the one to the controller. Its inbox takes what other threads deliver as well, so that a node waits
+in one place. They know values, not what these mean. When the controller's stream ends, for whatever reason, `receive`
+says so by raising.
 """
 
 import queue
@@ -9,30 +11,118 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from afserve.control.wire import channel, messages
-from afserve.control.wire.values import FromNode, Progress, ToNode
+from afserve.control.wire.values import FromAttention, FromNode, Progress, ToAttention, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 
 CONTROLLER = "controller"
 CONNECT_SECONDS = 20.0
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire(Generic[Sent, Received]):
+    """One of the control plane's methods, as the end that calls it sees it."""
+
+    method: str
+    receive: str
+    encode: Callable[[Sent], bytes]
+    decode: Callable[[bytes], Received]
+
+
+JOIN: Wire[FromNode, ToNode] = Wire(
+    channel.METHOD, "to_node", messages.encode_from_node, messages.decode_to_node
+)
+ATTEND: Wire[FromAttention, ToAttention] = Wire(
+    channel.ATTEND_METHOD, "to_node", messages.encode_from_attention, messages.decode_to_attention
+)
+
+
+class Stream(Generic[Sent, Received]):
+    """`on_value` and `on_end` are called by the stream's own thread; `on_end` once, whatever happens."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        wire: Wire[Sent, Received],
+        on_value: Callable[[Received], None],
+        on_end: Callable[[grpc.RpcError | None], None],
+    ) -> None:
+        self._wire, self._on_value, self._on_end = wire, on_value, on_end
+        self._metadata = ((channel.TOKEN_KEY, f"Bearer {token}"),)
+        self._outbox: queue.SimpleQueue[Sent | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(address, options=channel.options(receive=wire.receive))
+        self._call: Any = None
+        self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
+
+    def wait_open(self, seconds: float) -> bool:
+        """Whether anybody answers there in time."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def start(self) -> None:
+        """Does not wait for the connection; what is sent meanwhile goes out when it stands."""
+        self._call = self._channel.stream_stream(
+            self._wire.method,
+            request_serializer=self._wire.encode,
+            response_deserializer=self._wire.decode,
+        )(self._outgoing(), metadata=self._metadata)
+        self._reader.start()
+
+    def send(self, value: Sent) -> None:
+        self._outbox.put(value)
+
+    def close(self) -> None:
+        """Let what was sent go out, then end the stream."""
+        self._outbox.put(None)
+        if self._reader.ident is not None and self._reader is not threading.current_thread():
+            self._reader.join(timeout=2.0)
+        self._channel.close()
+
+    def drop(self) -> None:
+        """End the stream at once, whatever was sent."""
+        self._outbox.put(None)
+        if self._call is not None:
+            self._call.cancel()
+        self._channel.close()
+
+    def _outgoing(self) -> Iterator[Sent]:
+        while (value := self._outbox.get()) is not None:
+            yield value
+
+    def _read(self) -> None:
+        assert self._call is not None
+        try:
+            for value in self._call:
+                self._on_value(value)
+            self._on_end(None)
+        except grpc.RpcError as error:
+            self._on_end(error)
+        finally:
+            self._outbox.put(None)
 
 
 class ControlStream:
     """`with ControlStream(address, token) as stream:` connects, registers nothing, and closes on the way out."""
 
     def __init__(self, address: str, token: str) -> None:
-        self._address = address
-        self._metadata = ((channel.TOKEN_KEY, f"Bearer {token}"),)
-        self._outbox: queue.SimpleQueue[FromNode | None] = queue.SimpleQueue()
-        self._inbox: deque[ToNode] = deque()
+        self.address = address
+        self.token = token
+        self._inbox: deque[Any] = deque()
         self._changed = threading.Condition()
         self._ended: Exception | None = None
-        self._channel: grpc.Channel | None = None
-        self._reader: threading.Thread | None = None
+        self._stream: Stream[FromNode, ToNode] | None = None
 
     def __enter__(self) -> "ControlStream":
         self.start()
@@ -45,40 +135,38 @@ class ControlStream:
 
     def start(self) -> None:
         """Raises DeadlineError when no controller answers there."""
-        self._channel = grpc.insecure_channel(self._address, options=channel.options(receive="to_node"))
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_SECONDS)
-        except grpc.FutureTimeoutError as error:
-            self._channel.close()
+        stream = Stream(self.address, self.token, JOIN, self.deliver, self._over)
+        if not stream.wait_open(CONNECT_SECONDS):
+            stream.close()
             raise DeadlineError(
-                f"no controller at {self._address} after {CONNECT_SECONDS:.0f} s; is `afserve up` running there?"
-            ) from error
-        call = self._channel.stream_stream(
-            channel.METHOD,
-            request_serializer=messages.encode_from_node,
-            response_deserializer=messages.decode_to_node,
-        )(self._outgoing(), metadata=self._metadata)
-        self._reader = threading.Thread(target=self._read, args=(call,), name="control-reader", daemon=True)
-        self._reader.start()
+                f"no controller at {self.address} after {CONNECT_SECONDS:.0f} s; is `afserve up` running there?"
+            )
+        self._stream = stream
+        stream.start()
 
     def close(self) -> None:
         """Let what was sent go out, then end the stream."""
-        self._outbox.put(None)
-        if self._reader is not None:
-            self._reader.join(timeout=2.0)
-        if self._channel is not None:
-            self._channel.close()
+        if self._stream is not None:
+            self._stream.close()
 
     def own_address(self) -> str:
         """Of this host, where the controller's host can reach it. Nothing is sent to find out."""
-        host, _, port = self._address.rpartition(":")
+        host, _, port = self.address.rpartition(":")
         where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(where[0], socket.SOCK_DGRAM) as probe:
             probe.connect(where[4])
             return str(probe.getsockname()[0])
 
     def send(self, value: FromNode) -> None:
-        self._outbox.put(value)
+        """After the stream has ended, nothing: `receive` says so."""
+        if self._stream is not None:
+            self._stream.send(value)
+
+    def deliver(self, value: object) -> None:
+        """Put something into the inbox, from whatever thread."""
+        with self._changed:
+            self._inbox.append(value)
+            self._changed.notify_all()
 
     def progress(self, what: str) -> Callable[[float], None]:
         """A callback for loaders; whole percents are sent, each once. Raises when the stream ended: nobody waits."""
@@ -99,8 +187,11 @@ class ControlStream:
     def ended(self) -> bool:
         return self._ended is not None
 
-    def receive(self, timeout: float) -> list[ToNode]:
-        """What has arrived, after waiting at most `timeout` seconds for something. Raises when the stream ended."""
+    def receive(self, timeout: float) -> list[Any]:
+        """What has arrived or was delivered, after waiting at most `timeout` seconds for something.
+
+        Raises when the stream ended.
+        """
         with self._changed:
             if not self._inbox and self._ended is None and timeout > 0:
                 self._changed.wait(timeout)
@@ -122,31 +213,20 @@ class ControlStream:
             raise RendezvousError(f"expected {what} from the controller, got {type(arrived[0]).__name__}")
         return arrived[0]
 
-    def _outgoing(self) -> Iterator[FromNode]:
-        while (value := self._outbox.get()) is not None:
-            yield value
-
-    def _read(self, call: Iterator[ToNode]) -> None:
-        try:
-            for value in call:
-                with self._changed:
-                    self._inbox.append(value)
-                    self._changed.notify_all()
-            self._end(PeerLost(CONTROLLER, "ended the stream"))
-        except grpc.RpcError as error:
-            self._end(_reason(error))
+    def _over(self, error: grpc.RpcError | None) -> None:
+        self._end(PeerLost(CONTROLLER, "ended the stream") if error is None else reason_of(error, CONTROLLER))
 
     def _end(self, reason: Exception) -> None:
         with self._changed:
             self._ended = reason
             self._changed.notify_all()
-        self._outbox.put(None)
 
 
-def _reason(error: grpc.RpcError) -> Exception:
+def reason_of(error: grpc.RpcError, peer: str) -> Exception:
+    """Why a stream to `peer` ended."""
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AuthError(details)
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return RendezvousError(details)
-    return PeerLost(CONTROLLER, f"stream broke: {code.name.lower()}: {details}")
+    return PeerLost(peer, f"stream broke: {code.name.lower()}: {details}")

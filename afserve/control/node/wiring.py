@@ -33,7 +33,7 @@ from afserve.engine.filler import Filler
 from afserve.engine.meter import ExpertWatch
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.ops import Ops, open_ops
-from afserve.member import Role
+from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import Identity
 from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
@@ -204,7 +204,7 @@ def _agreed(layout: Layout, deployment: Deployment, spec: ModelSpec) -> Agreed:
 def _identity(assigned: Assigned, progress: Progress, tell: Tell) -> "tuple[Future[Identity], Progress]":
     """Begins to read what this node's role needs of the checkpoint; with the progress that is left for loading."""
     deployment = assigned.deployment
-    roles = tuple(Role) if deployment.colocated else (assigned.node.role,)
+    roles = MODEL_ROLES if deployment.colocated else (assigned.node.role,)
     if deployment.verify != FULL:
         return reading(deployment.source, roles, full=False, progress=lambda done: None, tell=tell), progress
     first, later = _halves(progress)

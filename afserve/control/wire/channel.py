@@ -1,18 +1,26 @@
-"""What both ends of the control plane's gRPC share: the method, the limits, and the per-run token.
+"""What the ends of the control plane's gRPC share: methods, limits, the per-run token, and how a server checks it.
 
 The token lives in a file that only this user can read, never in an argument list or the environment.
 """
 
+import asyncio
+import hmac
 import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+import grpc.aio
 
 from afserve.errors import ConfigError
 
 SERVICE = "afserve.control.Controller"
 JOIN = "Join"
 METHOD = f"/{SERVICE}/{JOIN}"
+GATEWAY = "afserve.control.Gateway"
+ATTEND = "Attend"
+ATTEND_METHOD = f"/{GATEWAY}/{ATTEND}"
 TOKEN_KEY = "authorization"  # noqa: S105  the name of a header
 TOKEN_FILE = "token"  # noqa: S105  the name of a file
 
@@ -38,6 +46,24 @@ def options(*, receive: str) -> Sequence[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", _ANSWER_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     )
+
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+async def authenticate(context: Context, token: str) -> None:
+    """Ends the call of whoever has not the run's token."""
+    given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
+    if not hmac.compare_digest(str(given).encode(), f"Bearer {token}".encode()):
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED, "the token is not this run's; pass the controller's --token-file"
+        )
+
+
+async def write(outbox: "asyncio.Queue[bytes]", context: Context) -> None:
+    """Send what is put into `outbox`, until cancelled."""
+    while True:
+        await context.write(await outbox.get())
 
 
 def new_token(folder: Path) -> Path:

@@ -16,9 +16,13 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire.values import (
+    Acknowledge,
     Adopt,
     Adopted,
+    Answer,
+    Ask,
     Assigned,
+    Attend,
     Cancel,
     Drain,
     Drained,
@@ -26,7 +30,9 @@ from afserve.control.wire.values import (
     Failed,
     Filled,
     FillSlots,
+    FromAttention,
     FromNode,
+    Gateways,
     Heartbeat,
     Identity,
     Peers,
@@ -38,6 +44,7 @@ from afserve.control.wire.values import (
     Routed,
     Shutdown,
     Submit,
+    ToAttention,
     Tokens,
     ToNode,
 )
@@ -57,7 +64,7 @@ _KINDS = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, AfserveError)
 }
-_PLAIN = (bool, int, float, str)
+_PLAIN = (bool, int, float, str, bytes)
 
 
 def encode_from_node(value: FromNode) -> bytes:
@@ -75,6 +82,24 @@ def encode_to_node(value: ToNode) -> bytes:
 
 def decode_to_node(data: bytes) -> ToNode:
     decoded: ToNode = _decode(pb.ToNode, data, _TO_NODE)
+    return decoded
+
+
+def encode_from_attention(value: FromAttention) -> bytes:
+    return _encode(pb.FromAttention(), value, _FROM_ATTENTION)
+
+
+def decode_from_attention(data: bytes) -> FromAttention:
+    decoded: FromAttention = _decode(pb.FromAttention, data, _FROM_ATTENTION)
+    return decoded
+
+
+def encode_to_attention(value: ToAttention) -> bytes:
+    return _encode(pb.ToAttention(), value, _TO_ATTENTION)
+
+
+def decode_to_attention(data: bytes) -> ToAttention:
+    decoded: ToAttention = _decode(pb.ToAttention, data, _TO_ATTENTION)
     return decoded
 
 
@@ -314,6 +339,29 @@ def _take_peers(proto: Proto) -> Peers:
     return Peers(tuple((expert.index, expert.address) for expert in proto.experts))
 
 
+def _put_gateways(value: Gateways, proto: Proto) -> None:
+    for index, address in value.gateways:
+        proto.gateways.add(index=index, address=address)
+
+
+def _take_gateways(proto: Proto) -> Gateways:
+    return Gateways(tuple((gateway.index, gateway.address) for gateway in proto.gateways))
+
+
+def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:
+    proto.requests.extend(value.requests)
+
+
+def _put_answer(value: Answer, proto: Proto) -> None:
+    proto.number, proto.body = value.number, value.body
+    if value.error is not None:
+        _put_error(value.error, proto.error)
+
+
+def _take_answer(proto: Proto) -> Answer:
+    return Answer(proto.number, proto.body, _take_error(proto.error) if proto.HasField("error") else None)
+
+
 def _put_placement(value: FillSlots | Adopt, proto: Proto) -> None:
     proto.placement = value.placement.to_json()
 
@@ -349,10 +397,8 @@ _ABOVE = {"stop", "n", "include_stop_str_in_output", "stop_token_ids", "logit_bi
 _SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name not in _ABOVE)
 
 _FROM_NODE: dict[type, Codec] = {
-    Tokens: ("tokens", _put_tokens, _take_tokens),
     Routed: ("routed", _put_routed, _take_routed),
     Heartbeat: ("heartbeat", _put_heartbeat, _take_heartbeat),
-    Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
     Progress: _flat("progress", Progress),
     Register: _flat("register", Register),
     Endpoint: ("endpoint", _put_endpoint, _take_endpoint),
@@ -362,10 +408,9 @@ _FROM_NODE: dict[type, Codec] = {
     Filled: _flat("filled", Filled),
     Adopted: _flat("adopted", Adopted),
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
+    Ask: _flat("ask", Ask),
 }
 _TO_NODE: dict[type, Codec] = {
-    Submit: ("submit", _put_submit, _take_submit),
-    Cancel: _flat("cancel", Cancel),
     Assigned: ("assigned", _put_assigned, _take_assigned),
     Peers: ("peers", _put_peers, _take_peers),
     Drain: _flat("drain", Drain),
@@ -373,4 +418,16 @@ _TO_NODE: dict[type, Codec] = {
     FillSlots: ("fill_slots", _put_placement, lambda p: FillSlots(Placement.from_json(p.placement))),
     Adopt: ("adopt", _put_placement, lambda p: Adopt(Placement.from_json(p.placement))),
     Retire: _flat("retire", Retire),
+    Gateways: ("gateways", _put_gateways, _take_gateways),
+    Answer: ("answer", _put_answer, _take_answer),
+}
+_FROM_ATTENTION: dict[type, Codec] = {
+    Tokens: ("tokens", _put_tokens, _take_tokens),
+    Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
+    Attend: _flat("attend", Attend),
+}
+_TO_ATTENTION: dict[type, Codec] = {
+    Submit: ("submit", _put_submit, _take_submit),
+    Cancel: _flat("cancel", Cancel),
+    Acknowledge: ("acknowledge", _put_acknowledge, lambda p: Acknowledge(tuple(p.requests))),
 }

@@ -1,6 +1,6 @@
-"""What the controller and a node say to each other, as plain frozen values; how they travel is `messages.py`.
+"""What the controller, nodes and gateways say to each other, as plain frozen values; `messages.py` is how they travel.
 
-Requests are numbers on this plane: the frontend hands them out. Nothing here knows gRPC, torch or processes.
+Requests are numbers on this plane: gateways hand them out. Nothing here knows gRPC, torch or processes.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---- node to controller
@@ -72,6 +72,33 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A gateway wants to know `what`; the answer has the same number."""
+
+    number: int
+    what: str
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The node cannot go on and is about to exit."""
+
+    error: AfserveError
+
+
+# ---- attention node to gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """The first message of a stream: which attention node this is, in which of its lives."""
+
+    index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """All events of one step. Their `request_id` is the request's number, as text."""
 
@@ -103,13 +130,6 @@ class Adopted:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The node cannot go on and is about to exit."""
-
-    error: AfserveError
-
-
 # ---- controller to node
 
 
@@ -130,15 +150,19 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    """`request.request_id` is the request's number, as text."""
+class Gateways:
+    """To attention nodes: (index, address) of every gateway. An empty address is the controller's own."""
 
-    request: GenerationRequest
+    gateways: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    request: int
+class Answer:
+    """To a gateway: what it asked for, or why it cannot have it."""
+
+    number: int
+    body: bytes = b""
+    error: AfserveError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +196,40 @@ class Retire:
     epoch: int
 
 
+# ---- gateway to attention node
+
+# The upper bits of a request's number say whose it is, so that no two gateways give out the same.
+_GATEWAY_BITS = 40
+
+
+def first_request(gateway: int) -> int:
+    """The numbers that a gateway gives out begin here."""
+    return (gateway << _GATEWAY_BITS) + 1
+
+
+def gateway_of(request: int) -> int:
+    return request >> _GATEWAY_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """`request.request_id` is the request's number, as text."""
+
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """The gateway has the last event of these requests: the node may forget them."""
+
+    requests: tuple[int, ...]
+
+
 FromNode = (
     Register
     | Endpoint
@@ -180,11 +238,12 @@ FromNode = (
     | Ready
     | Heartbeat
     | Routed
-    | Tokens
-    | Refused
     | Drained
     | Failed
     | Filled
     | Adopted
+    | Ask
 )
-ToNode = Assigned | Peers | Submit | Cancel | Drain | Shutdown | FillSlots | Adopt | Retire
+ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Answer
+FromAttention = Attend | Tokens | Refused
+ToAttention = Submit | Cancel | Acknowledge
