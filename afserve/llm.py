@@ -175,7 +175,7 @@ class LLM:
             gpus = await asyncio.to_thread(probe_gpus)
             wishes = replace(wishes, gpus=gpus.chosen(wishes.device))
         topology = choose(_spec(source, found), source, this_machine(), wishes)
-        seating = Seating.all_here(topology.run, gpus)
+        seating = Seating.all_here(topology.deployment, gpus)
         choice = choose_transport("auto", seating.seats, gpus)
         topology = topology.over(choice.kind, choice.reason)
         self._run = LocalRun(topology, found, found.name, self._processes, None, seating)

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from bench.cuda_all import run_tests
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "gpu_first_run.jsonl"
@@ -52,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("not measured: no CUDA device")
         return 0
+    from bench.cuda_all import run_tests  # kernels: not before a device is known to be there
+
     return first_run(options.out, options.minutes, launch, run_tests)
 
 

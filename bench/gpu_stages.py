@@ -50,7 +50,7 @@ def engine(topology: str, device: str) -> None:
                 "tokens_per_second": statistics.median(rates),
                 "low": min(rates),
                 "high": max(rates),
-                "transport": llm.topology.run.transport,
+                "transport": llm.topology.deployment.transport,
             }
             print(json.dumps(row), flush=True)
 

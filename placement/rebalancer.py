@@ -115,6 +115,19 @@ class Rebalancer:
         """A lost node is back, empty. The next decision may use it."""
         self.nodes = replace(self.nodes, dead=self.nodes.dead - {node})
 
+    def over(self, nodes: Nodes, in_force: Placement, now: float, stats: RoutingStats) -> Decision:
+        """Other nodes are to hold the experts from now on: the way there, at once. STAY means there is no room."""
+        self.nodes = nodes
+        self.abandon(in_force)
+        live = len(nodes) - len(nodes.dead)
+        return self._answer(
+            now,
+            stats,
+            self._view("now", stats.load(0)),
+            Action.RESCUE,
+            f"{live} nodes are to hold the experts",
+        )
+
     def decide(self, now: float, stats: RoutingStats) -> Decision | None:
         """None between checks and while a move is under way; else a decision, most often to stay."""
         if now < self._next or self._unsettled is not None:

@@ -3,11 +3,13 @@
 import click
 
 from afserve.config import FULL, SAMPLES
-from afserve.control.wire.values import ROLES
+from afserve.member import Role
 
 
 @click.command()
-@click.option("--role", required=True, type=click.Choice(ROLES), help="What this node does.")
+@click.option(
+    "--role", required=True, type=click.Choice([role.value for role in Role]), help="What this node does."
+)
 @click.option("--join", required=True, metavar="HOST:PORT", help="The controller.")
 @click.option(
     "--token-file",

@@ -1,15 +1,16 @@
-"""The controller: the one that knows the members, what each is doing, and when one of them is lost.
+"""The controller: the streams of all nodes, and the one place where the membership's effects become deeds.
 
-Nodes open a stream to it; it hands out assignments, passes requests on and puts their events into lanes. It
-lives in the gateway's event loop, imports no torch, and starts no process: whoever did reports their exits.
+What nodes say goes into `membership`, which decides; this file only moves bytes, keeps time and holds what others wait
+for. It lives in the gateway's event loop, imports no torch, and starts no process: whoever does gives it `on_start`.
 """
 
 import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -17,89 +18,108 @@ import grpc.aio
 from afserve import __version__
 from afserve.clock import Clock
 from afserve.config import FULL
-from afserve.control.wire import channel
-from afserve.control.wire import messages
-from afserve.control.membership.balancing import BalanceRules, Balancing
 from afserve.control.identifying import OwnCopy
 from afserve.control.lanes import Lanes
-from afserve.control.members import DRAINED, DRAINING, GONE, LOADING, READY, Member, Members
-from afserve.control.migration import Crew, Outgoing
-from afserve.control.wire.values import (
-    Adopted,
-    Assigned,
-    Drain,
+from afserve.control.membership.balancing import BalanceRules, Balancing
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import (
+    Admit,
+    Begun,
+    Dismiss,
+    DrainAll,
     Drained,
-    Endpoint,
-    Failed,
-    Filled,
+    Effect,
+    EndRun,
+    Event,
+    Exited,
+    Joined,
+    Known,
+    Left,
+    MemberId,
+    Refuse,
+    Replan,
+    Said,
+    Settled,
+    Start,
+    Tell,
+    Ticked,
+    Withdrawn,
+)
+from afserve.control.membership.members import Member, Members
+from afserve.control.membership.recovery import Rules
+from afserve.control.membership.state import Assign, Membership, same_everywhere
+from afserve.control.wire import channel, messages
+from afserve.control.wire.values import (
     FromNode,
-    Heartbeat,
     Identity,
-    Peers,
     Progress,
     Ready,
     Refused,
     Register,
     Routed,
-    Run,
     Shutdown,
     Tokens,
     ToNode,
 )
-from afserve.errors import (
-    AfserveError,
-    ConfigError,
-    DeadlineError,
-    DoesNotFitError,
-    PeerError,
-    PeerLost,
-    ProtocolError,
-    RendezvousError,
-    UserError,
-)
+from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
+from afserve.member import NodeId
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 
 log = logging.getLogger("afserve.control")
 
-REGISTER_SECONDS = 60.0  # from the start until every node has registered
-SILENCE_SECONDS = 15.0  # between two signs of life of one node, while this process was running
-STALL_SECONDS = 600.0  # between two steps of progress while loading
 _TICK = 0.5
-EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
 _GRACE = 1.0
 
 Context: TypeAlias = grpc.aio.ServicerContext
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One node's connection. `admitted` is answered once, `dismissed` at most once."""
+
+    number: int
+    outbox: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
+    admitted: "asyncio.Future[MemberId]" = field(default_factory=asyncio.Future)
+    dismissed: "asyncio.Future[AfserveError]" = field(default_factory=asyncio.Future)
+
+    def put(self, value: ToNode) -> None:
+        """Encoded here, so that what cannot be encoded fails its sender and not the stream."""
+        self.outbox.put_nowait(messages.encode_to_node(value))
 
 
 class Controller:
     """`start()` listens; `wait_ready()` returns when everyone serves or raises why not; `stop()` ends it."""
 
     def __init__(
-        self, run: Run, token: str, lanes: Lanes, clock: Clock, rules: BalanceRules | None = None
+        self,
+        deployment: Deployment,
+        token: str,
+        lanes: Lanes,
+        clock: Clock,
+        balance: BalanceRules | None = None,
+        rules: Rules | None = None,
+        assign: Assign = same_everywhere,
     ) -> None:
-        self.run = run
-        self.members = Members(run, __version__)
+        self.membership = Membership(deployment, __version__, rules, assign)
         self.balancing = Balancing(
-            run.source.name,
-            Placement.from_json(run.placement),
-            Crew(run.attention_nodes, run.expert_nodes),
-            rules or BalanceRules(),
+            deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
+        self.on_start: Callable[[NodeId], None] = lambda node: None
         self.on_progress: Callable[[Member], None] = lambda member: None
-        self.devices: Mapping[str, str] = {}  # node name -> device, where it is not the run's
-        self.register_seconds = REGISTER_SECONDS
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
+        self.address = ""
         self._token = token
         self._lanes = lanes
         self._clock = clock
+        self._numbers = count()
+        self._joining: dict[int, _Stream] = {}
+        self._streams: dict[MemberId, _Stream] = {}
         self._failure: AfserveError | None = None
         self._failed = asyncio.Event()
         self._settled = asyncio.Event()
         self._drained = asyncio.Event()
-        self._accusers: set[str] = set()
         self._stopping = False
-        self._started_at = clock.now()
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -118,15 +138,25 @@ class Controller:
         except RuntimeError as error:
             raise ConfigError(f"cannot listen for nodes on {where}:{port}; is the port taken?") from error
         await self._server.start()
-        self._started_at = self._clock.now()
+        self.address = f"{where}:{bound}"
+        self._on(Begun())
         self._spawn(self._watch())
-        self._compare_own(full=self.run.verify == FULL)
-        return f"{where}:{bound}"
+        self._compare_own(full=self.deployment.verify == FULL)
+        return self.address
 
     @property
-    def epoch(self) -> int:
-        """Of the placement in force."""
-        return self.balancing.migration.placement.epoch
+    def deployment(self) -> Deployment:
+        """What is wanted now."""
+        return self.membership.deployment
+
+    @property
+    def members(self) -> Members:
+        return self.membership.members
+
+    @property
+    def placement(self) -> Placement:
+        """The one in force."""
+        return self.membership.migration.placement
 
     @property
     def ready(self) -> bool:
@@ -149,10 +179,7 @@ class Controller:
 
     async def drain(self, seconds: float) -> bool:
         """Let running requests finish for at most `seconds`. True when all did."""
-        for member in self.members.of("attention"):
-            if member.alive:
-                member.state = DRAINING
-                self._put(member, Drain())
+        self._on(DrainAll())
         try:
             await asyncio.wait_for(self._drained.wait(), seconds)
         except TimeoutError:
@@ -161,8 +188,8 @@ class Controller:
 
     async def stop(self) -> None:
         self._stopping = True
-        for member in self.members:
-            self._put(member, Shutdown())
+        for stream in self._streams.values():
+            stream.put(Shutdown())
         await asyncio.sleep(0)  # lets the writers pick the message up before the server closes
         if self._server is not None:
             await self._server.stop(_GRACE)
@@ -172,44 +199,44 @@ class Controller:
 
     # ---- what others tell it
 
-    def send(self, role: str, index: int, value: ToNode) -> None:
-        """To one node. Silently nothing when that node is gone: its requests were answered when it went."""
-        member = self.members.get(role, index)
+    def send(self, node: NodeId, value: ToNode) -> None:
+        """To the node that has this place now. Silently nothing when nobody has: its requests were answered then."""
+        member = self.members.at(node)
         if member is not None and member.alive:
-            self._put(member, value)
+            self._tell(member.id, value)
 
     def apply(self, placement: Placement) -> None:
         """Go to this placement while serving. Raises ConfigError where it does not fit the run."""
         self.check()
-        self._tell(self.balancing.apply(placement, self._clock.now()))
+        self._on(self.balancing.asked(placement))
 
-    def _tell(self, outgoing: list[Outgoing]) -> None:
-        for role, index, value in outgoing:
-            self.send(role, index, value)
-
-    def report_exit(self, name: str, reason: str) -> None:
-        """The process of `name` ended, as its parent saw it."""
-        if not self._stopping and name not in self._accusers:
-            self._fail(PeerLost(name, reason))
+    def report_exit(self, who: NodeId | str, reason: str) -> None:
+        """A process ended, as its parent saw it: a node's, or one that all depend on."""
+        if isinstance(who, NodeId):
+            self._on(Exited(who, reason))
+        else:
+            self._fail(PeerLost(who, reason))
 
     # ---- one stream
 
     async def _join(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await self._authenticate(context)
-        member = await self._admit(requests, context)
-        writer = asyncio.create_task(_write(member, context))
+        stream = _Stream(next(self._numbers))
+        member = await self._admit(stream, requests, context)
+        writing = asyncio.create_task(_write(stream, context))
+        reading = asyncio.create_task(self._read(member, requests))
+        reason = "its control stream broke"
+        either: set[asyncio.Future[Any]] = {reading, stream.dismissed}
         try:
-            async for data in requests:
-                self._handle(member, messages.decode_from_node(data))
-            self._lose(member, "its control stream ended")
-        except ProtocolError as error:
-            self._lose(member, error.message)
-        except RendezvousError as error:
-            self._fail(error)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if stream.dismissed.done():
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, stream.dismissed.result().message)
+            reason = reading.result()
         finally:
-            writer.cancel()
-            self._lose(member, "its control stream broke")
+            writing.cancel()
+            reading.cancel()
+            self._streams.pop(member, None)
+            self._on(Left(member, reason))
 
     async def _authenticate(self, context: Context) -> None:
         given = dict(context.invocation_metadata() or ()).get(channel.TOKEN_KEY, "")
@@ -219,73 +246,109 @@ class Controller:
                 "the token is not this run's; pass the controller's --token-file",
             )
 
-    async def _admit(self, requests: AsyncIterator[bytes], context: Context) -> Member:
+    async def _admit(self, stream: _Stream, requests: AsyncIterator[bytes], context: Context) -> MemberId:
+        """Whoever does not say first who it is belongs to nobody."""
         try:
             first = messages.decode_from_node(await anext(requests))
             if not isinstance(first, Register):
                 raise RendezvousError(f"a node registers first; got {type(first).__name__}")
-            member = self.members.admit(first, self._clock.now())
-        except (RendezvousError, ProtocolError) as error:
+            self.check()
+            self._joining[stream.number] = stream
+            self._on(Joined(stream.number, first))
+            return await stream.admitted
+        except AfserveError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
             raise
-        self._put(member, Assigned(member.role, member.index, self._run_of(member)))
-        return member
+        finally:
+            if self._joining.pop(stream.number, None) is not None:
+                self._on(Withdrawn(stream.number))
 
-    def _run_of(self, member: Member) -> Run:
-        """The run, on that node's own device."""
-        engine = self.run.engine
-        device = self.devices.get(member.name, engine.device)
-        return (
-            self.run if device == engine.device else replace(self.run, engine=replace(engine, device=device))
-        )
+    async def _read(self, member: MemberId, requests: AsyncIterator[bytes]) -> str:
+        """Until the stream ends; why it did."""
+        try:
+            async for data in requests:
+                self._hear(member, messages.decode_from_node(data))
+        except ProtocolError as error:
+            return error.message
+        except grpc.RpcError:
+            return "its control stream broke"
+        return "its control stream ended"
 
-    def _put(self, member: Member, value: ToNode) -> None:
-        """Encoded here, so that what cannot be encoded fails its sender and not the stream."""
-        member.outbox.put_nowait(messages.encode_to_node(value))
-
-    # ---- what nodes say
-
-    def _handle(self, member: Member, value: FromNode) -> None:
-        member.seen_at = self._clock.now()
+    def _hear(self, member: MemberId, value: FromNode) -> None:
+        """Tokens and routing counts are no business of the membership."""
         match value:
             case Tokens(events):
                 self._lanes.deliver(events)
-            case Heartbeat(resident, stats):
-                member.resident_bytes, member.stats = resident, stats
-            case Routed(rows):
-                self.balancing.heard(rows, member.seen_at)
-            case Filled(epoch):
-                self._tell(self.balancing.migration.filled(member.index, epoch, member.seen_at))
-            case Adopted(epoch):
-                self._tell(self.balancing.migration.adopted(member.index, epoch, member.seen_at))
             case Refused(number, error):
                 self._lanes.refuse(number, error)
-            case Progress():
-                member.progress, member.progress_at = value, member.seen_at
-                self.on_progress(member)
-            case Endpoint():
-                self._meet(member, value)
-            case Identity(things):
-                self.members.identify(member, things)
-                self._compare_own(full=is_full(things))
-            case Ready(resident):
-                self._is_ready(member, resident)
-            case Drained():
-                self._has_drained(member)
-            case Failed(error):
-                self._has_failed(member, error)
-            case Register():
-                raise ProtocolError(f"{member.name} registered twice")
+            case Routed(rows):
+                self.balancing.heard(rows, self._clock.now())
+            case _:
+                self._on(Said(member, value))
+                self._follow(member, value)
 
-    def _meet(self, member: Member, endpoint: Endpoint) -> None:
-        self.members.agree(member, endpoint)
-        addresses = self.members.addresses()
-        if addresses is None:
+    def _follow(self, member: MemberId, value: FromNode) -> None:
+        """What else hangs on it."""
+        if isinstance(value, Identity):
+            self._compare_own(full=is_full(value.things))
+        found = self.members.get(member)
+        if found is not None and isinstance(value, Progress | Ready):
+            self.on_progress(found)
+
+    # ---- events in, effects carried out
+
+    def _on(self, event: Event) -> None:
+        """Raises ConfigError for what was asked and cannot be."""
+        if self._stopping or self._failure is not None:
             return
-        told = self.members.of("attention") if member.role == "expert" else [member]
-        for attention in told:
-            if attention.address is not None:
-                self._put(attention, Peers(addresses))
+        for effect in self.membership.on(event, self._clock.now()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Admit(connection, member, assigned):
+                stream = self._streams[member] = self._joining.pop(connection)
+                stream.put(assigned)
+                stream.admitted.set_result(member)
+            case Refuse(connection, error):
+                self._joining.pop(connection).admitted.set_exception(error)
+            case Tell(member, value):
+                self._tell(member, value)
+            case Start(node):
+                self.on_start(node)
+            case Dismiss(member, error):
+                if (found := self._streams.pop(member, None)) is not None:
+                    found.dismissed.set_result(error)
+            case Replan(holders):
+                self._spawn(self._replan(holders))
+            case Settled():
+                self._settle()
+            case Drained():
+                self._drained.set()
+            case EndRun(error):
+                self._fail(error)
+
+    def _tell(self, member: MemberId, value: ToNode) -> None:
+        if (stream := self._streams.get(member)) is not None:
+            stream.put(value)
+
+    async def _replan(self, holders: frozenset[int]) -> None:
+        try:
+            self._on(await asyncio.to_thread(self.balancing.over, holders, self._clock.now()))
+        except AfserveError as error:
+            self._fail(error)
+
+    def _fail(self, error: AfserveError) -> None:
+        """The first reason counts; every open request is answered with it."""
+        if self._failure is not None or self._stopping:
+            return
+        self._failure = error
+        self._settled.set()
+        self._drained.set()
+        self._lanes.fail_all(error)
+        self._failed.set()
+
+    # ---- the controller's own copy of the checkpoint
 
     def _compare_own(self, full: bool) -> None:
         if self.own is not None and self.own.due(full):
@@ -298,68 +361,27 @@ class Controller:
             self._fail(error)
         self._settle()
 
+    def known(self, things: Mapping[str, str]) -> None:
+        """What this host has of the checkpoint: all others must have the same."""
+        self._on(Known(things))
+
     @property
     def _all_here(self) -> bool:
-        return self.members.all_ready and not (self.own is not None and self.own.busy)
+        return self.membership.settled and not (self.own is not None and self.own.busy)
 
     def _settle(self) -> None:
         if self._all_here:
             self._settled.set()
 
-    def _is_ready(self, member: Member, resident: int) -> None:
-        self.members.check_identified(member)
-        member.state, member.resident_bytes = READY, resident
-        member.progress = Progress(1.0, "ready")
-        self.on_progress(member)
-        self._settle()
-
-    def _has_drained(self, member: Member) -> None:
-        member.state = DRAINED
-        if all(other.state in (DRAINED, GONE) for other in self.members.of("attention")):
-            self._drained.set()
-
-    # ---- losing one
-
-    def _lose(self, member: Member, reason: str) -> None:
-        if member.alive:
-            member.state = GONE
-            if not self._stopping and self._failure is None:
-                self._spawn(self._fail_unless_reported(member.name, reason))
-
-    def _has_failed(self, member: Member, error: AfserveError) -> None:
-        """A node that gave up because of another one: the other one's end is the reason, if it is reported soon."""
-        if isinstance(error, PeerError):
-            self._accusers.add(member.name)
-            self._spawn(self._fail_unless_reported(member.name, error.message))
-        else:
-            self._fail(_named(member.name, error))
-
-    async def _fail_unless_reported(self, name: str, reason: str) -> None:
-        await asyncio.sleep(EXIT_REPORT_SECONDS)
-        if not self._stopping:
-            self._fail(PeerLost(name, reason))
-
-    def _fail(self, error: AfserveError) -> None:
-        """The first reason counts; every open request is answered with it."""
-        if self._failure is not None or self._stopping:
-            return
-        self._failure = error
-        self._settled.set()
-        self._drained.set()
-        self._lanes.fail_all(error)
-        self._failed.set()
+    # ---- time
 
     async def _watch(self) -> None:
         while self._failure is None:
             await asyncio.sleep(_TICK)
-            now = self._clock.now()
-            if self.members.missing() and now - self._started_at > self.register_seconds:
-                self._fail(DeadlineError(_late(self.members.unready(), self.register_seconds)))
-            for member in self.members:
-                self._check_life(member, now)
-            self._check_own(now)
+            self._on(Ticked())
+            self._check_own(self._clock.now())
             if self.ready:
-                await self._balance(now)
+                await self._balance(self._clock.now())
 
     def _check_own(self, now: float) -> None:
         try:
@@ -373,18 +395,11 @@ class Controller:
         try:
             stats = self.balancing.age(now)
             if stats is not None:
-                decision = await asyncio.to_thread(self.balancing.think, stats, now)
-                self._tell(self.balancing.act_on(decision, now))
+                place = self.balancing.decided(await asyncio.to_thread(self.balancing.think, stats, now))
+                if place is not None:
+                    self._on(place)
         except AfserveError as error:
             self._fail(error)
-
-    def _check_life(self, member: Member, now: float) -> None:
-        if not member.alive:
-            return
-        if now - member.seen_at > SILENCE_SECONDS:
-            self._fail(PeerLost(member.name, f"silent for {now - member.seen_at:.0f} s (pid {member.pid})"))
-        elif member.state == LOADING and now - member.progress_at > STALL_SECONDS:
-            self._fail(DeadlineError(_late(self.members.unready(), STALL_SECONDS)))
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -399,17 +414,6 @@ class Controller:
             self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
 
 
-async def _write(member: Member, context: Context) -> None:
+async def _write(stream: _Stream, context: Context) -> None:
     while True:
-        await context.write(await member.outbox.get())
-
-
-def _late(unready: list[str], seconds: float) -> str:
-    return f"not ready after {seconds:.0f} s: {'; '.join(unready)}"
-
-
-def _named(name: str, error: AfserveError) -> AfserveError:
-    """The node's own error where the user can act on it, else the loss of the node with its reason."""
-    if isinstance(error, UserError | DoesNotFitError):
-        return type(error)(f"{name}: {error.message}", param=error.param)
-    return PeerLost(name, error.message)
+        await context.write(await stream.outbox.get())

@@ -14,6 +14,7 @@ from afserve.control.request_trace import RequestTrace
 from afserve.control.wire.values import Cancel, Submit
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
+from afserve.member import Role, attention_node
 from afserve.placement.placement import Placement
 from afserve.server.backend import ClusterView, NodeView, ServedModel
 from afserve.trace import Trace
@@ -38,9 +39,9 @@ class Frontend:
         self._clock = clock
         self._drawn = RequestTrace(trace)
         self._accepting = True
-        run = controller.run
-        self._nodes = run.attention_nodes
-        self._affinity = Affinity(run.attention_nodes, run.engine.block_size)
+        deployment = controller.deployment
+        self._nodes = deployment.count(Role.ATTENTION)
+        self._affinity = Affinity(self._nodes, deployment.engine.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         lane, drawn = self._submit(request), self._drawn.begin()
@@ -65,12 +66,12 @@ class Frontend:
     def view(self) -> ClusterView:
         now = self._clock.now()
         nodes = tuple(
-            NodeView(m.name, m.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
+            NodeView(str(m.node), m.node.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
             for m in self._controller.members
         )
         balancing = self._controller.balancing
         return ClusterView(
-            self._controller.epoch,
+            self._controller.placement.epoch,
             nodes,
             self._picked,
             balancing.imbalance(),
@@ -80,7 +81,7 @@ class Frontend:
         )
 
     def placement(self) -> str:
-        return self._controller.balancing.migration.placement.to_json()
+        return self._controller.placement.to_json()
 
     def apply_placement(self, text: str) -> None:
         self._controller.apply(Placement.from_json(text))
@@ -104,10 +105,11 @@ class Frontend:
         load = [self._lanes.on_node(node) for node in range(self._nodes)]
         node = self._affinity.pick(request.prompt_ids, load)
         lane = self._lanes.open(request.request_id, node)
-        self._controller.send("attention", lane.node, Submit(replace(request, request_id=str(lane.number))))
+        submitted = replace(request, request_id=str(lane.number))
+        self._controller.send(attention_node(lane.node), Submit(submitted))
         return lane
 
     def _finish(self, lane: Lane) -> None:
         if not lane.finished:
-            self._controller.send("attention", lane.node, Cancel(lane.number))
+            self._controller.send(attention_node(lane.node), Cancel(lane.number))
         self._lanes.close(lane)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 
 from afserve.clock import Clock
-from afserve.control.wire.values import Run
+from afserve.config import ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.errors import DeadlineError
 from afserve.models.identity import Identity, Progress, identify
@@ -24,14 +24,14 @@ Read = Callable[[bool, Progress], "Future[Identity]"]
 
 
 def reading(
-    run: Run,
+    source: ModelSource,
     roles: tuple[str, ...],
     *,
     full: bool,
     progress: Progress,
     tell: Tell = lambda found: None,
 ) -> "Future[Identity]":
-    """Of what `run` serves, on a thread that does not outlive the process. `tell` is called there, before it is done.
+    """Of what `source` names, on a thread that does not outlive the process. `tell` is called there, before it is done.
 
     The future raises CheckpointError where this host's copy cannot be read.
     """
@@ -41,7 +41,7 @@ def reading(
         found.set_running_or_notify_cancel()  # from here on nobody cancels it
         try:
             cache = DigestCache(user_folder())
-            identity = identify(run.source, roles, cache, full=full, progress=_logged(progress, roles))
+            identity = identify(source, roles, cache, full=full, progress=_logged(progress, roles))
             tell(identity)
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to who waits
             found.set_exception(error)

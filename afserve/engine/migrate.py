@@ -24,6 +24,53 @@ def fills(old: Placement, new: Placement) -> tuple[Fill, ...]:
     return found
 
 
+class SlotUse:
+    """What one expert node's slots hold, and which epochs may still be routed to them.
+
+    A fill may have been given up: its slots hold what nobody asked for, which does no harm and is overwritten by the
+    next one that needs them.
+    """
+
+    def __init__(self, node: int, placement: Placement) -> None:
+        self._node = node
+        self._slots: dict[tuple[int, int], int] = {}
+        self._used: dict[int, dict[tuple[int, int], int]] = {}
+        self.fills(placement)
+
+    def fills(self, placement: Placement) -> tuple[Fill, ...]:
+        """What has to be loaded for `placement`; from now on its slots are in use, until `retire`.
+
+        Raises ConfigError where an epoch that has not been retired needs a slot for another expert.
+        """
+        wanted = self._wanted(placement)
+        for epoch, used in self._used.items():
+            for (layer, slot), expert in wanted.items():
+                other = used.get((layer, slot), expert)
+                if other != expert:
+                    raise ConfigError(
+                        f"epoch {placement.epoch}: layer {layer}, node {self._node}, slot {slot} still holds expert "
+                        f"{other} in epoch {epoch}; it cannot take expert {expert} yet"
+                    )
+        found = [
+            Fill(layer=layer, node=self._node, slot=slot, expert=expert, replaced=self._slots.get(key, FREE))
+            for key, expert in wanted.items()
+            if self._slots.get(key) != expert
+            for layer, slot in (key,)
+        ]
+        self._slots.update(wanted)
+        self._used[placement.epoch] = wanted
+        return tuple(found)
+
+    def retire(self, epoch: int) -> None:
+        """Nothing routed under `epoch` will come any more, or it was given up before anything was."""
+        self._used.pop(epoch, None)
+
+    def _wanted(self, placement: Placement) -> dict[tuple[int, int], int]:
+        if self._node >= placement.nodes:
+            return {}
+        return {(layer, slot): expert for layer, slot, expert in placement.held(self._node)}
+
+
 def stages(old: Placement, target: Placement, slots: int) -> Iterator[Placement]:
     """Placements from `old` to `target`'s replicas, each one epoch on, each filling only slots free in the one before.
 

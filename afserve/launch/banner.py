@@ -9,14 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from afserve.launch.topology import NODE_OVERHEAD, Need, Topology
-from afserve.placement.placement import FREE, Placement
+from afserve.member import Role
+from afserve.placement.placement import FREE
 
 _SHOWN = 4
 _MIB = 1 << 20
 
 
 def banner(topology: Topology, name: str, url: str, seconds: float) -> RenderableType:
-    spec, run = topology.spec, topology.run
+    spec, deployment = topology.spec, topology.deployment
     head = Text.assemble(
         (name, "bold"),
         f"  {spec.family}, {spec.layers} layers, {spec.moe_layers} with {spec.experts} experts (top-{spec.top_k})",
@@ -27,8 +28,8 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
-    if not run.expert_nodes:
-        kept = ", in int8" if run.engine.expert_dtype == "int8" else ""
+    if deployment.colocated:
+        kept = ", in int8" if deployment.engine.expert_dtype == "int8" else ""
         parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
     return Group(*parts)
 
@@ -43,30 +44,32 @@ def examples(url: str) -> list[str]:
 def _attention(topology: Topology) -> RenderableType:
     layers = f"layers 0-{topology.spec.layers - 1}: attention, routers, LM head"
     body = f"{layers}\nKV cache {topology.kv_tokens:,} tokens\n{memory(topology.attention)}"
-    return _boxes([(f"attention-{i}", body) for i in range(topology.run.attention_nodes)])
+    return _boxes([(str(node), body) for node in topology.deployment.nodes if node.role is Role.ATTENTION])
 
 
 def _experts(topology: Topology) -> RenderableType:
     if topology.expert is None:
         return Text()
-    placement = Placement.from_json(topology.run.placement)
+    placement = topology.deployment.placement
     names = []
-    for node in range(topology.run.expert_nodes):
-        held = sorted({e for layer in placement.layers for e in layer.slots[node] if e != FREE})
+    for node in topology.deployment.nodes:
+        if node.role is not Role.EXPERT:
+            continue
+        held = sorted({e for layer in placement.layers for e in layer.slots[node.index] if e != FREE})
         ids = topology.spec.moe_layer_ids
-        kept = "int8 " if topology.run.engine.expert_dtype == "int8" else ""
+        kept = "int8 " if topology.deployment.engine.expert_dtype == "int8" else ""
         body = f"layers {ids[0]}-{ids[-1]}: experts {ranges(held)}\n{memory(topology.expert, kept)}"
-        names.append((f"expert-{node}", body))
+        names.append((str(node), body))
     return _boxes(names)
 
 
 def _between(topology: Topology) -> RenderableType:
     if topology.expert is None:
         return Text()
-    engine = topology.run.engine
+    engine = topology.deployment.engine
     count = f"1-{engine.micro_batches}" if engine.adaptive else str(engine.micro_batches)
     rows = "\nrows in fp8" if engine.wire_dtype == "fp8" else ""
-    return Text(f"\n── dispatch ─▶\n◀─ combine ───\n{topology.run.transport}, m = {count}{rows}")
+    return Text(f"\n── dispatch ─▶\n◀─ combine ───\n{topology.deployment.transport}, m = {count}{rows}")
 
 
 def _boxes(nodes: Sequence[tuple[str, str]]) -> RenderableType:

@@ -15,6 +15,7 @@ from afserve.config import ModelSource
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose, gib
+from afserve.member import Role
 from afserve.spec import ModelSpec
 
 OK, NOTE, BAD = "ok", "note", "missing"
@@ -143,10 +144,10 @@ def _start(machine: Machine) -> Finding:
     folder = CONFIGS / "nano"
     spec = ModelSpec.load(folder)
     topology = choose(spec, ModelSource(str(folder), "nano"), machine, Wishes())
-    run = topology.run
+    deployment, threads = topology.deployment, topology.deployment.engine.threads
     return Finding(
         "afserve up",
         OK,
-        f"{run.attention_nodes} attention x {run.expert_nodes} expert, {run.engine.threads} threads each, "
-        f"{topology.kv_tokens:,} KV tokens",
+        f"{deployment.count(Role.ATTENTION)} attention x {deployment.count(Role.EXPERT)} expert, "
+        f"{threads} threads each, {topology.kv_tokens:,} KV tokens",
     )

@@ -147,12 +147,12 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     flags, seated = _seated(flags, cluster, gpus)
     found = find_model(flags.model, processes.folder)
     topology = plan_here(flags, found, this_machine(), gpus)
-    seating = seated or Seating.all_here(topology.run, gpus)
+    seating = seated or Seating.all_here(topology.deployment, gpus)
     if seated is not None:
         _check_elsewhere(flags, seated, found, processes.folder)
     choice = choose_transport(flags.transport, seating.seats, gpus)
     topology = topology.over(choice.kind, choice.reason)
-    topology = replace(topology, run=replace(topology.run, verify=flags.verify))
+    topology = topology.verified(flags.verify)
     name = flags.served_model_name or found.name
     for path in filter(None, (flags.record_routing, flags.trace)):
         check_writable(path)
@@ -160,7 +160,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         if flags.trace:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
-            topology = replace(topology, run=replace(topology.run, trace_folder=parts))
+            topology = topology.traced(parts)
         asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
 
 
@@ -287,7 +287,7 @@ class _Gateway:
                 await serving
                 self._save_recording()
         if self._trace is not None:
-            dropped = merge(list(Path(self._topology.run.trace_folder).glob("*.trace")), self._trace)
+            dropped = merge(list(Path(self._topology.deployment.trace_folder).glob("*.trace")), self._trace)
             lost = f", {dropped:,} events were too many" if dropped else ""
             self._console.print(f"trace: {self._trace}{lost}; open it at ui.perfetto.dev", style="dim")
 
@@ -318,7 +318,7 @@ class _Gateway:
             return
         missing = len(seating.elsewhere)
         lines = [f"waiting {TOGETHER_SECONDS:.0f} s for {missing} node{'s' * (missing > 1)} elsewhere:"]
-        lines += seating.commands(self._run.address, processes.token_file)
+        lines += seating.commands(self._run.controller.address, processes.token_file)
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -343,7 +343,7 @@ class _Gateway:
         """The first asks, the second insists."""
         if self._stop.is_set():
             self._processes.kill()
-            shutil.rmtree(self._topology.run.trace_folder, ignore_errors=True)
+            shutil.rmtree(self._topology.deployment.trace_folder, ignore_errors=True)
             os._exit(_INTERRUPTED)
         self._console.print("stopping; once more to stop at once", style="dim")
         self._stop.set()

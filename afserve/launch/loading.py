@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from afserve.control.members import READY, Member
+from afserve.control.membership.members import Member, State
 
 
 class LoadingBars:
@@ -36,10 +36,10 @@ class LoadingBars:
 
     def update(self, member: Member) -> None:
         if not self._live:
-            if member.state == READY:
-                self._console.print(f"{member.name} ready", highlight=False)
+            if member.state is State.READY:
+                self._console.print(f"{member.node} ready", highlight=False)
             return
-        self._show(member.name, member.progress.fraction, member.progress.what)
+        self._show(str(member.node), member.progress.fraction, member.progress.what)
 
     def verify(self, done: float) -> None:
         """How much of the controller's own copy has been read; called from another thread."""

@@ -7,23 +7,26 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from afserve.clock import AwakeClock
-from afserve.control.membership.balancing import BalanceRules
-from afserve.control.wire.channel import read_token
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.lanes import Lanes
-from afserve.control.members import Member
-from afserve.control.wire.values import ROLES
+from afserve.control.membership.balancing import BalanceRules
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.members import Member
+from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
+from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, PeerLost
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
+from afserve.member import NodeId, Role
 from afserve.models.identity import Identity, Progress
 from afserve.server.backend import ServedModel
 from afserve.trace import Trace
@@ -43,7 +46,7 @@ class LocalRun:
         model: FoundModel,
         name: str,
         processes: NodeProcesses,
-        rules: BalanceRules | None,
+        balance: BalanceRules | None,
         seating: Seating,
     ) -> None:
         clock = (
@@ -53,21 +56,26 @@ class LocalRun:
         self.topology = topology
         self.processes = processes
         self.seating = seating
-        self.address = ""
-        self.controller = Controller(topology.run, read_token(processes.token_file), lanes, clock, rules)
-        self.controller.devices = self.seating.devices
-        self._own = OwnCopy(self._read_own, self.controller.members.expect, clock)
+        self.controller = Controller(
+            topology.deployment,
+            read_token(processes.token_file),
+            lanes,
+            clock,
+            balance,
+            Rules(register=TOGETHER_SECONDS if seating.elsewhere else REGISTER_SECONDS),
+            self._on_its_device,
+        )
+        self.controller.on_start = self._start_here
+        self._own = OwnCopy(self._read_own, self.controller.known, clock)
         self.controller.own = self._own
-        if self.seating.elsewhere:
-            self.controller.register_seconds = TOGETHER_SECONDS
         served = ServedModel(
             name=name,
             path=str(model.tokenizer),
-            max_model_len=topology.run.engine.max_model_len,
+            max_model_len=topology.deployment.engine.max_model_len,
             vocab_size=topology.spec.vocab_size,
             created=int(time.time()),
         )
-        self._trace = Trace("gateway") if topology.run.trace_folder else None
+        self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.frontend = Frontend(self.controller, lanes, served, topology.picked, clock, self._trace)
         self._watch: asyncio.Task[None] | None = None
 
@@ -86,13 +94,20 @@ class LocalRun:
         self._own.on_progress = verifying
 
     async def start(self) -> None:
-        self.address = await self.controller.start(self.seating.listen, self.seating.port)
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        for seat in self.seating.here:
-            self.processes.spawn(seat.role, seat.index, self.address)
+        await self.controller.start(self.seating.listen, self.seating.port)
+
+    def _start_here(self, node: NodeId) -> None:
+        """Who is on another host is started there."""
+        if self.seating.is_here(node):
+            self.processes.spawn(node, self.controller.address)
+
+    def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:
+        device = self.seating.devices.get(node, deployment.engine.device)
+        return replace(deployment, engine=replace(deployment.engine, device=device))
 
     def _read_own(self, full: bool, progress: Progress) -> "Future[Identity]":
-        return reading(self.topology.run, ROLES, full=full, progress=progress)
+        return reading(self.topology.deployment.source, tuple(Role), full=full, progress=progress)
 
     async def wait_ready(self) -> None:
         """Raises what kept a node from becoming ready, with the node's last words."""
@@ -119,6 +134,6 @@ class LocalRun:
         await self.controller.stop()
         await asyncio.to_thread(self.processes.stop)
         if self._trace is not None:
-            self._trace.write(Path(self.topology.run.trace_folder) / "gateway.trace")
+            self._trace.write(Path(self.topology.deployment.trace_folder) / "gateway.trace")
         if self._watch is not None:
             await self._watch

@@ -19,15 +19,15 @@ from pathlib import Path
 from types import TracebackType
 
 from afserve.control.wire import channel
-from afserve.control.wire.values import node_name
 from afserve.launch.zygote import Order
+from afserve.member import NodeId
 
 _STOP_SECONDS = 6.0
 _TAIL_BYTES = 8192
 _TAIL_LINES = 6
 HELPER = "fork-server"
 
-OnExit = Callable[[str, str], None]
+OnExit = Callable[[NodeId | str, str], None]  # a node, or HELPER; why
 
 
 class NodeProcesses:
@@ -35,6 +35,7 @@ class NodeProcesses:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._nodes: dict[str, NodeId] = {}  # by name: what the helper reports
         self.pids: dict[str, int] = {}
         self.exited: dict[str, int] = {}
         self._helper: subprocess.Popen[bytes] | None = None
@@ -77,11 +78,12 @@ class NodeProcesses:
                 env=_environment(),
             )
 
-    def spawn(self, role: str, index: int, join: str) -> None:
+    def spawn(self, node: NodeId, join: str) -> None:
         assert self._socket is not None, "start() first"
-        name = node_name(role, index)
+        name = str(node)
         self._spawned = True
-        order = Order(name, role, index, join, str(self.token_file), str(self._log(name)))
+        self._nodes[name] = node
+        order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)))
         try:
             self._socket.sendall(order.to_line())
         except OSError:
@@ -138,7 +140,7 @@ class NodeProcesses:
         name, code = str(report["exited"]), int(str(report["code"]))
         self.exited[name] = code
         if not self._stopping:
-            on_exit(name, _ended(code))
+            on_exit(self._nodes[name], _ended(code))
 
     def _helper_end(self) -> str:
         assert self._helper is not None

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import psutil
 
-from afserve.control.wire.values import ROLES, Run, node_name
+from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.launch.cluster import Cluster, Host
 from afserve.launch.gpus import Gpus
 from afserve.launch.topology import Share
+from afserve.member import NodeId, Role
 
 LOOPBACK = "127.0.0.1"
 TOGETHER_SECONDS = 300.0  # for people to start what is elsewhere
 _COPY = "afserve.token"
-_ROLE = {"attention": "attention", "experts": "expert"}
+_ROLE = {"attention": Role.ATTENTION, "experts": Role.EXPERT}
 Resolve = Callable[[str], frozenset[str]]
 
 
@@ -29,15 +30,10 @@ Resolve = Callable[[str], frozenset[str]]
 class Seat:
     """One node's place."""
 
-    role: str
-    index: int
+    node: NodeId
     host: str
     here: bool
     device: str
-
-    @property
-    def name(self) -> str:
-        return node_name(self.role, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +45,13 @@ class Seating:
     port: int = 0
 
     @classmethod
-    def all_here(cls, run: Run, gpus: Gpus) -> "Seating":
+    def all_here(cls, deployment: Deployment, gpus: Gpus) -> "Seating":
         """Where the run's device is `cuda`, each node has a GPU of its own while there are enough."""
-        nodes = [(role, index) for role in ROLES for index in range(run.count(role))]
-        spread = run.engine.device == "cuda"
+        device = deployment.engine.device
         return cls(
             tuple(
-                Seat(role, index, LOOPBACK, True, gpus.device(number) if spread else run.engine.device)
-                for number, (role, index) in enumerate(nodes)
+                Seat(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
+                for number, node in enumerate(deployment.nodes)
             )
         )
 
@@ -69,16 +64,18 @@ class Seating:
         return [seat for seat in self.seats if not seat.here]
 
     @property
-    def devices(self) -> dict[str, str]:
-        """Node name -> device."""
-        return {seat.name: seat.device for seat in self.seats}
+    def devices(self) -> dict[NodeId, str]:
+        return {seat.node: seat.device for seat in self.seats}
+
+    def is_here(self, node: NodeId) -> bool:
+        return any(seat.here for seat in self.seats if seat.node == node)
 
     def shares(self) -> tuple[Share, ...]:
         """How many nodes of each role are on each host. All addresses of this machine are one host."""
         counts: dict[str, list[int]] = {}
         for seat in self.seats:
             count = counts.setdefault("" if seat.here else seat.host, [0, 0])
-            count[seat.role == "expert"] += 1
+            count[seat.node.role is Role.EXPERT] += 1
         return tuple(Share(a, e, here=not host) for host, (a, e) in counts.items())
 
     def commands(self, join: str, token: Path) -> list[str]:
@@ -88,7 +85,8 @@ class Seating:
             at = f"[{host}]" if ":" in host else host
             lines.append(f"here:  scp -p {shlex.quote(str(token))} {at}:{_COPY}")
             lines += [
-                f"{host}:  afserve node --role {seat.role} --index {seat.index} --join {join} --token-file {_COPY}"
+                f"{host}:  afserve node --role {seat.node.role} --index {seat.node.index} --join {join} "
+                f"--token-file {_COPY}"
                 for seat in self.elsewhere
                 if seat.host == host
             ]
@@ -143,7 +141,7 @@ def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) 
 def _seats(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[Seat]:
     """In the file's order; each host's devices are numbered through, whatever their role."""
     used: dict[str, int] = {}
-    placed: dict[str, int] = {}
+    placed: dict[Role, int] = {}
     for host in hosts:
         machine = "" if mine[host.address] else host.address
         for _ in range(host.devices):
@@ -151,7 +149,7 @@ def _seats(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[Seat]:
             index, device = placed.get(role, 0), used.get(machine, 0)
             placed[role], used[machine] = index + 1, device + 1
             name = "cpu" if host.on_cpu else f"cuda:{device}"
-            yield Seat(role, index, host.address, mine[host.address], name)
+            yield Seat(NodeId(role, index), host.address, mine[host.address], name)
 
 
 def _is_own(cluster: Cluster, address: str, resolve: Resolve, own: Iterable[str]) -> bool:

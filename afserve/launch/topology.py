@@ -19,10 +19,11 @@ from afserve.config import (
     in_range,
     one_of,
 )
-from afserve.control.wire.values import Run
+from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine
+from afserve.member import Role
 from afserve.placement.placement import Placement
 from afserve.spec import BYTES, ModelSpec
 
@@ -117,7 +118,7 @@ class Need:
 class Topology:
     """What will run, with the memory of one node by role and the reasons for what was chosen."""
 
-    run: Run
+    deployment: Deployment
     spec: ModelSpec
     attention: Need
     expert: Need | None
@@ -125,14 +126,22 @@ class Topology:
 
     def over(self, transport: str, reason: str) -> "Topology":
         """The same with rows carried so; a colocated run carries none."""
-        if not self.run.expert_nodes:
+        if self.deployment.colocated:
             return self
         picked = {**self.picked, "transport": f"{transport}, {reason}"}
-        return replace(self, run=replace(self.run, transport=transport), picked=picked)
+        return replace(self, deployment=replace(self.deployment, transport=transport), picked=picked)
+
+    def verified(self, verify: str) -> "Topology":
+        return replace(self, deployment=replace(self.deployment, verify=verify))
+
+    def traced(self, folder: str) -> "Topology":
+        """The same with every node's part of a trace written there."""
+        return replace(self, deployment=replace(self.deployment, trace_folder=folder))
 
     @property
     def kv_tokens(self) -> int:
-        return self.run.engine.kv_blocks * self.run.engine.block_size
+        engine = self.deployment.engine
+        return engine.kv_blocks * engine.block_size
 
 
 def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> Topology:
@@ -165,10 +174,11 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     placement = Placement.contiguous(
         layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
     )
-    run = Run(source, engine, nodes.attention, nodes.experts, spec.fingerprint(), placement.to_json())
+    counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts}
+    deployment = Deployment(source, engine, counts, spec.fingerprint(), placement)
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None
-    return Topology(run, spec, Need(weights.attention, kv), expert, picked)
+    return Topology(deployment, spec, Need(weights.attention, kv), expert, picked)
 
 
 def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> Share:

@@ -70,7 +70,7 @@ def test_texts_choices_and_stops():
         stop = whole.text[4:7]
         cut = llm.generate("import os\n", SamplingParams(max_tokens=12, temperature=0, stop=(stop,)))[0]
         assert cut.finish_reason == "stop" and cut.text == whole.text[: whole.text.index(stop)]
-        with pytest.raises(RequestError, match=str(llm.topology.run.engine.max_model_len)):
+        with pytest.raises(RequestError, match=str(llm.topology.deployment.engine.max_model_len)):
             llm.generate([[1] * 5000])
         assert llm.generate("x", GREEDY)[0].text  # the refusal harmed nobody
     assert nodes_left() == []
@@ -86,7 +86,7 @@ def test_int8_experts_over_processes(tiny_checkpoint, tmp_path):
     for model, kept in ((rounded.path, "auto"), (tiny_checkpoint("v3"), "int8")):
         with LLM(model, attention=1, experts=2, threads=1, expert_dtype=kept) as llm:
             found.append([one.token_ids for one in llm.generate(PROMPTS, GREEDY)])
-            assert llm.topology.run.engine.expert_dtype == kept
+            assert llm.topology.deployment.engine.expert_dtype == kept
     assert found[0] == found[1]
     assert nodes_left() == []
 

@@ -9,10 +9,10 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
-from afserve.control.wire import channel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.lanes import Lanes
+from afserve.control.wire import channel
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
@@ -43,7 +43,9 @@ def start(role: str, address: str, token: Path) -> subprocess.Popen[str]:
 def run_of_nano():
     folder = CONFIGS / "nano"
     source = ModelSource(str(folder), "nano")
-    return choose(ModelSpec.load(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)).run
+    return choose(
+        ModelSpec.load(folder), source, this_machine(), Wishes(1, 2, kv_tokens=8192, threads=1)
+    ).deployment
 
 
 @pytest.mark.parametrize("polite", [True, False])

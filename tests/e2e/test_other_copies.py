@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from afserve.clock import MonotonicClock
 from afserve.config import FULL, ModelSource
-from afserve.control.wire import channel
 from afserve.control.controller import Controller
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.lanes import Lanes
-from afserve.control.wire.values import ROLES
+from afserve.control.wire import channel
 from afserve.errors import RendezvousError
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose
+from afserve.member import Role
 from afserve.models.shards import ShardFile
 from afserve.spec import ModelSpec
 
@@ -90,16 +90,16 @@ def joined(original, hosts, tmp_path, monkeypatch, *more, own=True):
     """What the controller says, and what each node ended with and said; `hosts` are (role, host) of the nodes."""
     monkeypatch.chdir(original)
     token = channel.new_token(Path(tempfile.mkdtemp(dir=tmp_path)))
-    counts = [sum(role == each for role, _ in hosts) for each in ROLES]
+    counts = [sum(role == each for role, _ in hosts) for each in Role]
     wishes = Wishes(*counts, kv_tokens=4096, threads=1)
-    run = choose(ModelSpec.load(FOLDER), ModelSource(FOLDER, "nano"), this_machine(), wishes).run
+    run = choose(ModelSpec.load(FOLDER), ModelSource(FOLDER, "nano"), this_machine(), wishes).deployment
 
     async def scenario():
         clock = MonotonicClock()
         controller = Controller(run, channel.read_token(token), Lanes(), clock)
         if own:
-            read = lambda full, progress: reading(run, ROLES, full=full, progress=progress)  # noqa: E731
-            controller.own = OwnCopy(read, controller.members.expect, clock)
+            read = lambda full, progress: reading(run.source, tuple(Role), full=full, progress=progress)  # noqa: E731
+            controller.own = OwnCopy(read, controller.known, clock)
         address = await controller.start()
         nodes = [
             start(host, role, address, token, *(more if host != original else ())) for role, host in hosts
@@ -129,14 +129,14 @@ CHANGES = {
 def test_another_copy_is_refused(original, tmp_path, monkeypatch, what):
     role, change, thing = CHANGES[what]
     other = copy(original, tmp_path / "other", change)
-    hosts = [(r, other if r == role else original) for r in ROLES]
+    hosts = [(r, other if r == role else original) for r in Role]
     outcome, ended = joined(original, hosts, tmp_path, monkeypatch)
     assert outcome is not None, "it served"
     assert outcome.message.startswith(f"{role}-0 disagrees with the controller on {thing}: ")
     assert "BF16" in outcome.message or thing.endswith(".json")
     if what == "a dtype":
         assert "BF16, F32) against" in outcome.message
-    code, said = ended[ROLES.index(role)]
+    code, said = ended[list(Role).index(role)]
     assert code != 0 and "Traceback" not in said
     assert said.startswith(f"error: {role}-0 disagrees with the controller on {thing}: "), said
 

@@ -11,13 +11,14 @@ from afserve.comm.m2n.bank import LocalBankLink
 from afserve.comm.mailbox.fp8 import dequantise, quantise
 from afserve.comm.transport import WireType
 from afserve.config import EngineConfig, ModelSource
+from afserve.control.membership.desired import Deployment
 from afserve.control.node import wiring
-from afserve.control.wire.values import Run
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import ConfigError
 from afserve.kernels.ops import open_ops
 from afserve.kernels.packed import int8_rounded
+from afserve.member import Role
 from afserve.models.registry import NAMINGS
 from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
@@ -100,8 +101,10 @@ def test_both_are_part_of_what_nodes_agree_on(tiny_checkpoint):
     placement = Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=2)
 
     def layout(**fields):
-        run = Run(source, EngineConfig(64, 8, **fields), 1, 2, spec.fingerprint(), placement.to_json())
-        return wiring._layout(run, spec, placement)
+        counts = {Role.ATTENTION: 1, Role.EXPERT: 2}
+        engine = EngineConfig(64, 8, **fields)
+        deployment = Deployment(source, engine, counts, spec.fingerprint(), placement)
+        return wiring._layout(deployment, spec, placement)
 
     plain, bytes_each, rows = layout(), layout(expert_dtype="int8"), layout(wire_dtype="fp8")
     assert plain.model != bytes_each.model and plain.model == rows.model

@@ -13,6 +13,7 @@ from afserve.cli.bench.report import Row
 from afserve.control.frontend import Frontend
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.llm import LLM
+from afserve.member import Role
 
 _WARM_UP = 2
 
@@ -44,7 +45,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
         for batch in case.batches:
             runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
             rate, low, high = spread([run.tokens_per_second for run in runs])
-            run, engine = llm.topology.run, llm.topology.run.engine
+            deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
             yield Row(
                 engine="colocated" if shape.colocated else "afd",
                 batch=batch,
@@ -56,7 +57,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
                 start_to_ready=ready,
                 peak_mib={name: peak_mib(pid) for name, pid in llm.run.processes.pids.items()}
                 | {"gateway": peak_mib()},
-                nodes=f"{run.attention_nodes}x{run.expert_nodes}",
+                nodes=f"{deployment.count(Role.ATTENTION)}x{deployment.count(Role.EXPERT)}",
                 micro_batches="auto" if engine.adaptive else str(engine.micro_batches),
                 threads=engine.threads,
             )

@@ -1,7 +1,8 @@
-"""Live placement: routing counts from heartbeats in, decisions out, carried through by the migration.
+"""Live placement: routing counts in, decisions out, as events that the membership carries through.
 
-The slow loop beside serving. It remembers what each attention node has counted, feeds the differences to the
-statistics, asks the rebalancer, and keeps the last decisions with their reasons. No sockets; times are passed in.
+The slow loop beside serving. It feeds what attention nodes have routed to the statistics, asks the rebalancer, and
+keeps the last decisions with their reasons. It reads the migration and never steers it. No sockets; times are passed
+in.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from afserve.control.membership.events import Place
+from afserve.control.membership.migration import Migration, Route
 from afserve.control.membership.throttle import Breath
-from afserve.control.migration import Crew, Migration, Outgoing, Route
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
@@ -62,21 +64,22 @@ class Recorder:
 
 
 class Balancing:
-    """Owns statistics, rebalancer and migration of one run."""
+    """Owns statistics and rebalancer of one model; `migration` says what is in force."""
 
-    def __init__(self, model: str, placement: Placement, crew: Crew, rules: BalanceRules) -> None:
+    def __init__(self, model: str, migration: Migration, rules: BalanceRules) -> None:
+        placement = migration.placement
         layers, experts = len(placement.layers), placement.experts
         self.stats = RoutingStats(layers, experts)
         self.recorder = Recorder(model, layers, experts)
-        self.migration = Migration(placement, crew)
+        self.moves = 0
+        self._migration = migration
         self._rules = rules
         # One physical slot a node stays spare, so that there is always somewhere to fill.
-        wide = placement.slots_per_node() - (1 if rules.act else 0)
-        self._nodes = Nodes((wide,) * placement.nodes)
-        self._rebalancer = Rebalancer(compact(placement, wide), self._nodes, rules.rules(), Breath())
+        self._wide = placement.slots_per_node() - (1 if rules.act else 0)
+        nodes = Nodes((self._wide,) * placement.nodes)
+        self._rebalancer = Rebalancer(compact(placement, self._wide), nodes, rules.rules(), Breath())
         self._settled = True
         self._route: Route | None = None  # thought out together with the decision
-        self.moves = 0
 
     def heard(self, rows: RoutedRows, now: float) -> None:
         """An attention node routed so many rows since it last said so. Raises ProtocolError on another model's."""
@@ -91,16 +94,10 @@ class Balancing:
         """All rows so far, per MoE layer and expert."""
         return tuple(tuple(row) for row in self.stats.everything().tolist())
 
-    def tick(self, now: float) -> list[Outgoing]:
-        """All three steps of the slow loop at once."""
-        stats = self.age(now)
-        return [] if stats is None else self.act_on(self.think(stats, now), now)
-
     def age(self, now: float) -> RoutingStats | None:
-        """Age the statistics; what to think about, if anything. Raises DeadlineError when a migration is stuck."""
+        """Age the statistics; what to think about, if anything."""
         self.stats.tick(now)
-        self.migration.check(now)
-        if not self._rules.act or not self.migration.steady or not self.stats.load(0).any():
+        if not self._rules.act or not self._migration.steady or not self.stats.load(0).any():
             return None
         self._settle()
         return deepcopy(self.stats)
@@ -108,46 +105,65 @@ class Balancing:
     def think(self, stats: RoutingStats, now: float) -> Decision | None:
         """The only long step, up to a second for large models; may run in another thread, one at a time."""
         decision = self._rebalancer.decide(now, stats)
-        if decision is not None and decision.placement is not None and self.migration.steady:
-            self._route = self.migration.route(decision.placement)
+        if decision is not None and decision.placement is not None and self._migration.steady:
+            self._route = self._migration.route(decision.placement)
         return decision
 
-    def act_on(self, decision: Decision | None, now: float) -> list[Outgoing]:
-        """Begin what was decided, unless something else has begun meanwhile."""
+    def decided(self, decision: Decision | None) -> Place | None:
+        """What was thought out, as an event, unless something else has begun meanwhile."""
         if decision is None or decision.placement is None:
-            return []
-        if not self.migration.steady:
+            return None
+        if not self._migration.steady:
             self._settled = False
-            return []
-        return self._carry_out(decision.placement, now)
+            return None
+        return self._place(decision.placement)
 
-    def apply(self, placement: Placement, now: float) -> list[Outgoing]:
-        """Go to a placement that somebody else decided. Raises ConfigError where it does not fit this run."""
-        current = self.migration.placement
+    def asked(self, placement: Placement) -> Place:
+        """A placement that somebody else decided. Raises ConfigError where it does not fit this run."""
+        current = self._migration.placement
         placement.check_shape(layers=len(current.layers), experts=current.experts, nodes=current.nodes)
         widest = max(sum(e != FREE for e in row) for layer in placement.layers for row in layer.slots)
-        if widest > min(self._nodes.slots):
+        if widest > self._wide:
             raise ConfigError(
-                f"the placement puts {widest} experts of a layer on one node, there is room for "
-                f"{min(self._nodes.slots)}; start with more --redundant-experts"
+                f"the placement puts {widest} experts of a layer on one node, there is room for {self._wide}; "
+                "start with more --redundant-experts"
             )
-        return self._carry_out(placement, now)
+        return self._place(placement)
 
-    def _carry_out(self, target: Placement, now: float) -> list[Outgoing]:
-        self.moves += self.migration.placement.diff(target).moves
+    def over(self, holders: frozenset[int], now: float) -> Place:
+        """Where experts stand when these expert nodes hold them all. Takes as long as `think`.
+
+        Raises ConfigError where they have no room for them.
+        """
+        current = self._migration.placement
+        count = max(current.nodes, max(holders, default=-1) + 1)
+        nodes = Nodes((self._wide,) * count, dead=frozenset(range(count)) - holders)
+        here = compact(current.with_nodes(count), self._wide)
+        decision = self._rebalancer.over(nodes, here, now, self.stats)
+        if decision.placement is None:
+            raise ConfigError(
+                f"expert nodes {sorted(holders)} have no room for all experts: {decision.reason}"
+            )
+        return self._place(decision.placement, holders)
+
+    def _place(self, target: Placement, holders: frozenset[int] | None = None) -> Place:
+        nodes = max(target.nodes, self._migration.placement.nodes)
+        self.moves += self._migration.placement.with_nodes(nodes).diff(target.with_nodes(nodes)).moves
         self._settled = False
         route, self._route = self._route, None
-        return self.migration.begin(target, now, route)
+        return Place(target, holders, route)
 
     def _settle(self) -> None:
         """Tell the rebalancer what is in force, once a migration is over."""
         if not self._settled:
             self._settled = True
-            self._rebalancer.abandon(compact(self.migration.placement, self._nodes.slots[0]))
+            self._rebalancer.abandon(compact(self._migration.placement, self._wide))
 
     def imbalance(self) -> tuple[float, ...]:
         """max / mean node load per layer, of what is in force, over the fastest window."""
-        return tuple(imbalances(self.migration.placement, self.stats.load(0), self._nodes).tolist())
+        nodes = self._rebalancer.nodes
+        placement = self._migration.placement.with_nodes(len(nodes))
+        return tuple(imbalances(placement, self.stats.load(0), nodes).tolist())
 
     @property
     def decisions(self) -> Sequence[Decision]:

@@ -1,15 +1,20 @@
 """What the membership is told, and what it wants done: plain values, in and out.
 
-A node that comes back is another member: same node id, next generation. Whatever an earlier life still says is dropped, and
-nothing is ever sent to one.
+A node that comes back is another member: same node id, next generation. Whatever an earlier life still says is dropped,
+and nothing is ever sent to one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode
 from afserve.errors import AfserveError
 from afserve.member import NodeId, Role
 from afserve.placement.placement import Placement
+
+if TYPE_CHECKING:
+    from afserve.control.membership.migration import Route
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,11 +101,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What the controller's own copy of the checkpoint is: names of things, each with a digest."""
+
+    things: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAll:
     """Take nothing new, finish what runs."""
 
 
-Event = Begun | Joined | Withdrawn | Said | Left | Exited | Ticked | Scale | Place | DrainAll
+Event = Begun | Joined | Withdrawn | Said | Left | Exited | Ticked | Scale | Place | Known | DrainAll
 
 
 # ---- effects
@@ -136,10 +148,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End this member's stream, and its process if it does not go by itself."""
+    """End this member's stream, with the reason; its process goes by itself when its stream ends."""
 
     member: MemberId
-    reason: str
+    error: AfserveError
 
 
 @dataclass(frozen=True, slots=True)

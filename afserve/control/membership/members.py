@@ -1,4 +1,4 @@
-"""Who is there and how each one is, beside the places that should be filled. Values in, values and RendezvousErrors out.
+"""Who is there and how each one is, beside the places to be filled. Values in, values and RendezvousErrors out.
 
 It knows no streams and no clock; times are passed in. A place stays when its member goes; its next member has the next
 generation. A mismatch names the node and the field.
@@ -42,7 +42,8 @@ class Member:
     progress: Progress = STARTING
     progress_at: float = 0.0
     identified: bool = False
-    epoch: int = 0  # of the placement that it was told last
+    epoch: int = 0  # of the placement that it knows
+    asked: int = 0  # of the one that it was told last
     stats: AttentionStats | ExpertStats = field(default_factory=AttentionStats)
 
     @property
@@ -104,9 +105,13 @@ class Members:
 
     def unready(self) -> list[str]:
         """A phrase for everyone that is not ready yet."""
-        never = [f"{node} {'is gone' if self._places[node] else 'never registered'}" for node in self.missing()]
+        never = [
+            f"{node} {'is gone' if self._places[node] else 'never registered'}" for node in self.missing()
+        ]
         slow = [
-            f"{m.node} is at {m.progress.fraction:.0%} ({m.progress.what})" for m in self if m.state is State.LOADING
+            f"{m.node} is at {m.progress.fraction:.0%} ({m.progress.what})"
+            for m in self
+            if m.state is State.LOADING
         ]
         return never + slow
 

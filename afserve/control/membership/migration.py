@@ -1,8 +1,9 @@
 """Moving a running cluster from one placement to another: which epoch is being filled, adopted or given up.
 
-A state machine: what nodes answer comes in, what they are to be told goes out. It knows no sockets and no clock; times are
-passed in. Expert nodes fill spare slots, then attention nodes adopt, then the expert nodes give the old epoch's slots up; only
-then does the next stage begin. Wherever it stops, the placement in force is valid. Nodes may come and go meanwhile.
+A state machine: what nodes answer comes in, what they are to be told goes out. It knows no sockets and no clock; times
+are passed in. Expert nodes fill spare slots, then attention nodes adopt, then the expert nodes give the old epoch's
+slots up; only then does the next stage begin. Wherever it stops, the placement in force is valid. Nodes may come and go
+meanwhile.
 """
 
 from collections import deque
@@ -13,8 +14,8 @@ from enum import Enum
 from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
 from afserve.engine.migrate import stages
 from afserve.errors import DeadlineError, ProtocolError
-from afserve.member import NodeId, Role
-from afserve.placement.placement import FREE, Placement
+from afserve.member import NodeId, Role, expert_node
+from afserve.placement.placement import Placement
 
 FILL_SECONDS = 600.0
 ADOPT_SECONDS = 60.0
@@ -50,6 +51,7 @@ class Migration:
         self._following: Placement | None = None
         self._later: deque[Placement] = deque()
         self._missing: set[NodeId] = set()
+        self._given_up: set[tuple[NodeId, int]] = set()  # fills that somebody may still answer
         self._deadline = 0.0
         self._next_epoch = placement.epoch
 
@@ -100,6 +102,9 @@ class Migration:
 
     def filled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
         """An expert node holds everything that `epoch` names on it."""
+        if (node, epoch) in self._given_up:
+            self._given_up.discard((node, epoch))
+            return []
         self._answered(Phase.FILLING, node, epoch)
         return self._go_on(now)
 
@@ -110,20 +115,24 @@ class Migration:
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
         """A node is gone: nobody waits for it. What it was to fill is given up, as nobody routes by that yet."""
+        self._given_up = {(other, epoch) for other, epoch in self._given_up if other != node}
         if self.phase is Phase.FILLING and self.holds(node):
-            self._later.clear()
-            self._following, self.phase, self._missing = None, Phase.STEADY, set()
-            return []
+            return self._give_up(node)
         self._missing.discard(node)
         return self._go_on(now)
 
+    def _give_up(self, lost: NodeId) -> list[Outgoing]:
+        following = self._following
+        assert following is not None
+        self._given_up |= {(node, following.epoch) for node in self._missing - {lost}}
+        self._later.clear()
+        self._following, self.phase, self._missing = None, Phase.STEADY, set()
+        others = [node for node in self._crew(Role.EXPERT) if node != lost]
+        return [(node, Retire(following.epoch)) for node in others]
+
     def holds(self, node: NodeId) -> bool:
         """Whether a placement that rows may be routed by now or later puts an expert on this node."""
-        return node.role is Role.EXPERT and any(
-            node.index < placement.nodes
-            and any(expert != FREE for layer in placement.layers for expert in layer.slots[node.index])
-            for placement in self.placements
-        )
+        return any(node in holders(placement) for placement in self.placements)
 
     def joined(self, node: NodeId) -> list[Outgoing]:
         """A node serves from now on, with the placement in force; it takes part in what is under way."""
@@ -169,11 +178,12 @@ class Migration:
         return self._ask(Phase.FILLING, self._following, now)
 
     def _ask(self, phase: Phase, following: Placement, now: float) -> list[Outgoing]:
-        """Everyone of a role. Where nobody is there, there is nobody to wait for."""
+        """Everyone of a role. Whoever is to hold experts and is away is asked when it is back."""
         filling = phase is Phase.FILLING
         self.phase, self._deadline = phase, now + (FILL_SECONDS if filling else ADOPT_SECONDS)
-        self._missing = set(self._crew(Role.EXPERT if filling else Role.ATTENTION))
-        return [(node, asks(phase, following)) for node in self.missing] or self._go_on(now)
+        here = set(self._crew(Role.EXPERT if filling else Role.ATTENTION))
+        self._missing = here | holders(following) if filling else here
+        return [(node, asks(phase, following)) for node in sorted(here)] + self._go_on(now)
 
     def _answered(self, phase: Phase, node: NodeId, epoch: int) -> None:
         following = self._following
@@ -187,6 +197,11 @@ class Migration:
                 f"{node} answered for epoch {epoch}, which was not asked of it ({self.phase.value})"
             )
         self._missing.discard(node)
+
+
+def holders(placement: Placement) -> set[NodeId]:
+    """Expert nodes that hold any expert."""
+    return {expert_node(n) for n in range(placement.nodes) if next(placement.held(n), None) is not None}
 
 
 def asks(phase: Phase, placement: Placement) -> ToNode:

@@ -24,7 +24,7 @@ class OnLoss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Seconds, but for `restarts`: how often a place may be filled anew. `backoff` doubles with each time."""
+    """Seconds, but for `restarts`: how often a place may be filled anew. `backoff` doubles up to `longest`."""
 
     on_loss: OnLoss = OnLoss.END
     register: float = REGISTER_SECONDS
@@ -33,6 +33,7 @@ class Rules:
     report: float = EXIT_REPORT_SECONDS
     restarts: int = 5
     backoff: float = 0.5
+    longest: float = 30.0
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class Recovery:
         tries = self._tries[node] = self._tries.get(node, 0) + 1
         if tries > self.rules.restarts:
             return [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
-        self._start_at[node] = now + self.rules.backoff * 2.0 ** (tries - 1)
+        self._start_at[node] = now + min(self.rules.backoff * 2.0 ** min(tries - 1, 30), self.rules.longest)
         return []
 
     def accused(self, node: NodeId, message: str, now: float) -> None:

@@ -1,7 +1,8 @@
 """The membership of one model as one pure machine: `on(event, now) -> effects`.
 
-What happened comes in, what is to be done goes out; it opens nothing, waits for nothing and reads no clock. A loss, another number
-of nodes and another placement are all the same few effects. Whatever an earlier life of a node still says is dropped here.
+What happened comes in, what is to be done goes out; it opens nothing, waits for nothing and reads no clock. A loss,
+another number of nodes and another placement are all the same few effects. Whatever an earlier life of a node still
+says is dropped here.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,8 +20,8 @@ from afserve.control.membership.events import (
     Event,
     Exited,
     Joined,
+    Known,
     Left,
-    MemberId,
     Place,
     Refuse,
     Replan,
@@ -33,7 +34,7 @@ from afserve.control.membership.events import (
     Withdrawn,
 )
 from afserve.control.membership.members import Member, Members, State
-from afserve.control.membership.migration import Migration, Outgoing, Phase, asks
+from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import OnLoss, Recovery, Rules
 from afserve.control.wire.values import (
     Adopted,
@@ -48,6 +49,7 @@ from afserve.control.wire.values import (
     Peers,
     Progress,
     Ready,
+    Register,
     Shutdown,
 )
 from afserve.control.wire.values import Drained as NodeDrained
@@ -73,7 +75,11 @@ class Membership:
     """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own."""
 
     def __init__(
-        self, deployment: Deployment, version: str, rules: Rules | None = None, assign: Assign = same_everywhere
+        self,
+        deployment: Deployment,
+        version: str,
+        rules: Rules | None = None,
+        assign: Assign = same_everywhere,
     ) -> None:
         self.deployment = deployment
         self.members = Members(deployment.nodes, version, deployment.colocated)
@@ -85,8 +91,12 @@ class Membership:
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
-        self._planned: frozenset[int] | None = None  # expert nodes that were asked for last
-        self._draining = False
+        self._asked: frozenset[int] | None = None  # expert nodes that a placement is being thought out for
+        self._seen: frozenset[int] | None = (
+            None  # those that the placement in force or under way was thought out for
+        )
+        self._first = frozenset(range(deployment.count(Role.EXPERT)))
+        self._draining = self._drained = False
 
     # ---- the one way in
 
@@ -97,7 +107,7 @@ class Membership:
         try:
             effects = self._obey(event, now)
         except RendezvousError as error:
-            effects = [EndRun(error)]
+            effects = self._disagreed(event, error, now)
         if not self.ended:
             effects += self._reconcile(now)
         return self._until_end(effects)
@@ -126,9 +136,24 @@ class Membership:
                 return self._scaled(role, count, now)
             case Place():
                 return self._placed(event, now)
+            case Known(things):
+                self.members.expect(things)
+                for known in self.members:
+                    if known.state is not State.LOADING:
+                        self.members.check_identified(known)
+                return []
             case DrainAll():
                 self._draining = True
                 return [e for m in self.members.of(Role.ATTENTION) for e in self._drain(m)]
+
+    def _disagreed(self, event: Event, error: RendezvousError, now: float) -> list[Effect]:
+        """A member of another run is sent away, and told why. Whether the run goes on is the rules' business."""
+        found = self.members.get(event.member) if isinstance(event, Said) else None
+        if found is None:
+            return [EndRun(error)]
+        if self._recovery.rules.on_loss is OnLoss.END or not self.settled:
+            return [Dismiss(found.id, error), EndRun(error)]
+        return self._give_up(found, error, now)
 
     # ---- coming
 
@@ -145,7 +170,7 @@ class Membership:
 
     def _admit(self, event: Joined, node: NodeId, now: float) -> list[Effect]:
         member = self.members.admit(node, event.register, now)
-        member.epoch = self.migration.placement.epoch
+        member.epoch = member.asked = self.migration.placement.epoch
         self._since.pop(node, None)
         self._recovery.forget(node)
         deployment = replace(self.deployment, placement=self.migration.placement)
@@ -169,7 +194,7 @@ class Membership:
             case Ready(resident):
                 self.members.check_identified(member)
                 member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
-                return self._catch_up(member)
+                return self._catch_up(member) if member.state is State.LOADING else []
             case Filled(epoch):
                 return self._answered(member, self.migration.filled, epoch, now)
             case Adopted(epoch):
@@ -178,11 +203,15 @@ class Membership:
                 return self._has_drained(member)
             case Failed(error):
                 return self._has_failed(member, error, now)
+            case Register():
+                return self._give_up(member, PeerLost(member.node, "it registered twice"), now)
         return []
 
     def _peers(self, member: Member) -> list[Effect]:
         """Attention nodes are told of all expert nodes' mailboxes, once they are known and whenever they change."""
-        return self._announce(self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member])
+        return self._announce(
+            self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member]
+        )
 
     def _announce(self, told: list[Member]) -> list[Effect]:
         addresses = self.members.addresses()
@@ -194,9 +223,14 @@ class Membership:
         """It has loaded. It serves once it knows the placement in force, which may be another than when it began."""
         in_force = self.migration.placement
         if member.epoch != in_force.epoch:
-            member.epoch = in_force.epoch
+            if member.asked == in_force.epoch:
+                return []
+            member.asked = in_force.epoch
             phase = Phase.FILLING if member.node.role is Role.EXPERT else Phase.ADOPTING
             return [Tell(member.id, asks(phase, in_force))]
+        if self._draining and member.node.role is Role.ATTENTION:
+            member.state = State.DRAINED
+            return []
         member.state = State.READY
         self._recovery.settled(member.node)
         return self._tell(self.migration.joined(member.node))
@@ -205,7 +239,8 @@ class Membership:
         self, member: Member, take: Callable[[NodeId, int, float], list[Outgoing]], epoch: int, now: float
     ) -> list[Effect]:
         """An answer that was not asked for comes from no correct node: it is as good as gone."""
-        if member.state is State.LOADING and epoch == member.epoch:
+        if member.state is State.LOADING and epoch == member.asked:
+            member.epoch = epoch
             return self._catch_up(member)
         try:
             effects = self._tell(take(member.node, epoch, now))
@@ -215,9 +250,8 @@ class Membership:
         return effects
 
     def _has_drained(self, member: Member) -> list[Effect]:
-        member.state = State.DRAINED
-        if self._draining and all(m.state is State.DRAINED for m in self.members.of(Role.ATTENTION)):
-            return [Drained()]
+        if member.state is State.DRAINING:
+            member.state = State.DRAINED
         return []
 
     def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
@@ -232,20 +266,19 @@ class Membership:
         member.state = State.GONE
         node = member.node
         self._since[node] = now
-        self._planned = None
+        self._asked = None
         effects = self._tell(self.migration.lost(node, now))
-        if self._draining and node.role is Role.ATTENTION and not self.members.of(Role.ATTENTION):
-            effects.append(Drained())
         return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         """A member that is there, but of no use any more."""
         if self._recovery.rules.on_loss is OnLoss.END:
             return [EndRun(error)]
-        return [Dismiss(member.id, error.message), *self._gone(member, error.message, now)]
+        return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
 
     def _ticked(self, now: float) -> list[Effect]:
-        effects, rules = self._recovery.due(now), self._recovery.rules
+        rules = self._recovery.rules
+        effects = self._recovery.due(now) + self._check_places(now)
         for member in self.members:
             if now - member.seen_at > rules.silence:
                 why = f"silent for {now - member.seen_at:.0f} s (pid {member.pid})"
@@ -253,7 +286,7 @@ class Membership:
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
                 effects += self._give_up(member, late, now)
-        return effects + self._check_places(now) + self._check_migration(now)
+        return effects + self._check_migration(now)
 
     def _check_places(self, now: float) -> list[Effect]:
         """Nobody came for a place, although somebody was started for it."""
@@ -272,7 +305,9 @@ class Membership:
         try:
             self.migration.check(now)
         except DeadlineError as error:
-            late = [m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive]
+            late = [
+                m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive
+            ]
             return [e for member in late for e in self._give_up(member, error, now)]
         return []
 
@@ -292,7 +327,9 @@ class Membership:
 
     def _check_count(self, role: Role, count: int) -> None:
         if count < 1:
-            raise ConfigError(f"scale: at least one {role} node is needed, {count} were asked for", param=role)
+            raise ConfigError(
+                f"scale: at least one {role} node is needed, {count} were asked for", param=role
+            )
         if role is Role.EXPERT and self.deployment.colocated:
             raise ConfigError("scale: a colocated run has no expert nodes", param=role)
         placement = self.migration.placement
@@ -306,17 +343,26 @@ class Membership:
     def _placed(self, event: Place, now: float) -> list[Effect]:
         """Raises ConfigError for a placement that cannot be reached from the one in force."""
         if event.nodes is not None:
-            self._planned = None
+            self._asked = None
             if event.nodes != self._holders() or self._away():
                 return []  # who can hold experts has changed since it was thought out
         elif self._away():
-            raise ConfigError("the placement cannot change while an expert node is away; try again", param="placement")
-        return self._tell(self.migration.begin(event.placement, now, event.route))
+            raise ConfigError(
+                "the placement cannot change while an expert node is away; try again", param="placement"
+            )
+        elif strangers := [node for node in holders(event.placement) if node.index not in self._holders()]:
+            names = ", ".join(map(str, sorted(strangers)))
+            raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
+        effects = self._tell(self.migration.begin(event.placement, now, event.route))
+        self._seen = self._holders()
+        return effects
 
     def _away(self) -> bool:
         """Whether an expert node that holds experts does not serve: what it holds must not change then."""
         serving = {m.node for m in self.members.of(Role.EXPERT) if m.serving}
-        return any(self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT))
+        return any(
+            self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT)
+        )
 
     def _reconcile(self, now: float) -> list[Effect]:
         """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
@@ -328,10 +374,23 @@ class Membership:
         for node in sorted(self._leaving):
             effects += self._see_off(node, now)
         effects += self._replan()
+        if self._draining and not self._drained and not self._serving(Role.ATTENTION):
+            self._drained = True
+            effects.append(Drained())
         if not self.settled and self.members.all_ready:
-            self.settled = True
-            effects.append(Settled())
+            effects.append(self._settle())
         return effects
+
+    def _settle(self) -> Effect:
+        """Somebody may have become ready before anybody said what its checkpoint is."""
+        try:
+            for member in self.members:
+                self.members.check_identified(member)
+        except RendezvousError as error:
+            return EndRun(error)
+        self.settled = True
+        self._seen = self._first  # the run begins as it was asked for
+        return Settled()
 
     def _see_off(self, node: NodeId, now: float) -> list[Effect]:
         """A leaving node goes when nothing needs it: no request of an attention node, no expert of an expert node."""
@@ -339,7 +398,7 @@ class Membership:
         alive = member is not None and member.alive
         if self.migration.holds(node):
             return []
-        if member is not None and alive and node.role is Role.ATTENTION and member.state is not State.DRAINED:
+        if member is not None and member.serving and node.role is Role.ATTENTION:
             return self._drain(member)
         self._leaving.discard(node)
         self.members.remove(node)
@@ -355,9 +414,9 @@ class Membership:
             return []
         holders = self._holders()
         held = {node.index for node in self.members.places(Role.EXPERT) if self.migration.holds(node)}
-        if holders == held or holders == self._planned:
+        if holders == self._asked or (held <= holders and holders in (held, self._seen)):
             return []
-        self._planned = holders
+        self._asked = holders
         return [Replan(holders)]
 
     def _holders(self) -> frozenset[int]:
@@ -369,8 +428,8 @@ class Membership:
     # ---- words
 
     def _drain(self, member: Member) -> list[Effect]:
-        """Also one that still loads: it has no request, and says so."""
-        if member.state not in (State.READY, State.LOADING):
+        """One that still loads has no request, and will not serve."""
+        if member.state is not State.READY:
             return []
         member.state = State.DRAINING
         return [Tell(member.id, Drain())]

@@ -76,13 +76,13 @@ def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
 
 
 def meet(stream: ControlStream) -> Callable[[dict[str, str]], tuple[str, ...]]:
-    """Tells what this node will put on the data plane and returns the expert nodes' addresses."""
+    """Tells what this node will put on the data plane and returns the expert nodes' addresses, by index."""
 
     def rendezvous(agreed: dict[str, str]) -> tuple[str, ...]:
         stream.send(Endpoint("", agreed))
         peers = stream.expect(Peers, PEERS_SECONDS, "the expert nodes' addresses")
         assert isinstance(peers, Peers)
-        return peers.addresses
+        return tuple(address for _, address in peers.experts)
 
     return rendezvous
 
@@ -142,9 +142,9 @@ class AttentionLoop:
                 self._submit(request)
             case Cancel(number):
                 self._node.cancel(str(number))
-            case Adopt(epoch, placement):
-                self._node.adopt(Placement.from_json(placement))
-                self._adopting = epoch
+            case Adopt(placement):
+                self._node.adopt(placement)
+                self._adopting = placement.epoch
             case Drain():
                 self._draining = True
             case Shutdown():

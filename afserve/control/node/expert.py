@@ -22,7 +22,7 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.engine.filler import Filler
-from afserve.engine.migrate import fills
+from afserve.engine.migrate import SlotUse
 from afserve.errors import PeerLost, ProtocolError
 from afserve.placement.placement import Placement
 
@@ -50,16 +50,16 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
     report = Reporter(heartbeat, stream, node.stats)
     freeze_heap()
     stream.send(Ready(heartbeat.resident_bytes()))
-    placement = Placement.from_json(assigned.run.placement)
+    placement = assigned.deployment.placement
     try:
-        ExpertLoop(node, filler, placement, assigned.index, stream, report).run()
+        ExpertLoop(node, filler, placement, assigned.node.index, stream, report).run()
     finally:
         filler.close()
         close()
 
 
 class ExpertLoop:
-    """Answers rows and fills slots until Shutdown. `placement` is the newest one that is filled or being filled."""
+    """Answers rows and fills slots until Shutdown. `placement` is what the bank was built with."""
 
     def __init__(
         self,
@@ -72,8 +72,7 @@ class ExpertLoop:
     ) -> None:
         self._node = node
         self._filler = filler
-        self._placement = placement
-        self._index = index
+        self._slots = SlotUse(index, placement)
         self._stream = stream
         self._report = report
         self._filling: set[int] = set()
@@ -101,21 +100,22 @@ class ExpertLoop:
                 self._running = False
             case Drain():
                 self._stream.send(Drained())
-            case FillSlots(epoch, text):
-                self._fill(epoch, Placement.from_json(text))
+            case FillSlots(placement):
+                self._fill(placement)
             case Retire(epoch):
+                self._filling.discard(epoch)
+                self._slots.retire(epoch)
                 self._node.retire(epoch)
             case _:
                 raise ProtocolError(f"an expert node does not take {type(command).__name__}")
 
-    def _fill(self, epoch: int, placement: Placement) -> None:
-        mine = [fill for fill in fills(self._placement, placement) if fill.node == self._index]
-        self._placement = placement
-        self._filling.add(epoch)
-        self._filler.submit(epoch, mine)
+    def _fill(self, placement: Placement) -> None:
+        self._filling.add(placement.epoch)
+        self._filler.submit(placement.epoch, self._slots.fills(placement))
 
     def _report_filled(self) -> None:
-        for epoch in self._filler.finished():
+        """But for those that were given up meanwhile."""
+        for epoch in self._filling.intersection(self._filler.finished()):
             self._filling.discard(epoch)
             self._node.accept(epoch)
             self._stream.send(Filled(epoch))

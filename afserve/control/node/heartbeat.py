@@ -14,6 +14,7 @@ from afserve.control.wire.values import Heartbeat
 from afserve.engine.stats import AttentionStats, ExpertStats
 
 Stats = AttentionStats | ExpertStats
+SECONDS = 1.0  # between two heartbeats
 ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70
 
@@ -21,7 +22,7 @@ ORPHAN_EXIT = 70
 class HeartbeatThread:
     """Sends the snapshot that was published last. It never asks the node, which another thread is stepping."""
 
-    def __init__(self, stream: ControlStream, seconds: float, stats: Stats) -> None:
+    def __init__(self, stream: ControlStream, stats: Stats, seconds: float = SECONDS) -> None:
         self.seconds = seconds
         self._published = stats
         self._stream = stream

@@ -13,8 +13,7 @@ from types import TracebackType
 
 import grpc
 
-from afserve.control.wire import channel
-from afserve.control.wire import messages
+from afserve.control.wire import channel, messages
 from afserve.control.wire.values import FromNode, Progress, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 

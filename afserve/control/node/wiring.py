@@ -18,7 +18,8 @@ from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout
 from afserve.config import FULL
 from afserve.control.identifying import Tell, reading
-from afserve.control.wire.values import ROLES, Assigned, Run, node_name
+from afserve.control.membership.desired import Deployment
+from afserve.control.wire.values import Assigned
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import (
     build_attention_node,
@@ -32,6 +33,7 @@ from afserve.engine.filler import Filler
 from afserve.engine.meter import ExpertWatch
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.ops import Ops, open_ops
+from afserve.member import Role
 from afserve.models.identity import Identity
 from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
@@ -51,37 +53,37 @@ def build_attention(
 
     `tell` is given, from a thread, what this host has of the checkpoint, before this returns.
     """
-    run = assigned.run
+    deployment = assigned.deployment
     identity, progress = _identity(assigned, progress, tell)
-    ops = _ops(run)
+    ops = _ops(deployment)
     spec = _checked_spec(assigned)
-    placement = Placement.from_json(run.placement)
-    layout = _layout(run, spec, placement)
-    addresses = meet(_agreed(layout, run, spec))
-    if not run.expert_nodes:
+    placement = deployment.placement
+    layout = _layout(deployment, spec, placement)
+    addresses = meet(_agreed(layout, deployment, spec))
+    if deployment.colocated:
         return _colocated(assigned, spec, placement, progress, ops, identity)
     transport = connect.connect(
-        addresses, attention=assigned.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
+        addresses, attention=assigned.node.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
     )
     link = ExpertLink(
-        transport, attention=assigned.index, layout=layout, placement=placement, device=ops.device
+        transport, attention=assigned.node.index, layout=layout, placement=placement, device=ops.device
     )
     trace = _trace(assigned)
-    _first(run, identity)
-    node = build_attention_node(run.source, run.engine, link, progress, ops=ops, trace=trace)
+    _first(deployment, identity)
+    node = build_attention_node(deployment.source, deployment.engine, link, progress, ops=ops, trace=trace)
     identity.result()
-    return node, _closing(link.close, trace, run)
+    return node, _closing(link.close, trace, deployment)
 
 
-def _ops(run: Run) -> Ops:
+def _ops(deployment: Deployment) -> Ops:
     """The native library has threads of its own; torch would only get in their way, and nothing large is left to it."""
-    device = torch.device(run.engine.device)
+    device = torch.device(deployment.engine.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device: {device} is not on {socket.gethostname()}; torch finds {torch.cuda.device_count()} CUDA devices"
         )
-    ops = open_ops(run.engine.device, run.engine.threads)
-    torch.set_num_threads(1 if ops.backend_name == "native" else run.engine.threads)
+    ops = open_ops(deployment.engine.device, deployment.engine.threads)
+    torch.set_num_threads(1 if ops.backend_name == "native" else deployment.engine.threads)
     return ops
 
 
@@ -93,21 +95,21 @@ def _colocated(
     ops: Ops,
     identity: "Future[Identity]",
 ) -> tuple[AnyNode, Close]:
-    run, trace = assigned.run, _trace(assigned)
-    _first(run, identity)
+    deployment, trace = assigned.deployment, _trace(assigned)
+    _first(deployment, identity)
     first, later = _halves(progress)
     bank = build_expert_bank(
-        run.source,
+        deployment.source,
         placement.held(0),
         spec.experts,
-        expert_dtype=run.engine.expert_dtype,
+        expert_dtype=deployment.engine.expert_dtype,
         progress=first,
         ops=ops,
     )
     link = LocalBankLink(bank)
-    node = build_attention_node(run.source, run.engine, link, later, ops=ops, trace=trace)
+    node = build_attention_node(deployment.source, deployment.engine, link, later, ops=ops, trace=trace)
     identity.result()
-    return node, _closing(link.close, trace, run)
+    return node, _closing(link.close, trace, deployment)
 
 
 def build_expert(
@@ -117,27 +119,27 @@ def build_expert(
 
     `tell` as for attention nodes.
     """
-    run = assigned.run
+    deployment = assigned.deployment
     identity, progress = _identity(assigned, progress, tell)
-    ops = _ops(run)
+    ops = _ops(deployment)
     spec = _checked_spec(assigned)
-    placement = Placement.from_json(run.placement)
-    layout = _layout(run, spec, placement)
+    placement = deployment.placement
+    layout = _layout(deployment, spec, placement)
     transport, address = connect.listen(
-        run.transport,
-        expert=assigned.index,
-        attention_nodes=run.attention_nodes,
+        deployment.transport,
+        expert=assigned.node.index,
+        attention_nodes=deployment.count(Role.ATTENTION),
         layout=layout,
         host=host,
         device=ops.device,
     )
-    announce(address, _agreed(layout, run, spec))
-    _first(run, identity)
+    announce(address, _agreed(layout, deployment, spec))
+    _first(deployment, identity)
     bank = build_expert_bank(
-        run.source,
-        placement.held(assigned.index),
+        deployment.source,
+        placement.held(assigned.node.index),
         layout.slots,
-        expert_dtype=run.engine.expert_dtype,
+        expert_dtype=deployment.engine.expert_dtype,
         progress=progress,
         ops=ops,
     )
@@ -148,65 +150,65 @@ def build_expert(
     watch = ExpertWatch(trace) if trace else None
     port = ExpertPort(transport, device=ops.device)
     node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch)
-    return node, filler, _closing(transport.close, trace, run)
+    return node, filler, _closing(transport.close, trace, deployment)
 
 
 def _trace(assigned: Assigned) -> Trace | None:
-    return Trace(node_name(assigned.role, assigned.index)) if assigned.run.trace_folder else None
+    return Trace(str(assigned.node)) if assigned.deployment.trace_folder else None
 
 
-def _closing(close: Close, trace: Trace | None, run: Run) -> Close:
+def _closing(close: Close, trace: Trace | None, deployment: Deployment) -> Close:
     """Also writes this node's part of the trace."""
 
     def closing() -> None:
         close()
         if trace is not None:
-            trace.write(Path(run.trace_folder) / f"{trace.process}.trace")
+            trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
 
     return closing
 
 
 def _checked_spec(assigned: Assigned) -> ModelSpec:
-    source = assigned.run.source
+    source = assigned.deployment.source
     spec = spec_of(source)
-    if spec.fingerprint() != assigned.run.fingerprint:
+    if spec.fingerprint() != assigned.deployment.fingerprint:
         raise RendezvousError(
-            f"{node_name(assigned.role, assigned.index)}: model: {source.path}/config.json describes another model "
-            f"here ({spec.fingerprint()}) than on the controller's host ({assigned.run.fingerprint})"
+            f"{assigned.node}: model: {source.path}/config.json describes another model "
+            f"here ({spec.fingerprint()}) than on the controller's host ({assigned.deployment.fingerprint})"
         )
     return spec
 
 
-def _layout(run: Run, spec: ModelSpec, placement: Placement) -> Layout:
-    layout = layout_for(run.source, spec, run.engine, placement.slots_per_node())
+def _layout(deployment: Deployment, spec: ModelSpec, placement: Placement) -> Layout:
+    layout = layout_for(deployment.source, spec, deployment.engine, placement.slots_per_node())
     served = rendezvous.fingerprint(
         spec.fingerprint(),
-        dtype_of(run.source, spec),
-        run.source.load_format,
-        run.source.seed,
-        run.engine.expert_dtype,
+        dtype_of(deployment.source, spec),
+        deployment.source.load_format,
+        deployment.source.seed,
+        deployment.engine.expert_dtype,
     )
     return replace(layout, model=served)
 
 
-def _agreed(layout: Layout, run: Run, spec: ModelSpec) -> Agreed:
+def _agreed(layout: Layout, deployment: Deployment, spec: ModelSpec) -> Agreed:
     """What `layout.model` is a hash of is named beside it, so that a disagreement says more than two numbers."""
     return {
         "data-plane protocol": str(wire.VERSION),
-        "dtype": str(dtype_of(run.source, spec)).removeprefix("torch."),
-        "load_format": run.source.load_format,
+        "dtype": str(dtype_of(deployment.source, spec)).removeprefix("torch."),
+        "load_format": deployment.source.load_format,
         **{name: str(value) for name, value in asdict(layout).items()},
     }
 
 
 def _identity(assigned: Assigned, progress: Progress, tell: Tell) -> "tuple[Future[Identity], Progress]":
     """Begins to read what this node's role needs of the checkpoint; with the progress that is left for loading."""
-    run = assigned.run
-    roles = (assigned.role,) if run.expert_nodes else ROLES
-    if run.verify != FULL:
-        return reading(run, roles, full=False, progress=lambda done: None, tell=tell), progress
+    deployment = assigned.deployment
+    roles = tuple(Role) if deployment.colocated else (assigned.node.role,)
+    if deployment.verify != FULL:
+        return reading(deployment.source, roles, full=False, progress=lambda done: None, tell=tell), progress
     first, later = _halves(progress)
-    return reading(run, roles, full=True, progress=first, tell=tell), later
+    return reading(deployment.source, roles, full=True, progress=first, tell=tell), later
 
 
 def _halves(progress: Progress) -> tuple[Progress, Progress]:
@@ -214,7 +216,7 @@ def _halves(progress: Progress) -> tuple[Progress, Progress]:
     return lambda done: progress(done / 2), lambda done: progress(0.5 + done / 2)
 
 
-def _first(run: Run, identity: "Future[Identity]") -> None:
+def _first(deployment: Deployment, identity: "Future[Identity]") -> None:
     """Where every byte is read for it, it comes before the weights: both want the disk."""
-    if run.verify == FULL:
+    if deployment.verify == FULL:
         identity.result()

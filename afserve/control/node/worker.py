@@ -1,6 +1,6 @@
 """The life of one node process: join the controller, build what it is assigned, serve until told to stop.
 
-The two roles are in `attention_worker` and `expert_worker`; this file knows joining, heartbeats and exits. It
+The two roles are in `attention` and `expert`; this file knows joining, heartbeats and exits. It
 starts no process and knows none of its siblings.
 """
 
@@ -8,19 +8,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
-from afserve.control.wire import channel
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire.values import ROLES, Assigned, Failed, Register
+from afserve.control.wire import channel
+from afserve.control.wire.values import Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
+from afserve.member import Role
 
 JOIN_SECONDS = 30.0
 Serve = Callable[[ControlStream, Assigned, HeartbeatThread], None]
@@ -37,14 +38,14 @@ class NodeSettings:
     verify: str = SAMPLES
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ConfigError(f"--role: {self.role!r} is not one of {', '.join(ROLES)}", param="role")
+        if self.role not in tuple(Role):
+            raise ConfigError(f"--role: {self.role!r} is not one of {', '.join(Role)}", param="role")
         host, _, port = self.join.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"--join: {self.join!r} is not HOST:PORT", param="join")
 
 
-def run_node(settings: NodeSettings, roles: dict[str, Serve] | None = None) -> None:
+def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) -> None:
     """Serve until the controller says stop. Raises what made the node unable to; the controller was told."""
     signal.signal(signal.SIGTERM, _leave)
     token = channel.read_token(Path(settings.token_file))
@@ -53,13 +54,13 @@ def run_node(settings: NodeSettings, roles: dict[str, Serve] | None = None) -> N
         assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
         assert isinstance(assigned, Assigned)
         if settings.verify == FULL:
-            assigned = replace(assigned, run=replace(assigned.run, verify=FULL))
-        _serve(stream, assigned, (roles or default_roles())[assigned.role])
+            assigned = replace(assigned, deployment=replace(assigned.deployment, verify=FULL))
+        _serve(stream, assigned, (roles or default_roles())[assigned.node.role])
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
-    empty = AttentionStats() if assigned.role == "attention" else ExpertStats()
-    heartbeat = HeartbeatThread(stream, assigned.run.heartbeat_seconds, empty)
+    empty = AttentionStats() if assigned.node.role is Role.ATTENTION else ExpertStats()
+    heartbeat = HeartbeatThread(stream, empty)
     heartbeat.start()
     try:
         serve(stream, assigned, heartbeat)
@@ -70,11 +71,11 @@ def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
         heartbeat.stop()
 
 
-def default_roles() -> dict[str, Serve]:
+def default_roles() -> Mapping[Role, Serve]:
     from afserve.control.node.attention import serve_attention
     from afserve.control.node.expert import serve_expert
 
-    return {"attention": serve_attention, "expert": serve_expert}
+    return {Role.ATTENTION: serve_attention, Role.EXPERT: serve_expert}
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.seating import Seating, look_up, own_addresses, seat
 from afserve.launch.topology import Share, Wishes, choose
+from afserve.member import Role, attention_node, expert_node
 from afserve.spec import ModelSpec
 
 TEXT = """
@@ -114,8 +115,8 @@ def test_hosts_must_be_tables(file: Path, hosts: str) -> None:
 
 def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
     seats = seated(file)
-    assert [s.name for s in seats.here] == ["attention-0", "attention-1"]
-    assert [s.name for s in seats.elsewhere] == ["expert-0", "expert-1", "expert-2"]
+    assert [str(s.node) for s in seats.here] == ["attention-0", "attention-1"]
+    assert [str(s.node) for s in seats.elsewhere] == ["expert-0", "expert-1", "expert-2"]
     assert (seats.listen, seats.port) == ("10.0.0.1", 0)
     assert set(seats.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
     lines = seats.commands("10.0.0.1:77", Path("/run/a b/token"))
@@ -135,7 +136,8 @@ def test_devices_of_one_machine_are_numbered_through(file: Path) -> None:
     text = TEXT.replace("cpu-host", "h20").replace('"there"', '"localhost"')
     assert [s.device for s in seated(file, text).seats] == [f"cuda:{n}" for n in range(5)]
     apart = seated(file, TEXT.replace("cpu-host", "h20")).devices
-    assert (apart["attention-1"], apart["expert-0"], apart["expert-2"]) == ("cuda:1", "cuda:0", "cuda:2")
+    found = apart[attention_node(1)], apart[expert_node(0)], apart[expert_node(2)]
+    assert found == ("cuda:1", "cuda:0", "cuda:2")
 
 
 @pytest.mark.parametrize(
@@ -186,5 +188,5 @@ def test_memory_is_counted_by_host() -> None:
         choose(spec, source, small, Wishes(1, 8))
     apart = Wishes(1, 8, "2", batch=4096, hosts=(Share(1, 0), Share(0, 8, here=False)))
     chosen = choose(spec, source, small, apart)
-    assert chosen.run.expert_nodes == 8
-    assert (chosen.run.engine.max_sequences, chosen.run.engine.max_batch_tokens) == (4096, 2048)
+    assert chosen.deployment.count(Role.EXPERT) == 8
+    assert (chosen.deployment.engine.max_sequences, chosen.deployment.engine.max_batch_tokens) == (4096, 2048)

@@ -10,15 +10,18 @@ from hypothesis.extra.numpy import arrays
 
 from afserve import errors
 from afserve.config import EngineConfig, ModelSource
+from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.values import (
+    Adopt,
     Assigned,
     Cancel,
     Drain,
     Drained,
     Endpoint,
     Failed,
+    FillSlots,
     Heartbeat,
     Identity,
     Peers,
@@ -26,18 +29,25 @@ from afserve.control.wire.values import (
     Ready,
     Refused,
     Register,
+    Retire,
     Routed,
-    Run,
     Shutdown,
     Submit,
     Tokens,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.member import Role, expert_node
+from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-RUN = Run(
-    ModelSource("/m", "m", "bfloat16", "dummy", 3, 7), EngineConfig(64, 9, adaptive=True), 2, 3, "f", "{}"
+PLACEMENT = Placement.contiguous(layers=2, experts=4, nodes=3, slots_per_node=2).with_epoch(3)
+RUN = Deployment(
+    ModelSource("/m", "m", "bfloat16", "dummy", 3, 7),
+    EngineConfig(64, 9, adaptive=True),
+    {Role.ATTENTION: 2, Role.EXPERT: 3},
+    "f",
+    PLACEMENT,
 )
 FROM_NODE = [
     Register("attention", 0, 3, "host", "1"),
@@ -53,7 +63,17 @@ FROM_NODE = [
     Tokens(()),
     Drained(),
 ]
-TO_NODE = [Assigned("expert", 1, RUN), Peers(("a", "b")), Peers(), Cancel(0), Drain(), Shutdown()]
+TO_NODE = [
+    Assigned(expert_node(1), 4, RUN),
+    Peers(((0, "a"), (2, "b"))),
+    Peers(),
+    Cancel(0),
+    Drain(),
+    Shutdown(),
+    FillSlots(PLACEMENT),
+    Adopt(PLACEMENT),
+    Retire(2),
+]
 
 
 @pytest.mark.parametrize("value", FROM_NODE, ids=lambda value: type(value).__name__)

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.control.membership.balancing import BalanceRules, Balancing, compact
-from afserve.control.migration import Crew, Migration, Phase
+from afserve.control.membership.migration import Migration, Phase
 from afserve.control.wire.values import Adopt, FillSlots, Retire
 from afserve.engine.migrate import fills
 from afserve.errors import ConfigError, DeadlineError, ProtocolError
+from afserve.member import NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.record import decode
 from afserve.placement.stats import RoutedRows
@@ -31,21 +32,37 @@ START = layered([[0, 1], [2, 3]], experts=4, width=4)
 TARGET = layered([[0, 2, 1], [3, 1]], experts=4, width=4)
 
 
+def crew(attention, experts):
+    """So many nodes of each role serve, all the time."""
+    counts = {Role.ATTENTION: attention, Role.EXPERT: experts}
+    return lambda role: [NodeId(role, index) for index in range(counts[role])]
+
+
+def epoch(value):
+    return value.epoch if isinstance(value, Retire) else value.placement.epoch
+
+
 def values(outgoing):
-    return [(role, index, type(value).__name__, value.epoch) for role, index, value in outgoing]
+    return [(node.role, node.index, type(value).__name__, epoch(value)) for node, value in outgoing]
 
 
 def test_fill_adopt_retire():
-    migration = Migration(START, Crew(2, 2))
+    migration = Migration(START, crew(2, 2))
     assert values(migration.begin(TARGET, 0.0)) == [
         ("expert", 0, "FillSlots", 1),
         ("expert", 1, "FillSlots", 1),
     ]
-    assert migration.filled(1, 1, 0.0) == []
-    assert values(migration.filled(0, 1, 0.0)) == [("attention", 0, "Adopt", 1), ("attention", 1, "Adopt", 1)]
+    assert migration.filled(expert_node(1), 1, 0.0) == []
+    assert values(migration.filled(expert_node(0), 1, 0.0)) == [
+        ("attention", 0, "Adopt", 1),
+        ("attention", 1, "Adopt", 1),
+    ]
     assert migration.placement is START
-    assert migration.adopted(0, 1, 1.0) == []
-    assert values(migration.adopted(1, 1, 1.0)) == [("expert", 0, "Retire", 0), ("expert", 1, "Retire", 0)]
+    assert migration.adopted(attention_node(0), 1, 1.0) == []
+    assert values(migration.adopted(attention_node(1), 1, 1.0)) == [
+        ("expert", 0, "Retire", 0),
+        ("expert", 1, "Retire", 0),
+    ]
     assert migration.steady
     assert migration.placement.epoch == 1
     assert {frozenset(r) - {FREE} for r in migration.placement.layers[0].slots} == {
@@ -54,28 +71,28 @@ def test_fill_adopt_retire():
 
 
 def test_a_route_thought_out_ahead_is_taken_unless_things_have_moved():
-    ahead, plain = Migration(START, Crew(1, 2)), Migration(START, Crew(1, 2))
+    ahead, plain = Migration(START, crew(1, 2)), Migration(START, crew(1, 2))
     route = ahead.route(TARGET)
     assert ahead.begin(TARGET, 0.0, route) == plain.begin(TARGET, 0.0)
     for node in (0, 1):
-        ahead.filled(node, 1, 0.0)
-    ahead.adopted(0, 1, 0.0)
+        ahead.filled(expert_node(node), 1, 0.0)
+    ahead.adopted(attention_node(0), 1, 0.0)
     first = ahead.route(START).stages[0]
     back = ahead.begin(START, 0.0, route)
-    assert Placement.from_json(back[0][2].placement) == first.with_epoch(2)
+    assert back[0][1].placement == first.with_epoch(2)
 
 
 def test_late_and_wrong_answers_are_named():
-    migration = Migration(START, Crew(1, 2))
+    migration = Migration(START, crew(1, 2))
     migration.begin(TARGET, 0.0)
     with pytest.raises(ProtocolError, match="expert-0 answered for epoch 7"):
-        migration.filled(0, 7, 0.0)
-    migration.filled(0, 1, 0.0)
+        migration.filled(expert_node(0), 7, 0.0)
+    migration.filled(expert_node(0), 1, 0.0)
     with pytest.raises(ProtocolError, match="expert-0"):
-        migration.filled(0, 1, 0.0)
+        migration.filled(expert_node(0), 1, 0.0)
     with pytest.raises(DeadlineError, match="expert-1: epoch 1 was not filled in time"):
         migration.check(1e6)
-    migration.filled(1, 1, 0.0)
+    migration.filled(expert_node(1), 1, 0.0)
     with pytest.raises(DeadlineError, match="attention-0: epoch 1 was not adopted"):
         migration.check(1e6)
 
@@ -83,17 +100,18 @@ def test_late_and_wrong_answers_are_named():
 class Cluster:
     """Nodes that obey: slots are overwritten only when free in every epoch an attention node may still use."""
 
-    def __init__(self, start, crew):
-        self.held = [{} for _ in range(crew.experts)]
-        self.routing = [start] * crew.attention
+    def __init__(self, start, attention, experts):
+        self.held = [{} for _ in range(experts)]
+        self.routing = [start] * attention
         self.newest = start
         for node, layer_slot in enumerate(self.held):
             for layer, slot, expert in start.held(node):
                 layer_slot[layer, slot] = expert
 
-    def obey(self, role, index, value):
+    def obey(self, node, value):
+        index = node.index
         if isinstance(value, FillSlots):
-            placement = Placement.from_json(value.placement)
+            placement = value.placement
             for fill in fills(self.newest if index == 0 else self._before, placement):
                 if fill.node == index:
                     for used in self.routing:
@@ -105,7 +123,7 @@ class Cluster:
             if index == 0:
                 self._before, self.newest = self.newest, placement
         elif isinstance(value, Adopt):
-            self.routing[index] = Placement.from_json(value.placement)
+            self.routing[index] = value.placement
             for node, held in enumerate(self.held):
                 for layer, slot, expert in self.routing[index].held(node):
                     assert held[layer, slot] == expert, "routed to an expert that is not there"
@@ -131,21 +149,20 @@ def test_any_interleaving_of_plans_and_answers_is_valid(seed):
         return layered(rows, experts=experts, width=width)
 
     start = target()
-    crew = Crew(2, nodes)
-    migration, cluster = Migration(start, crew), Cluster(start, crew)
+    migration, cluster = Migration(start, crew(2, nodes)), Cluster(start, 2, nodes)
     pending = migration.begin(target(), 0.0)
     for _ in range(rng.randrange(60)):
         if rng.random() < 0.1:
             pending += migration.begin(target(), 0.0)
         if not pending:
             continue
-        fill_first = [i for i, p in enumerate(pending) if isinstance(p[2], FillSlots)]
-        role, index, value = pending.pop(fill_first[0] if fill_first else rng.randrange(len(pending)))
-        cluster.obey(role, index, value)
+        fill_first = [i for i, p in enumerate(pending) if isinstance(p[1], FillSlots)]
+        node, value = pending.pop(fill_first[0] if fill_first else rng.randrange(len(pending)))
+        cluster.obey(node, value)
         if isinstance(value, FillSlots):
-            pending += migration.filled(index, value.epoch, 0.0)
+            pending += migration.filled(node, value.placement.epoch, 0.0)
         elif isinstance(value, Adopt):
-            pending += migration.adopted(index, value.epoch, 0.0)
+            pending += migration.adopted(node, value.placement.epoch, 0.0)
         for placement in {id(p): p for p in (*cluster.routing, migration.placement)}.values():
             for node in range(nodes):
                 for layer, slot, expert in placement.held(node):
@@ -170,21 +187,23 @@ def drive(balancing, load, seconds, now):
         now += 0.5
         for _ in range(2):
             balancing.heard(routed(load * 0.25), now)
-        todo = balancing.tick(now)
+        stats, migration = balancing.age(now), balancing._migration
+        place = None if stats is None else balancing.decided(balancing.think(stats, now))
+        todo = [] if place is None else migration.begin(place.placement, now, place.route)
         while todo:
-            _, index, value = todo.pop(0)
+            node, value = todo.pop(0)
             if isinstance(value, FillSlots):
-                begun += index == 0
-                todo += balancing.migration.filled(index, value.epoch, now)
+                begun += node.index == 0
+                todo += migration.filled(node, value.placement.epoch, now)
             elif isinstance(value, Adopt):
-                todo += balancing.migration.adopted(index, value.epoch, now)
+                todo += migration.adopted(node, value.placement.epoch, now)
     return now, begun
 
 
 def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
     layers, experts, nodes = 3, 16, 4
     start = Placement.contiguous(layers=layers, experts=experts, nodes=nodes, slots_per_node=6)
-    balancing = Balancing("m", start, Crew(2, nodes), BalanceRules(act=True))
+    balancing = Balancing("m", Migration(start, crew(2, nodes)), BalanceRules(act=True))
     now, _ = drive(balancing, skewed([0, 1], layers, experts), 10, 0.0)
     assert max(balancing.imbalance()) < 1.15
     now, begun = drive(balancing, skewed([0, 1], layers, experts), 20, now)
@@ -198,14 +217,14 @@ def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
 
 def test_every_so_many_seconds_acts_without_being_asked():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
-    balancing = Balancing("m", start, Crew(2, 2), BalanceRules(act=True, every=1.0))
+    balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules(act=True, every=1.0))
     _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0)
     assert begun >= 1
 
 
 def test_off_only_counts():
     start = Placement.contiguous(layers=1, experts=8, nodes=2)
-    balancing = Balancing("m", start, Crew(2, 2), BalanceRules())
+    balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules())
     _, begun = drive(balancing, skewed([0], 1, 8), 6, 0.0)
     assert begun == 0
     assert balancing.imbalance()[0] > 1.2
@@ -213,7 +232,7 @@ def test_off_only_counts():
 
 def test_recording_is_what_the_nodes_counted():
     start = Placement.contiguous(layers=2, experts=4, nodes=2)
-    balancing = Balancing("m", start, Crew(1, 2), BalanceRules())
+    balancing = Balancing("m", Migration(start, crew(1, 2)), BalanceRules())
     balancing.heard(routed([[1, 2, 3, 4], [4, 3, 2, 1]]), 0.0)
     balancing.recorder.start(1.0)
     balancing.heard(routed([[0, 0, 0, 0], [0, 2, 0, 0]], [[1, 0, 0, 0], [0, 0, 0, 0]]), 2.5)
@@ -228,28 +247,28 @@ def test_recording_is_what_the_nodes_counted():
 
 def test_a_placement_that_does_not_fit_is_refused():
     start = Placement.contiguous(layers=1, experts=4, nodes=2, slots_per_node=3)
-    balancing = Balancing("m", start, Crew(1, 2), BalanceRules(act=True))
+    balancing = Balancing("m", Migration(start, crew(1, 2)), BalanceRules(act=True))
     with pytest.raises(ConfigError, match="of another model"):
-        balancing.apply(Placement.contiguous(layers=2, experts=4, nodes=2), 0.0)
+        balancing.asked(Placement.contiguous(layers=2, experts=4, nodes=2))
     with pytest.raises(ConfigError, match="there is room for 2"):
-        balancing.apply(layered([[0, 1, 2], [3]], experts=4, width=3), 0.0)
+        balancing.asked(layered([[0, 1, 2], [3]], experts=4, width=3))
     assert compact(start, 2).slots_per_node() == 2
-    assert balancing.migration.phase is Phase.STEADY
+    assert balancing._migration.phase is Phase.STEADY
 
 
 def test_what_was_thought_while_something_else_began_is_dropped():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
-    balancing = Balancing("m", start, Crew(2, 2), BalanceRules(act=True, every=1.0))
+    balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules(act=True, every=1.0))
     total = skewed([0], 1, 8)
     balancing.heard(routed(total), 1.0)
     decision = balancing.think(balancing.age(1.0), 1.0)
     assert decision.placement is not None
     asked = layered([[0, 1, 2, 3, 4], [4, 5, 6, 7]], experts=8, width=6)
-    assert balancing.apply(asked, 1.1)
-    assert balancing.act_on(decision, 1.2) == []
+    assert balancing._migration.begin(balancing.asked(asked).placement, 1.1)
+    assert balancing.decided(decision) is None
     for node in range(2):
-        balancing.migration.filled(node, 1, 1.3)
+        balancing._migration.filled(expert_node(node), 1, 1.3)
     for node in range(2):
-        balancing.migration.adopted(node, 1, 1.4)
+        balancing._migration.adopted(attention_node(node), 1, 1.4)
     drive(balancing, total, 4, 2.0)
-    assert balancing.migration.placement.epoch > 1, "no longer decides"
+    assert balancing._migration.placement.epoch > 1, "no longer decides"

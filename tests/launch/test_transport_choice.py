@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.control.wire.values import Run
+from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.machine import Machine
@@ -14,6 +14,8 @@ from afserve.launch.models import CONFIGS
 from afserve.launch.seating import Seat, Seating
 from afserve.launch.topology import Share, Wishes, choose
 from afserve.launch.transports import choose_transport
+from afserve.member import NodeId, Role, expert_node
+from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
 
 NO_GPUS = Gpus()
@@ -25,8 +27,11 @@ def gpus(count, reach=True, free=80 << 30):
 
 def seats(*devices, elsewhere=()):
     """Roles in turn; devices of another host after those of this one."""
-    here = [Seat("attention" if i == 0 else "expert", i, "127.0.0.1", True, d) for i, d in enumerate(devices)]
-    return here + [Seat("expert", 9 + i, "10.0.0.2", False, d) for i, d in enumerate(elsewhere)]
+    here = [
+        Seat(NodeId(Role.EXPERT if i else Role.ATTENTION, i), "127.0.0.1", True, d)
+        for i, d in enumerate(devices)
+    ]
+    return here + [Seat(expert_node(9 + i), "10.0.0.2", False, d) for i, d in enumerate(elsewhere)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +81,9 @@ def test_what_needs_a_gpu_for_each_node_says_so(name):
 
 def run_of(device, attention, experts):
     engine = EngineConfig(64, 9, device=device)
-    return Run(ModelSource("/m", "m"), engine, attention, experts, "f", "{}")
+    counts = {Role.ATTENTION: attention, Role.EXPERT: experts}
+    placement = Placement.contiguous(layers=1, experts=8, nodes=experts)
+    return Deployment(ModelSource("/m", "m"), engine, counts, "f", placement)
 
 
 def devices(seating):
@@ -109,7 +116,7 @@ def test_the_kv_cache_is_cut_for_the_gpus_memory():
     host = Machine(16, 512 << 30, 512 << 30)
     small = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4, free=1 << 30), max_model_len=512))
     large = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4), max_model_len=512))
-    assert (small.run.attention_nodes, small.run.expert_nodes) == (2, 2)
+    assert small.deployment.counts == {Role.ATTENTION: 2, Role.EXPERT: 2}
     assert small.attention.total < 1 << 30
     assert small.kv_tokens <= large.kv_tokens
     shared = choose(spec, source, host, Wishes(attention=3, experts=3, device="cuda", gpus=gpus(2)))

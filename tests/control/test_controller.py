@@ -10,12 +10,15 @@ import pytest
 from afserve import __version__
 from afserve.clock import FakeClock, MonotonicClock
 from afserve.config import EngineConfig, ModelSource
-from afserve.control import controller as controller_module
 from afserve.control import identifying
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.identifying import OwnCopy
 from afserve.control.lanes import Lanes
+from afserve.control.membership import recovery
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.recovery import Rules
+from afserve.control.membership.state import Membership
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
     Assigned,
@@ -29,7 +32,6 @@ from afserve.control.wire.values import (
     Ready,
     Refused,
     Register,
-    Run,
     Shutdown,
     Submit,
     Tokens,
@@ -43,12 +45,14 @@ from afserve.errors import (
     PeerLost,
     RendezvousError,
 )
+from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 from afserve.server.backend import ServedModel
 
 TOKEN = "a-token"
-PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1).to_json()
-RUN = Run(ModelSource("/m", "m"), EngineConfig(64, 9), 1, 1, "f", PLACEMENT)
+PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1)
+COUNTS = {Role.ATTENTION: 1, Role.EXPERT: 1}
+RUN = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), COUNTS, "f", PLACEMENT)
 SECONDS = 20.0
 
 
@@ -109,10 +113,10 @@ class Nodes(list):
 
 
 @asynccontextmanager
-async def serving(*, clock=None, run=RUN, roles=("attention", "expert"), own=None, **changes):
+async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=None, **changes):
     """A controller, its frontend and scripted nodes that are on their way."""
     lanes, clock = Lanes(), clock or MonotonicClock()
-    controller = Controller(run, TOKEN, lanes, clock)
+    controller = Controller(RUN, TOKEN, lanes, clock, rules=rules)
     asked = own(controller, clock) if own else []
     frontend = Frontend(controller, lanes, ServedModel("m", "/m", 64, 9, 0), {"why": "because"}, clock)
     address = await controller.start()
@@ -146,7 +150,7 @@ def test_from_registration_to_tokens_to_shutdown():
             with pytest.raises(OverloadedError, match="starting"):
                 await answer(frontend, ask(1))
             await asyncio.wait_for(controller.wait_ready(), SECONDS)
-            assert attention.heard[:2] == [Assigned("attention", 0, RUN), Peers(("shm:0",))]
+            assert attention.heard[:2] == [Assigned(attention_node(0), 0, RUN), Peers(((0, "shm:0"),))]
             answers = await asyncio.gather(*(answer(frontend, ask(i, 2, 3)) for i in range(20)))
             assert answers == [[i, 2, 3] for i in range(20)]
             view = frontend.view()
@@ -225,19 +229,19 @@ def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
     ],
 )
 def test_a_failed_start_says_who_and_why(changes, kind, said, monkeypatch):
-    monkeypatch.setattr(controller_module, "EXIT_REPORT_SECONDS", 0.1)
     monkeypatch.setattr(
         "afserve.control.node.stream.CONNECT_SECONDS", 5.0
     )  # of a node that comes when all is over
 
     async def scenario():
-        async with serving(**changes) as (controller, _, _nodes):
+        async with serving(rules=SOON, **changes) as (controller, _, _nodes):
             with pytest.raises(kind, match=said):
                 await asyncio.wait_for(controller.wait_ready(), SECONDS)
 
     asyncio.run(scenario())
 
 
+SOON = Rules(report=0.1)  # a broken stream waits hardly for a reason
 OWN = {"attention weights": "aa", "expert weights": "bb"}
 AGREEING = {
     "attention": {"things": {"attention weights": "aa"}},
@@ -253,7 +257,7 @@ def own_copy(controller, clock, found=OWN):
         asked.append((full, progress, Future()))
         return asked[-1][2]
 
-    controller.own = OwnCopy(read, controller.members.expect, clock)
+    controller.own = OwnCopy(read, controller.known, clock)
     return asked
 
 
@@ -340,11 +344,10 @@ def test_an_own_copy_that_does_not_answer_is_named():
     asyncio.run(scenario())
 
 
-def test_a_lost_node_answers_every_open_request(monkeypatch):
-    monkeypatch.setattr(controller_module, "EXIT_REPORT_SECONDS", 0.1)
+def test_a_lost_node_answers_every_open_request():
 
     async def scenario():
-        async with serving() as (controller, frontend, (_, expert)):
+        async with serving(rules=SOON) as (controller, frontend, (_, expert)):
             await asyncio.wait_for(controller.wait_ready(), SECONDS)
             open_one = asyncio.create_task(answer(frontend, ask(1, max_tokens=98)))
             await asyncio.sleep(0)
@@ -365,7 +368,7 @@ def test_the_parents_report_comes_before_the_broken_stream():
         async with serving() as (controller, _, (_, expert)):
             await asyncio.wait_for(controller.wait_ready(), SECONDS)
             expert.leave.set()
-            controller.report_exit("expert-0", "its process was killed by SIGKILL")
+            controller.report_exit(expert_node(0), "its process was killed by SIGKILL")
             failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
             assert failure.message == "expert-0: its process was killed by SIGKILL"
 
@@ -377,10 +380,10 @@ def test_the_cause_is_named_not_the_one_who_noticed_first():
 
     async def scenario():
         async with serving(attention={"fail": gone}) as (controller, _, _nodes):
-            while "attention-0" not in controller._accusers:
+            while not controller.membership._recovery._accusers:
                 await asyncio.sleep(0.01)
-            controller.report_exit("attention-0", "its process ended with exit code 1")
-            controller.report_exit("expert-0", "its process was killed by SIGKILL")
+            controller.report_exit(attention_node(0), "its process ended with exit code 1")
+            controller.report_exit(expert_node(0), "its process was killed by SIGKILL")
             failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
             assert failure.message == "expert-0: its process was killed by SIGKILL"
 
@@ -393,7 +396,7 @@ def test_a_node_that_never_comes_is_named():
         async with serving(clock=clock, roles=("attention",)) as (controller, _, (attention,)):
             while not attention.heard:
                 await asyncio.sleep(0.01)
-            clock.advance(controller_module.REGISTER_SECONDS + 1)
+            clock.advance(recovery.REGISTER_SECONDS + 1)
             with pytest.raises(DeadlineError, match="expert-0 never registered"):
                 await asyncio.wait_for(controller.wait_ready(), SECONDS)
 
@@ -405,7 +408,7 @@ def test_a_silent_node_is_named():
         clock = FakeClock()
         async with serving(clock=clock) as (controller, _, _nodes):
             await asyncio.wait_for(controller.wait_ready(), SECONDS)
-            clock.advance(controller_module.SILENCE_SECONDS + 1)
+            clock.advance(recovery.SILENCE_SECONDS + 1)
             failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
             assert "attention-0: silent for 16 s" in failure.message
 
@@ -419,10 +422,10 @@ def test_nobody_there_is_said(monkeypatch):
 
 
 def test_a_bug_in_the_watch_ends_the_run(monkeypatch, caplog):
-    def broken(self, member, now):
+    def broken(self, now):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(Controller, "_check_life", broken)
+    monkeypatch.setattr(Membership, "_ticked", broken)
 
     async def scenario():
         async with serving() as (controller, _, _nodes):

@@ -32,7 +32,7 @@ def test_rows_are_neither_lost_nor_doubled_while_heartbeats_go_out(tiny_checkpoi
     """The heartbeat thread runs as fast as it can beside the steps; it used to fold and clear the steps' own lists."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     node, stream = colocated(source, config(micro_batches=2)), Stream()
-    heartbeat = HeartbeatThread(stream, 0.0002, AttentionStats())
+    heartbeat = HeartbeatThread(stream, AttentionStats(), 0.0002)
     report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     heartbeat.start()
     for request in requests(prompts()):
@@ -65,7 +65,7 @@ def test_a_heartbeat_never_calls_into_the_node():
         asked.add(threading.current_thread())
         return AttentionStats(running=len(asked))
 
-    heartbeat, clock = HeartbeatThread(stream, 0.001, AttentionStats()), FakeClock()
+    heartbeat, clock = HeartbeatThread(stream, AttentionStats(), 0.001), FakeClock()
     report = Reporter(heartbeat, stream, stats, clock=clock)
     heartbeat.start()
     deadline = time.monotonic() + 20
@@ -87,7 +87,7 @@ def test_nothing_is_said_twice_nor_too_often():
         rows = left.pop() if left else np.array([[0, 0]])
         return RoutedRows(np.zeros_like(rows), rows)
 
-    report = Reporter(HeartbeatThread(stream, 1.0, AttentionStats()), stream, AttentionStats, routed, clock)
+    report = Reporter(HeartbeatThread(stream, AttentionStats(), 1.0), stream, AttentionStats, routed, clock)
     for _ in range(410):
         clock.advance(0.01)
         report()

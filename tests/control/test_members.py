@@ -6,19 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.config import EngineConfig, ModelSource
 from afserve.control.affinity import Affinity
 from afserve.control.lanes import Lanes
-from afserve.control.members import READY, Members
-from afserve.control.wire.values import PROTOCOL, Endpoint, Register, Run
+from afserve.control.membership.members import Members, State
+from afserve.control.wire.values import PROTOCOL, Endpoint, Register
 from afserve.engine.request import TokenEvent
 from afserve.errors import PeerLost, RendezvousError
+from afserve.member import NodeId, Role, expert_node
 
-RUN = Run(ModelSource("/m", "m"), EngineConfig(64, 9), 2, 2, "f", "{}")
+NODES = tuple(NodeId(role, index) for role in Role for index in range(2))
 
 
-def members(run=RUN):
-    return Members(run, "1.0")
+def members(nodes=NODES, *, colocated=False):
+    return Members(nodes, "1.0", colocated)
+
+
+def admit(table, request):
+    return table.admit(table.check(request), request, 0.0)
 
 
 def register(role="attention", index=None, version="1.0", protocol=PROTOCOL):
@@ -27,13 +31,13 @@ def register(role="attention", index=None, version="1.0", protocol=PROTOCOL):
 
 def test_places_are_given_in_order_and_once():
     table = members()
-    assert [table.admit(register(), 0.0).name for _ in range(2)] == ["attention-0", "attention-1"]
-    assert table.admit(register("expert", 1), 0.0).name == "expert-1"
-    assert table.missing() == ["expert-0"]
+    assert [str(admit(table, register()).node) for _ in range(2)] == ["attention-0", "attention-1"]
+    assert admit(table, register("expert", 1)).node == expert_node(1)
+    assert table.missing() == [expert_node(0)]
     with pytest.raises(RendezvousError, match="all 2 places for attention nodes are taken"):
-        table.admit(register(), 0.0)
+        table.check(register())
     with pytest.raises(RendezvousError, match="expert-1 is registered already"):
-        table.admit(register("expert", 1), 0.0)
+        table.check(register("expert", 1))
 
 
 @pytest.mark.parametrize(
@@ -42,35 +46,34 @@ def test_places_are_given_in_order_and_once():
         (register(version="0.9"), "version: the node has 0.9, the controller 1.0"),
         (register(protocol=7), f"protocol: the node has 7, the controller {PROTOCOL}"),
         (register("driver"), "role: 'driver' is not one of attention, expert"),
-        (register("expert", 5), r"index: 5 is outside \[0, 1\]"),
+        (register("expert", 5), "index: 5 is none of the places for expert nodes, which are 0, 1"),
     ],
 )
 def test_a_stranger_is_refused_by_field(request_, field):
     with pytest.raises(RendezvousError, match=field):
-        members().admit(request_, 0.0)
+        members().check(request_)
 
 
 def test_colocated_runs_have_no_expert_nodes():
-    run = Run(ModelSource("/m", "m"), EngineConfig(64, 9), 1, 0, "f", "{}")
     with pytest.raises(RendezvousError, match="colocated"):
-        members(run).admit(register("expert"), 0.0)
+        members(NODES[:2], colocated=True).check(register("expert"))
 
 
 def test_a_disagreement_names_both_nodes_and_the_field():
     table = members()
-    first, second = (table.admit(register("expert"), 0.0) for _ in range(2))
+    first, second = (admit(table, register("expert")) for _ in range(2))
     table.agree(first, Endpoint("shm:0", {"hidden": "64", "top_k": "2"}))
     assert table.addresses() is None
     with pytest.raises(RendezvousError, match="expert-1 disagrees with expert-0 on hidden: 32 against 64"):
         table.agree(second, Endpoint("shm:1", {"hidden": "32", "top_k": "2"}))
-    assert table.addresses() == ("shm:0", "shm:1")
+    assert table.addresses() == ((0, "shm:0"), (1, "shm:1"))
 
 
 def test_copies_are_compared_thing_by_thing():
     """Roles read different tensors: attention nodes with attention nodes, expert nodes with expert nodes."""
     table = members()
-    attention, other = (table.admit(register(), 0.0) for _ in range(2))
-    expert = table.admit(register("expert"), 0.0)
+    attention, other = (admit(table, register()) for _ in range(2))
+    expert = admit(table, register("expert"))
     table.identify(attention, {"attention weights": "aa (9 tensors of BF16)", "tokenizer.json": "cc"})
     table.identify(expert, {"expert weights": "bb"})
     with pytest.raises(RendezvousError) as caught:
@@ -83,7 +86,7 @@ def test_copies_are_compared_thing_by_thing():
 @pytest.mark.parametrize("first", ["the controller", "the node"])
 def test_the_controllers_copy_is_the_one_to_have(first):
     table = members()
-    expert = table.admit(register("expert"), 0.0)
+    expert = admit(table, register("expert"))
     steps = [
         lambda: table.expect({"expert weights": "aa", "attention weights": "bb"}),
         lambda: table.identify(expert, {"expert weights": "cc"}),
@@ -100,7 +103,7 @@ def test_the_controllers_copy_is_the_one_to_have(first):
 
 def test_a_node_that_says_nothing_of_its_copy_is_refused():
     table = members()
-    one, other = (table.admit(register(), 0.0) for _ in range(2))
+    one, other = (admit(table, register()) for _ in range(2))
     table.check_identified(one)  # nobody has said anything
     table.identify(one, {"attention weights": "aa"})
     table.check_identified(one)
@@ -110,12 +113,22 @@ def test_a_node_that_says_nothing_of_its_copy_is_refused():
         table.check_identified(other)
 
 
+def test_a_place_is_taken_again_by_its_next_generation():
+    table = members()
+    first = admit(table, register("expert", 0))
+    first.state = State.GONE
+    assert table.get(first.id) is None and expert_node(0) in table.missing()
+    second = admit(table, register("expert"))
+    assert (second.node, second.id.generation) == (expert_node(0), 1)
+    assert table.get(second.id) is second and table.get(first.id) is None
+
+
 def test_says_who_is_missing_and_who_is_slow():
     table = members()
     for role in ("attention", "attention", "expert"):
-        table.admit(register(role), 0.0).state = READY
+        admit(table, register(role)).state = State.READY
     assert table.unready() == ["expert-1 never registered"] and not table.all_ready
-    table.admit(register("expert"), 0.0)
+    admit(table, register("expert"))
     assert table.unready() == ["expert-1 is at 0% (starting)"]
 
 

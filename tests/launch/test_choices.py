@@ -15,7 +15,7 @@ from afserve.launch.banner import banner, examples, ranges
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
 from afserve.launch.topology import NODE_OVERHEAD, Wishes, choose, needs
-from afserve.placement.placement import Placement
+from afserve.member import Role
 from afserve.spec import ModelSpec
 
 GIB = 1 << 30
@@ -42,15 +42,13 @@ def test_any_machine_gets_something_that_fits_or_a_reason(cores, memory, attenti
     except AfserveError as error:
         assert error.exit_code == 2
         return
-    run = chosen.run
-    total = run.attention_nodes * chosen.attention.total
-    total += run.expert_nodes * (chosen.expert.total if chosen.expert else 0)
+    deployment = chosen.deployment
+    found = deployment.count(Role.ATTENTION), deployment.count(Role.EXPERT)
+    total = found[0] * chosen.attention.total + found[1] * (chosen.expert.total if chosen.expert else 0)
     assert total <= here.memory
-    assert run.engine.max_model_len <= chosen.kv_tokens
-    assert run.attention_nodes == (attention or run.attention_nodes)
-    assert run.expert_nodes == (0 if colocated else experts or run.expert_nodes)
-    placement = Placement.from_json(run.placement)
-    assert placement.nodes == max(1, run.expert_nodes)
+    assert deployment.engine.max_model_len <= chosen.kv_tokens
+    assert found == (attention or found[0], 0 if colocated else experts or found[1])
+    assert deployment.placement.nodes == max(1, found[1])
     assert all(why for why in chosen.picked.values())
 
 
@@ -58,7 +56,11 @@ def test_what_the_user_fixed_is_not_explained():
     wishes = Wishes(1, 2, "3", kv_tokens=1600, max_model_len=200, threads=1)
     chosen = choose(NANO, SOURCE, machine(), wishes)
     assert chosen.picked == {}
-    assert (chosen.run.engine.micro_batches, chosen.kv_tokens, chosen.run.engine.adaptive) == (3, 1600, False)
+    assert (chosen.deployment.engine.micro_batches, chosen.kv_tokens, chosen.deployment.engine.adaptive) == (
+        3,
+        1600,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_settings_reach_the_engine():
     asked = Wishes(
         1, 2, max_waiting=7, block_size=48, prefix_caching=False, expert_dtype="int8", wire_dtype="fp8"
     )
-    engine = choose(NANO, SOURCE, machine(), asked).run.engine
+    engine = choose(NANO, SOURCE, machine(), asked).deployment.engine
     assert (engine.max_waiting, engine.block_size, engine.prefix_caching) == (7, 48, False)
     assert (engine.expert_dtype, engine.wire_dtype) == ("int8", "fp8")
     assert engine.kv_blocks * 48 >= engine.max_model_len
@@ -129,7 +131,7 @@ def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
 
 def test_a_small_machine_shortens_what_it_can_and_says_so():
     chosen = choose(NANO, SOURCE, machine(memory=(2 * NODE_OVERHEAD / GIB + 0.012) / 0.9), Wishes())
-    assert chosen.run.engine.max_model_len < NANO.max_position
+    assert chosen.deployment.engine.max_model_len < NANO.max_position
     assert str(NANO.max_position) in chosen.picked["max-model-len"]
 
 

@@ -1,0 +1,87 @@
+"""Single rules of the membership, event by event: what `test_schedules` cannot say who it is about."""
+
+import pytest
+
+from afserve.config import EngineConfig, ModelSource
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import (
+    Admit,
+    Begun,
+    Dismiss,
+    EndRun,
+    Joined,
+    Known,
+    Said,
+    Scale,
+    Settled,
+    Start,
+)
+from afserve.control.membership.recovery import OnLoss, Rules
+from afserve.control.membership.state import Membership
+from afserve.control.wire.values import Endpoint, Identity, Ready, Register
+from afserve.errors import ConfigError, RendezvousError
+from afserve.member import Role, attention_node, expert_node
+from afserve.placement.placement import Placement
+
+
+def run_of(attention=1, experts=1, **rules):
+    placement = Placement.contiguous(layers=1, experts=4, nodes=max(1, experts), slots_per_node=5)
+    counts = {Role.ATTENTION: attention, Role.EXPERT: experts}
+    deployment = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", placement)
+    membership = Membership(deployment, "1.0", Rules(**rules))
+    assert [type(effect) for effect in membership.on(Begun(), 0.0)] == [Start] * (attention + experts)
+    return membership
+
+
+def join(membership, node):
+    register = Register(node.role, node.index, 1, "host", "1.0")
+    return next(e.member for e in membership.on(Joined(id(node), register), 0.0) if isinstance(e, Admit))
+
+
+def say(membership, member, *values):
+    return [effect for value in values for effect in membership.on(Said(member, value), 0.0)]
+
+
+def test_whoever_was_ready_before_anybody_spoke_of_a_checkpoint_is_asked_too():
+    membership = run_of()
+    first, second = join(membership, attention_node(0)), join(membership, expert_node(0))
+    assert not say(membership, first, Endpoint("", {}), Ready(1))
+    effects = say(membership, second, Identity({"expert weights": "aa"}), Endpoint("a", {}), Ready(1))
+    assert [type(e) for e in effects[-1:]] == [EndRun] and not any(isinstance(e, Settled) for e in effects)
+    assert "attention-0 is ready, but has not said" in effects[-1].error.message
+
+
+def test_the_controllers_own_copy_may_be_known_last():
+    membership = run_of()
+    for node, address in ((attention_node(0), ""), (expert_node(0), "a")):
+        effects = say(membership, join(membership, node), Endpoint(address, {}), Ready(1))
+    assert Settled() in effects
+    (end,) = membership.on(Known({"expert weights": "aa"}), 1.0)
+    assert isinstance(end, EndRun) and "has not said what it has" in end.error.message
+
+
+@pytest.mark.parametrize(("on_loss", "kinds"), [(OnLoss.END, [Dismiss, EndRun]), (OnLoss.RESTART, [Dismiss])])
+def test_another_copy_is_sent_away_and_told_why(on_loss, kinds):
+    """While serving, the rule that gives places anew goes on without it."""
+    membership = run_of(on_loss=on_loss)
+    things = {"tokenizer.json": "aa"}
+    for node, address in ((attention_node(0), ""), (expert_node(0), "a")):
+        member = join(membership, node)
+        say(membership, member, Identity(things), Endpoint(address, {}), Ready(1))
+    assert membership.settled
+    effects = say(membership, member, Identity({"tokenizer.json": "bb"}))
+    assert [type(effect) for effect in effects] == kinds
+    assert isinstance(effects[0].error, RendezvousError) and "bb against aa" in effects[0].error.message
+
+
+def test_counts_that_cannot_be_are_refused_and_nothing_changes():
+    membership = run_of(experts=2)
+    for role, count, said in (
+        (Role.EXPERT, 0, "at least one expert node"),
+        (Role.ATTENTION, 0, "at least one"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            membership.on(Scale(role, count), 0.0)
+    with pytest.raises(ConfigError, match="colocated run has no expert nodes"):
+        run_of(experts=0).on(Scale(Role.EXPERT, 1), 0.0)
+    assert membership.deployment.counts == {Role.ATTENTION: 1, Role.EXPERT: 2}

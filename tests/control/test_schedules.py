@@ -1,0 +1,374 @@
+"""The membership under seeded schedules: nodes come, go, fall silent, return; counts and placements change.
+
+Nothing here is a process. `World` obeys effects as correct nodes would, some time later, and loses nodes as it likes.
+Every answer may come from a life that is over already, and every event may come twice.
+"""
+
+import random
+
+import pytest
+
+from afserve.config import EngineConfig, ModelSource
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import (
+    Admit,
+    Begun,
+    Dismiss,
+    DrainAll,
+    Drained,
+    EndRun,
+    Exited,
+    Joined,
+    Left,
+    Place,
+    Refuse,
+    Replan,
+    Said,
+    Scale,
+    Settled,
+    Start,
+    Tell,
+    Ticked,
+    Withdrawn,
+)
+from afserve.control.membership.members import State
+from afserve.control.membership.recovery import OnLoss, Rules
+from afserve.control.membership.state import Membership
+from afserve.control.wire.values import (
+    Adopt,
+    Adopted,
+    Drain,
+    Endpoint,
+    Failed,
+    Filled,
+    FillSlots,
+    Heartbeat,
+    Peers,
+    Progress,
+    Ready,
+    Register,
+    Retire,
+    Shutdown,
+)
+from afserve.control.wire.values import Drained as NodeDrained
+from afserve.engine.migrate import SlotUse
+from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.errors import ConfigError, PeerLost
+from afserve.member import NodeId, Role
+from afserve.placement.placement import FREE, LayerPlacement, Placement
+
+LAYERS, EXPERTS, WIDTH = 2, 6, 5  # one slot of a node stays spare, so that there is somewhere to fill
+RULES = Rules(OnLoss.RESTART, register=20.0, silence=5.0, stall=30.0, restarts=1_000_000, longest=4.0)
+QUIET = 400.0  # seconds without a loss, in which all that is wanted must come about
+
+
+def layer(rows):
+    held = [expert for row in rows for expert in row]
+    slots = tuple(tuple(row) + (FREE,) * (WIDTH - len(row)) for row in rows)
+    share = tuple(tuple(0.0 if e == FREE else 1 / held.count(e) for e in row) for row in slots)
+    return LayerPlacement(slots, share)
+
+
+def placed(rng, nodes, holders):
+    """Every expert on one of `holders`, some on two."""
+
+    def rows():
+        rows = [[] for _ in range(nodes)]
+        for expert in rng.sample(range(EXPERTS), EXPERTS):
+            rng.choice([rows[n] for n in holders if len(rows[n]) < WIDTH - 1]).append(expert)
+        for n in holders:
+            extra = rng.randrange(EXPERTS)
+            if extra not in rows[n] and len(rows[n]) < WIDTH - 1 and rng.random() < 0.5:
+                rows[n].append(extra)
+        return rows
+
+    return Placement(0, nodes, EXPERTS, tuple(layer(rows()) for _ in range(LAYERS)))
+
+
+class Process:
+    """One life of a node: what it holds, and what it will say when."""
+
+    def __init__(self, node, connection):
+        self.node, self.connection = node, connection
+        self.member = None
+        self.silent = False
+        self.slots = None
+        self.filling = set()
+        self.held = {}
+        self.routing = None
+
+
+class World:
+    def __init__(self, seed, rules=RULES):
+        self.rng = random.Random(seed)
+        counts = {Role.ATTENTION: self.rng.randint(1, 3), Role.EXPERT: self.rng.randint(2, 4)}
+        start = placed(self.rng, counts[Role.EXPERT], range(counts[Role.EXPERT]))
+        deployment = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", start)
+        self.membership = Membership(deployment, "1.0", rules)
+        self.now, self.connections = 0.0, 0
+        self.later = []  # (at, what to do)
+        self.processes = {}  # connection -> Process
+        self.generation = {}  # newest life of each node
+        self.said = []  # the last things said, to be said again
+        self.ended = None
+        self.settled = self.drained = 0
+
+    # ---- what the membership wants done
+
+    def on(self, event):
+        try:
+            effects = self.membership.on(event, self.now)
+        except ConfigError:
+            assert isinstance(event, Place | Scale), event
+            return
+        for effect in effects:
+            assert self.ended is None, f"{effect} after the end"
+            self.obey(effect)
+
+    def obey(self, effect):
+        match effect:
+            case Start(node):
+                self.soon(lambda: self.join(node), 3.0)
+            case Admit(connection, member, assigned):
+                self.admitted(self.processes[connection], member, assigned)
+            case Refuse(connection):
+                del self.processes[connection]
+            case Tell(member, value):
+                assert member.generation == self.generation[member.node], (
+                    f"{value} to an old life of {member}"
+                )
+                process = self.process(member)
+                if process is not None:
+                    self.told(process, value)
+            case Dismiss(member):
+                assert member.generation == self.generation[member.node]
+                if (process := self.process(member)) is not None:
+                    self.gone(process)
+            case Replan(holders):
+                self.soon(lambda: self.replanned(holders), 2.0)
+            case Settled():
+                self.settled += 1
+            case Drained():
+                self.drained += 1
+            case EndRun(error):
+                self.ended = error
+
+    def process(self, member):
+        return next((p for p in self.processes.values() if p.member == member), None)
+
+    # ---- what nodes do
+
+    def soon(self, act, seconds):
+        self.later.append((self.now + self.rng.uniform(0.0, seconds), act))
+
+    def join(self, node, index=True):
+        self.connections += 1
+        process = self.processes[self.connections] = Process(node, self.connections)
+        register = Register(node.role, node.index if index else None, 1, "host", "1.0")
+        self.on(Joined(process.connection, register))
+
+    def admitted(self, process, member, assigned):
+        assert member.generation == self.generation.get(member.node, -1) + 1
+        self.generation[member.node] = member.generation
+        process.member, process.node = member, member.node
+        placement = process.routing = assigned.deployment.placement
+        process.slots = SlotUse(member.node.index, placement)
+        if member.node.role is Role.EXPERT and member.node.index < placement.nodes:
+            process.held = {(y, slot): expert for y, slot, expert in placement.held(member.node.index)}
+        address = "a" if member.node.role is Role.EXPERT else ""
+        self.soon(lambda: self.say(process, Endpoint(address, {})), 1.0)
+        self.soon(lambda: self.say(process, Progress(0.5, "weights")), 1.0)
+        if member.node.role is Role.EXPERT:
+            self.soon(lambda: self.say(process, Ready(1)), 3.0)
+
+    def say(self, process, value):
+        if process.connection not in self.processes:
+            return
+        if process.silent:  # a stopped process: it says so when it goes on
+            if not isinstance(value, Heartbeat):
+                self.soon(lambda: self.say(process, value), 1.0)
+        else:
+            self.said = [*self.said[-20:], Said(process.member, value)]
+            self.on(self.said[-1])
+
+    def told(self, process, value):
+        match value:
+            case Peers():
+                if self.membership.members.at(process.node).state is State.LOADING:
+                    self.soon(lambda: self.say(process, Ready(1)), 3.0)
+            case FillSlots(placement):
+                process.filling.add(placement.epoch)
+                self.soon(lambda: self.filled(process, placement), 3.0)
+            case Adopt(placement):
+                self.soon(lambda: self.adopted(process, placement), 1.0)
+            case Drain():
+                self.soon(lambda: self.say(process, NodeDrained()), 2.0)
+            case Shutdown():
+                self.soon(lambda: self.gone(process), 1.0)
+            case Retire(epoch):
+                process.filling.discard(epoch)
+                process.slots.retire(epoch)
+
+    def filled(self, process, placement):
+        if process.silent:
+            self.soon(lambda: self.filled(process, placement), 1.0)
+            return
+        if placement.epoch not in process.filling:
+            return
+        process.filling.discard(placement.epoch)
+        for fill in process.slots.fills(placement):
+            process.held[fill.layer, fill.slot] = fill.expert
+        self.say(process, Filled(placement.epoch))
+
+    def adopted(self, process, placement):
+        if process.silent:
+            self.soon(lambda: self.adopted(process, placement), 1.0)
+            return
+        if process.connection not in self.processes:
+            return
+        process.routing = placement
+        self.say(process, Adopted(placement.epoch))
+
+    def gone(self, process, *, exit_seen=True):
+        if self.processes.pop(process.connection, None) is None:
+            return
+        if process.member is None:
+            self.on(Withdrawn(process.connection))
+            return
+        events = [Left(process.member, "its stream broke")] + [Exited(process.node, "killed")] * exit_seen
+        for event in self.rng.sample(events, len(events)):
+            self.on(event)
+
+    def replanned(self, holders):
+        nodes = max(max(holders) + 1, self.membership.migration.placement.nodes)
+        if (WIDTH - 1) * len(holders) >= EXPERTS:
+            self.on(Place(placed(self.rng, nodes, sorted(holders)), holders))
+
+    # ---- what happens to them
+
+    def mishap(self):
+        rng, processes = self.rng, list(self.processes.values())
+        some = rng.choice(processes) if processes else None
+        choice = rng.random()
+        if choice < 0.25 and some:
+            self.gone(some, exit_seen=rng.random() < 0.5)
+        elif choice < 0.4 and some:
+            some.silent = not some.silent
+        elif choice < 0.5 and some and some.member:
+            self.say(some, Failed(rng.choice([PeerLost(NodeId(Role.EXPERT, 0), "x"), ConfigError("y")])))
+        elif choice < 0.6 and self.said:
+            self.on(rng.choice(self.said))
+        elif choice < 0.7:
+            self.join(NodeId(rng.choice(list(Role)), rng.randrange(5)), index=rng.random() < 0.5)
+        elif choice < 0.85:
+            role = rng.choice(list(Role))
+            self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))
+        else:
+            holders = sorted(n.index for n in self.membership.members.places(Role.EXPERT))
+            nodes = max(max(holders) + 1, self.membership.migration.placement.nodes)
+            self.on(Place(placed(rng, nodes, holders)))
+
+    def pass_time(self):
+        self.now += self.rng.uniform(0.01, 0.7)
+        due = [entry for entry in self.later if entry[0] <= self.now]
+        self.later = [entry for entry in self.later if entry[0] > self.now]
+        for _, act in sorted(due, key=lambda entry: entry[0]):
+            act()
+        for process in list(self.processes.values()):
+            if process.member is not None:
+                stats = AttentionStats() if process.node.role is Role.ATTENTION else ExpertStats()
+                self.say(process, Heartbeat(1, stats))
+        self.on(Ticked())
+        if self.rng.random() < 0.1:
+            self.on(Ticked())
+        self.check_routing()
+
+    def check_routing(self):
+        """Whoever serves routes only to experts that are there."""
+        serving = [p for p in self.processes.values() if p.member and self.serves(p.member)]
+        experts = {p.node.index: p for p in serving if p.node.role is Role.EXPERT}
+        for placement in {
+            id(p.routing): p.routing for p in serving if p.node.role is Role.ATTENTION
+        }.values():
+            for index, expert_node in experts.items():
+                held = placement.held(index) if index < placement.nodes else ()
+                for y, slot, expert in held:
+                    assert expert_node.held.get((y, slot)) == expert, "routed to an expert that is not there"
+
+    def serves(self, member):
+        found = self.membership.members.get(member)
+        return found is not None and found.serving
+
+    def reached(self):
+        """All that is wanted is there, ready, and holds what it should; nothing is under way."""
+        membership = self.membership
+        placement, members = membership.migration.placement, membership.members
+        for role in Role:
+            if len(members.places(role)) != membership.deployment.count(role):
+                return f"{role}: {members.places(role)}"
+        if not members.all_ready or not membership.migration.steady:
+            return f"{members.unready()}, {membership.migration.phase}"
+        holders = {n for n in range(placement.nodes) if any(True for _ in placement.held(n))}
+        present = {n.index for n in members.places(Role.EXPERT)}
+        if not holders <= present:
+            return f"experts on {holders}, nodes {present}"
+        for process in self.processes.values():
+            if process.member is None or members.get(process.member) is None:
+                continue
+            if process.node.role is Role.ATTENTION and process.routing.epoch != placement.epoch:
+                return f"{process.node} routes by epoch {process.routing.epoch}, not {placement.epoch}"
+            if process.node.role is Role.EXPERT and process.node.index < placement.nodes:
+                for y, slot, expert in placement.held(process.node.index):
+                    if process.held.get((y, slot)) != expert:
+                        return f"{process.node} lacks expert {expert} of layer {y}"
+        return None
+
+
+def run(seed):
+    world = World(seed)
+    world.on(Begun())
+    for _ in range(world.rng.randrange(30, 150)):
+        world.pass_time()
+        if world.rng.random() < 0.3:
+            world.mishap()
+    for process in world.processes.values():
+        process.silent = False
+    since = world.now
+    while (why := world.reached()) is not None and world.now < since + QUIET:
+        world.pass_time()
+    assert world.ended is None, f"seed {seed}: {world.ended}"
+    assert why is None, f"seed {seed}: still not after {QUIET:.0f} s: {why}"
+    assert world.settled == 1
+    world.on(DrainAll())
+    for _ in range(30):
+        world.pass_time()
+    assert world.drained == 1, f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, 500, 50))
+def test_what_is_wanted_is_reached_when_losses_stop(first):
+    for seed in range(first, first + 50):
+        run(seed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_what_is_wanted_is_reached_in_ten_thousand_schedules():
+    for seed in range(500, 10_500):
+        run(seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_by_todays_rule_the_first_loss_ends_the_run_once(seed):
+    world = World(seed, Rules(OnLoss.END, register=20.0, silence=5.0, report=1.0))
+    world.on(Begun())
+    while not world.settled:
+        world.pass_time()
+    lost = world.rng.choice(list(world.processes.values()))
+    lost.silent = world.rng.random() < 0.5
+    if not lost.silent:
+        world.gone(lost, exit_seen=world.rng.random() < 0.5)
+    until = world.now + 10.0
+    while world.now < until:
+        world.pass_time()
+    assert isinstance(world.ended, PeerLost) and world.ended.peer == lost.node
