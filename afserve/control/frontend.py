@@ -104,8 +104,8 @@ class Frontend:
             )
         load = [self._lanes.on_node(node) for node in range(self._nodes)]
         node = self._affinity.pick(request.prompt_ids, load)
-        lane = self._lanes.open(request.request_id, node)
-        submitted = replace(request, request_id=str(lane.number))
+        lane = self._lanes.open(node)
+        submitted = replace(request, handle=lane.number)
         self._controller.send(attention_node(lane.node), Submit(submitted))
         return lane
 

@@ -13,11 +13,10 @@ from afserve.errors import AfserveError
 
 
 class Lane:
-    """One open request on attention node `node`. `number` is its name on the control plane."""
+    """One open request on attention node `node`. `number` is its handle there and on the control plane."""
 
-    def __init__(self, number: int, request_id: str, node: int) -> None:
+    def __init__(self, number: int, node: int) -> None:
         self.number = number
-        self.request_id = request_id
         self.node = node
         self.finished = False
         self._queue: asyncio.Queue[TokenEvent | AfserveError] = asyncio.Queue()
@@ -27,11 +26,11 @@ class Lane:
         self._queue.put_nowait(item)
 
     async def get(self) -> TokenEvent:
-        """The next event, under the caller's own request id. Raises the error that ended the request."""
+        """The next event. Raises the error that ended the request."""
         item = await self._queue.get()
         if isinstance(item, AfserveError):
             raise item
-        return item.named(self.request_id)
+        return item
 
 
 class Lanes:
@@ -47,8 +46,8 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request_id: str, node: int) -> Lane:
-        lane = Lane(self._next, request_id, node)
+    def open(self, node: int) -> Lane:
+        lane = Lane(self._next, node)
         self._next += 1
         self._open[lane.number] = lane
         self._load[node] += 1
@@ -66,7 +65,7 @@ class Lanes:
 
     def deliver(self, events: Iterable[TokenEvent]) -> None:
         for event in events:
-            lane = self._open.get(int(event.request_id))
+            lane = self._open.get(event.handle)
             if lane is not None:
                 lane.put(event)
 

@@ -60,9 +60,9 @@ class AttentionNode(Generic[T]):
         self._scheduler.submit(request)
         self._prompt_tokens += len(request.prompt_ids)
 
-    def cancel(self, request_id: str) -> None:
-        """Drop a request and free its blocks; unknown ids are fine, it may just have finished."""
-        self._scheduler.cancel(request_id)
+    def cancel(self, handle: int) -> None:
+        """Drop a request and free its blocks; unknown handles are fine, it may just have finished."""
+        self._scheduler.cancel(handle)
 
     def adopt(self, placement: Placement) -> None:
         """Route later dispatches by `placement`; those under way end as they began."""

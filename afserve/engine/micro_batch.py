@@ -138,8 +138,8 @@ class MicroBatch(Generic[T]):
             ended = done.pop(id(sequence), None)
             self.events.append(_event(sequence, token, logprobs, ended, first=index in first))
         for ended in done.values():
-            name = ended.sequence.request.request_id
-            self.events.append(TokenEvent(name, (), ended.reason, error=ended.error))
+            handle = ended.sequence.request.handle
+            self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))
             self._kv.clear(ended.spoiled)
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
@@ -171,7 +171,7 @@ def _event(
 ) -> TokenEvent:
     cancelled = done is not None and done.reason == "cancelled"
     return TokenEvent(
-        request_id=sequence.request.request_id,
+        handle=sequence.request.handle,
         token_ids=() if cancelled else (token,),
         finish_reason=done.reason if done else None,
         stop_token_id=done.stop_token_id if done else None,

@@ -65,7 +65,7 @@ class Scheduler:
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
         self._waiting: deque[Sequence] = deque()
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
-        self._by_id: dict[str, Sequence] = {}
+        self._by_handle: dict[int, Sequence] = {}
         self._order = 0
         self.active = config.micro_batches
         self.preemptions = 0
@@ -84,13 +84,13 @@ class Scheduler:
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
         sequence = Sequence.start(request, self._order, eos, self.pool.root)
         self._order += 1
-        self._by_id[request.request_id] = sequence
+        self._by_handle[request.handle] = sequence
         self._waiting.append(sequence)
 
     def _check(self, request: GenerationRequest) -> None:
         length, limit = len(request.prompt_ids), self._config.max_model_len
-        if request.request_id in self._by_id:
-            raise RequestError(f"request {request.request_id} is already running", param="request_id")
+        if request.handle in self._by_handle:
+            raise RequestError(f"request {request.handle} is already running", param="handle")
         if length == 0:
             raise RequestError("the prompt is empty; send at least one token", param="prompt")
         if length >= limit:
@@ -106,15 +106,19 @@ class Scheduler:
                 raise RequestError(
                     f"token id {token} is outside [0, {self._vocab_size})", param="stop_token_ids"
                 )
+        if request.params.seed is None and not request.params.greedy:
+            raise RequestError(
+                "seed: a request that draws tokens needs one; SamplingParams.choices() gives it", param="seed"
+            )
         capacity = self.pool.blocks * self.pool.block_size
         if length >= capacity:
             raise RequestError(
                 f"the prompt has {length} tokens, the KV cache of a node holds {capacity}", param="prompt"
             )
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, handle: int) -> bool:
         """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
-        sequence = self._by_id.get(request_id)
+        sequence = self._by_handle.get(handle)
         if sequence is None:
             return False
         if sequence.in_flight:
@@ -315,7 +319,7 @@ class Scheduler:
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
-        del self._by_id[sequence.request.request_id]
+        del self._by_handle[sequence.request.handle]
 
     # -- what others may know --------------------------------------------------------------------------
 
@@ -329,7 +333,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._by_id)
+        return bool(self._by_handle)
 
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:
@@ -338,6 +342,6 @@ class Scheduler:
     def check(self) -> None:
         """Integrity of blocks and queues; for tests and debugging."""
         self.pool.check([s.blocks for s in self._all_running()])
-        assert len(self._by_id) == self.running + self.waiting, "a request is in no queue, or in two"
+        assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"

@@ -7,7 +7,7 @@ engine. Knows no wire format.
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.errors import ProtocolError
@@ -39,22 +39,12 @@ class Task:
         return sum(len(ids) for ids in self.prompts)
 
     def requests(self) -> tuple[GenerationRequest, ...]:
-        one = replace(self.params, n=1)
-        seed = self.params.seed
+        """One for each choice, whose number is its handle until the backend gives it another."""
         return tuple(
-            GenerationRequest(
-                f"{self.request_id}-{p * self.params.n + i}",
-                ids,
-                one if seed is None or i == 0 else replace(one, seed=_wrap(seed + i)),
-            )
+            GenerationRequest(p * self.params.n + i, ids, one)
             for p, ids in enumerate(self.prompts)
-            for i in range(self.params.n)
+            for i, one in enumerate(self.params.choices())
         )
-
-
-def _wrap(seed: int) -> int:
-    """Into the signed 64-bit range, for a seed near its end."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class Generator:
@@ -90,7 +80,7 @@ class Generator:
                     yield index, piece
                     if piece.finish_reason is not None:
                         return
-            raise ProtocolError(f"{request.request_id}: the engine ended it without a reason")
+            raise ProtocolError(f"{task.request_id}-{index}: the engine ended it without a reason")
         finally:
             timer.ended(reason)
 

@@ -100,12 +100,12 @@ class ScriptedNode(threading.Thread):
 
     def answer(self, stream, request):
         if request.params.max_tokens == 99:
-            stream.send(Refused(int(request.request_id), OverloadedError("full", retry_after=2.0)))
+            stream.send(Refused(request.handle, OverloadedError("full", retry_after=2.0)))
         elif request.params.max_tokens != 98:  # 98 stays open
             *most, last = request.prompt_ids
             for token in most:
-                stream.send(Tokens((TokenEvent(request.request_id, (token,)),)))
-            stream.send(Tokens((TokenEvent(request.request_id, (last,), "length"),)))
+                stream.send(Tokens((TokenEvent(request.handle, (token,)),)))
+            stream.send(Tokens((TokenEvent(request.handle, (last,), "length"),)))
 
 
 class Nodes(list):
@@ -135,7 +135,7 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
 
 
 def ask(*prompt, max_tokens=16):
-    return GenerationRequest("mine", prompt, SamplingParams(max_tokens=max_tokens))
+    return GenerationRequest(0, prompt, SamplingParams(max_tokens=max_tokens))
 
 
 async def answer(frontend, request):

@@ -44,11 +44,11 @@ class ScriptedNode:
     def submit(self, request):
         if request.params.max_tokens == 99:
             raise OverloadedError("full")
-        self.left[request.request_id] = 2
+        self.left[request.handle] = 2
 
-    def cancel(self, request_id):
-        self.cancelled.append(request_id)
-        self.left.pop(request_id, None)
+    def cancel(self, handle):
+        self.cancelled.append(handle)
+        self.left.pop(handle, None)
 
     def step(self):
         self.turn += 1
@@ -56,12 +56,12 @@ class ScriptedNode:
         if self.stalled:
             return []
         events = []
-        for request_id in list(self.left):
-            self.left[request_id] -= 1
-            done = self.left[request_id] == 0
-            events.append(TokenEvent(request_id, (7,), "length" if done else None))
+        for handle in list(self.left):
+            self.left[handle] -= 1
+            done = self.left[handle] == 0
+            events.append(TokenEvent(handle, (7,), "length" if done else None))
             if done:
-                del self.left[request_id]
+                del self.left[handle]
         return events
 
     def wait(self, timeout):
@@ -71,21 +71,21 @@ class ScriptedNode:
 def submit(number, **params):
     from afserve.engine.request import SamplingParams
 
-    return Submit(GenerationRequest(str(number), (1, 2), SamplingParams(**params)))
+    return Submit(GenerationRequest(number, (1, 2), SamplingParams(**params)))
 
 
 def test_all_tokens_of_a_step_travel_in_one_message():
     stream, node = ScriptedStream([submit(1), submit(2)], [], [], [], [Shutdown()]), ScriptedNode()
     AttentionLoop(node, stream).run()
     steps = [value for value in stream.sent if isinstance(value, Tokens)]
-    assert [[event.request_id for event in step.events] for step in steps] == [["1", "2"], ["1", "2"]]
+    assert [[event.handle for event in step.events] for step in steps] == [[1, 2], [1, 2]]
 
 
 class QuickNode(ScriptedNode):
     """One token per step, never stalled."""
 
     def submit(self, request):
-        self.left[request.request_id] = request.params.max_tokens
+        self.left[request.handle] = request.params.max_tokens
 
     def step(self):
         self.turn = 0
@@ -134,7 +134,7 @@ def test_cancel_then_drain():
     stream = ScriptedStream([submit(1)], [submit(2)], [Cancel(1), Drain()], [], [], [], [], [Shutdown()])
     node = ScriptedNode()
     AttentionLoop(node, stream).run()
-    assert node.cancelled == ["1"]
+    assert node.cancelled == [1]
     assert stream.sent.count(Drained()) == 1
     assert isinstance(stream.sent[-1], Drained)
 

@@ -132,14 +132,14 @@ def test_says_who_is_missing_and_who_is_slow():
     assert table.unready() == ["expert-1 is at 0% (starting)"]
 
 
-def test_a_lane_gives_events_under_the_callers_id():
+def test_a_lane_gives_the_events_of_its_number():
     async def scenario():
         lanes = Lanes()
-        first, second = lanes.open("mine", 0), lanes.open("yours", 1)
-        lanes.deliver([TokenEvent("2", (5,)), TokenEvent("1", (6,), "stop"), TokenEvent("77", (1,))])
+        first, second = lanes.open(0), lanes.open(1)
+        lanes.deliver([TokenEvent(2, (5,)), TokenEvent(1, (6,), "stop"), TokenEvent(77, (1,))])
         event = await first.get()
-        assert (event.request_id, event.token_ids, first.finished) == ("mine", (6,), True)
-        assert (await second.get()).request_id == "yours"
+        assert (event.handle, event.token_ids, first.finished) == (first.number, (6,), True)
+        assert (await second.get()).handle == second.number
         assert (lanes.on_node(0), lanes.on_node(1)) == (1, 1)
         lanes.fail_all(PeerLost("expert-0", "gone"))
         with pytest.raises(PeerLost, match="expert-0: gone"):

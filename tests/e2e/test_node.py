@@ -61,7 +61,7 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
         nodes = [start(role, address, token) for role in ("expert", "attention", "expert")]
         await asyncio.wait_for(controller.wait_ready(), SECONDS)
         request = GenerationRequest(
-            "a", (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+            1, (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         )
         found = [token async for event in frontend.generate(request) for token in event.token_ids]
         assert len(found) == 4

@@ -9,7 +9,7 @@ from afserve.engine.sequence import Sequence
 
 
 def chunk(tokens: int, start: int, count: int, blocks: list[int]) -> Chunk:
-    request = GenerationRequest("r", tuple(range(100, 100 + tokens)), SamplingParams(max_tokens=9))
+    request = GenerationRequest(1, tuple(range(100, 100 + tokens)), SamplingParams(max_tokens=9))
     sequence = Sequence.start(request, 0, frozenset())
     sequence.blocks = blocks
     return Chunk(sequence, start, count, start + count == tokens)

@@ -18,8 +18,9 @@ def scheduler(**fields):
     return Scheduler(EngineConfig(**{**base, **fields}), VOCAB, frozenset({0}))
 
 
-def request(name, length=5, **params):
-    return GenerationRequest(name, tuple(1 + (i * 7) % 40 for i in range(length)), SamplingParams(**params))
+def request(handle, length=5, **params):
+    prompt = tuple(1 + (i * 7) % 40 for i in range(length))
+    return GenerationRequest(handle, prompt, SamplingParams(**{"seed": 1, **params}))
 
 
 def next_token(sequence):
@@ -36,7 +37,7 @@ def run(s, order=(0, 1), steps=4000):
             assert plan.tokens <= 8
             before = [(c.sequence, list(c.sequence.tokens)) for c in plan.chunks]
             for done in s.commit(plan, [next_token(c.sequence) for c in plan.chunks if c.last]):
-                out[done.sequence.request.request_id] = (done.reason, done.sequence.output_ids)
+                out[done.sequence.request.handle] = (done.reason, done.sequence.output_ids)
             assert all(len(q.tokens) - len(t) <= 1 for q, t in before)
             s.check()
         if not s.busy:
@@ -65,12 +66,12 @@ def test_any_load_gives_the_tokens_of_running_alone(lengths, blocks, micro_batch
     s = scheduler(
         kv_blocks=blocks, micro_batches=micro_batches, prefix_caching=caching, max_batch_tokens=budget
     )
-    wanted = [request(str(i), n, max_tokens=m) for i, (n, m) in enumerate(lengths)]
+    wanted = [request(i, n, max_tokens=m) for i, (n, m) in enumerate(lengths)]
     for req in wanted:
         s.submit(req)
     out = run(s, order=tuple(range(micro_batches)))
     for req in wanted:
-        assert out[req.request_id] == ("length", alone(req))
+        assert out[req.handle] == ("length", alone(req))
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,11 +84,11 @@ def test_integrity_under_any_order_of_calls(calls):
     for call, n in calls:
         if call == "submit":
             try:
-                s.submit(request(f"{n}", 3 + 4 * n, max_tokens=6))
+                s.submit(request(n, 3 + 4 * n, max_tokens=6))
             except RequestError as error:
                 assert "already running" in error.message
         elif call == "cancel":
-            s.cancel(f"{n}")
+            s.cancel(n)
         elif call.startswith("plan") and int(call[-1]) not in plans:
             plan = s.plan(int(call[-1]))
             if plan is not None:
@@ -100,17 +101,17 @@ def test_integrity_under_any_order_of_calls(calls):
 
 def test_decodes_go_before_a_long_prompt():
     s = scheduler(micro_batches=1, kv_blocks=40)
-    s.submit(request("short", 2, max_tokens=10))
+    s.submit(request(1, 2, max_tokens=10))
     s.commit(s.plan(0), [7])
-    s.submit(request("long", 30, max_tokens=2))
+    s.submit(request(2, 30, max_tokens=2))
     plan = s.plan(0)
-    assert [(c.sequence.request.request_id, c.count) for c in plan.chunks] == [("short", 1), ("long", 7)]
+    assert [(c.sequence.request.handle, c.count) for c in plan.chunks] == [(1, 1), (2, 7)]
 
 
 def test_micro_batches_stay_even_and_inactive_ones_empty():
     s = scheduler(micro_batches=3, kv_blocks=60, max_batch_tokens=64)
     for i in range(9):
-        s.submit(request(str(i), 2, max_tokens=1 if i % 3 == 0 else 30))
+        s.submit(request(i, 2, max_tokens=1 if i % 3 == 0 else 30))
     plans = [s.plan(m) for m in range(3)]
     assert [len(p.chunks) for p in plans] == [3, 3, 3]
     for plan in plans:
@@ -126,7 +127,7 @@ def test_micro_batches_stay_even_and_inactive_ones_empty():
 def test_fewer_active_micro_batches_take_over():
     s = scheduler(micro_batches=3, kv_blocks=60, max_batch_tokens=64)
     for i in range(6):
-        s.submit(request(str(i), 2, max_tokens=30))
+        s.submit(request(i, 2, max_tokens=30))
     for m in range(3):
         s.commit(s.plan(m), [5] * 2)
     s.active = 1
@@ -138,13 +139,13 @@ def test_fewer_active_micro_batches_take_over():
 
 def test_stop_conditions():
     s = scheduler(micro_batches=1)
-    s.submit(request("eos", max_tokens=9))
+    s.submit(request(1, max_tokens=9))
     (done,) = s.commit(s.plan(0), [0])
     assert (done.reason, done.stop_token_id) == ("stop", 0)
-    s.submit(request("ignored", max_tokens=2, ignore_eos=True))
+    s.submit(request(2, max_tokens=2, ignore_eos=True))
     assert s.commit(s.plan(0), [0]) == []
     assert s.commit(s.plan(0), [3])[0].reason == "length"
-    s.submit(request("custom", max_tokens=9, stop_token_ids=(9,), min_tokens=2))
+    s.submit(request(3, max_tokens=9, stop_token_ids=(9,), min_tokens=2))
     assert s.commit(s.plan(0), [9]) == []
     assert s.commit(s.plan(0), [9])[0].stop_token_id == 9
 
@@ -152,34 +153,35 @@ def test_stop_conditions():
 def test_refusals():
     s = scheduler(max_waiting=1, kv_blocks=4)
     for bad, message in [
-        (request("x", 0), "the prompt is empty"),
-        (request("x", 64), "the prompt has 64 tokens; at most 63 fit"),
-        (request("x", 20), "the KV cache of a node holds 16"),
-        (GenerationRequest("x", (1, 77)), "token id 77 is outside"),
-        (GenerationRequest("x", (1,), SamplingParams(stop_token_ids=(99,))), "token id 99 is outside"),
+        (request(0, 0), "the prompt is empty"),
+        (request(0, 64), "the prompt has 64 tokens; at most 63 fit"),
+        (request(0, 20), "the KV cache of a node holds 16"),
+        (GenerationRequest(0, (1, 77)), "token id 77 is outside"),
+        (GenerationRequest(0, (1,), SamplingParams(stop_token_ids=(99,))), "token id 99 is outside"),
+        (GenerationRequest(0, (1,), SamplingParams(temperature=0.5)), "seed: a request that draws"),
     ]:
         with pytest.raises(RequestError, match=message.replace("(", r"\(")):
             s.submit(bad)
-    s.submit(request("a"))
+    s.submit(request(1))
     with pytest.raises(OverloadedError, match="1 requests are waiting, the limit is 1"):
-        s.submit(request("b"))
+        s.submit(request(2))
     s.check()
 
 
 def test_length_is_capped_by_the_model_and_the_cache():
     s = scheduler(max_model_len=10, micro_batches=1)
-    s.submit(request("m", 5, max_tokens=100))
-    assert len(run(s, order=(0,))["m"][1]) == 5
+    s.submit(request(1, 5, max_tokens=100))
+    assert len(run(s, order=(0,))[1][1]) == 5
     s = scheduler(kv_blocks=2, micro_batches=1)
-    s.submit(request("k", 5, max_tokens=100))
-    assert len(run(s, order=(0,))["k"][1]) == 3
+    s.submit(request(1, 5, max_tokens=100))
+    assert len(run(s, order=(0,))[1][1]) == 3
 
 
 def test_prefix_of_a_finished_request_is_found_again():
     s = scheduler(micro_batches=1, kv_blocks=20)
-    s.submit(request("first", 13, max_tokens=1))
+    s.submit(request(1, 13, max_tokens=1))
     run(s, order=(0,))
-    s.submit(request("second", 13, max_tokens=1))
+    s.submit(request(2, 13, max_tokens=1))
     plan = s.plan(0)
     assert plan.chunks[0].start == 12
     assert (s.prefix_queries, s.prefix_hits) == (26, 12)

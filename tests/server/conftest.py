@@ -122,7 +122,7 @@ class ScriptedBackend:
             async for event in self._events(request):
                 yield event
         finally:
-            self.closed.append(request.request_id)
+            self.closed.append(request)
             self.ended.set()
 
     async def _events(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -156,7 +156,7 @@ class ScriptedBackend:
         if first and params.prompt_logprobs is not None:
             prompt = (None, *(_score(t, params.prompt_logprobs) for t in request.prompt_ids[1:]))
         return TokenEvent(
-            request.request_id,
+            request.handle,
             new,
             finish_reason=("stop" if stopped else "length") if last else None,
             stop_token_id=1 if stopped else None,

@@ -154,7 +154,7 @@ def run_choice(
     text, tokens, reason = "", 0, None
     for i, group in enumerate(groups):
         last = "length" if i == len(groups) - 1 else None
-        piece = decoder.feed(TokenEvent("r", tuple(group), finish_reason=last))
+        piece = decoder.feed(TokenEvent(1, tuple(group), finish_reason=last))
         text, tokens, reason = text + piece.text, tokens + piece.tokens, piece.finish_reason
         if reason:
             break

@@ -56,7 +56,7 @@ def test_times_of_a_request():
     timer = metrics.timer(clock.now())
     for seconds, tokens in ((0.03, 1), (0.0035, 1), (0.006, 4)):
         clock.advance(seconds)
-        timer.saw(TokenEvent("r", (5,) * tokens, cached_tokens=3))
+        timer.saw(TokenEvent(1, (5,) * tokens, cached_tokens=3))
     timer.ended("stop")
     seen = {s.suffix + str(dict(s.labels).get("le", "")): s.value for s in metrics.inter_token.samples()}
     assert seen["_count"] == 5 and seen["_sum"] == pytest.approx(0.0095)

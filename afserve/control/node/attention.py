@@ -48,7 +48,7 @@ class Node(Protocol):
     @property
     def busy(self) -> bool: ...
     def submit(self, request: GenerationRequest) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
+    def cancel(self, handle: int) -> None: ...
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
     def adopt(self, placement: Placement) -> None: ...
@@ -141,7 +141,7 @@ class AttentionLoop:
             case Submit(request):
                 self._submit(request)
             case Cancel(number):
-                self._node.cancel(str(number))
+                self._node.cancel(number)
             case Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
@@ -156,4 +156,4 @@ class AttentionLoop:
         try:
             self._node.submit(request)
         except AfserveError as error:
-            self._stream.send(Refused(int(request.request_id), error))
+            self._stream.send(Refused(request.handle, error))

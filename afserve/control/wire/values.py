@@ -73,7 +73,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All events of one step. Their `request_id` is the request's number, as text."""
+    """All events of one step, each with its request's handle."""
 
     events: tuple[TokenEvent, ...]
 
@@ -131,8 +131,6 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """`request.request_id` is the request's number, as text."""
-
     request: GenerationRequest
 
 
