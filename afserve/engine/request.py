@@ -131,12 +131,15 @@ class GenerationRequest:
     """One sequence to extend. `handle` is its number with whoever submits it; events carry the same one.
 
     A request that draws tokens needs `params.seed` (`SamplingParams.choices` sees to it). `stop` strings are handled
-    where text is, above the engine.
+    where text is, above the engine. `generated` are tokens that it already has, from another node or from before: it
+    goes on behind them as if it had never moved (max_tokens, min_tokens, penalties and draws count them), and says
+    nothing about them or the prompt again.
     """
 
     handle: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    generated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class TokenLogprob:
 class TokenEvent:
     """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error".
 
-    `cached_tokens` and `prompt_logprobs` come with the first event.
+    `cached_tokens` and `prompt_logprobs` come with the first event of a request that began without generated tokens.
     """
 
     handle: int

@@ -169,10 +169,10 @@ params = st.builds(
 )
 
 
-@given(st.integers(0, 2**64 - 1), st.lists(ids, max_size=30), params)
+@given(st.integers(0, 2**64 - 1), st.lists(ids, max_size=30), params, st.lists(ids, max_size=30))
 @settings(max_examples=60, deadline=None)
-def test_any_request(number, prompt, sampling):
-    value = Submit(GenerationRequest(number, tuple(prompt), sampling))
+def test_any_request(number, prompt, sampling, generated):
+    value = Submit(GenerationRequest(number, tuple(prompt), sampling, tuple(generated)))
     assert messages.decode_to_node(messages.encode_to_node(value)) == value
 
 

@@ -14,7 +14,7 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---- node to controller
