@@ -75,7 +75,13 @@ class AttentionNode(Generic[T]):
         return not self._unsettled
 
     def step(self) -> list[TokenEvent]:
-        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
+        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting.
+
+        Raises PeerLost, between two turns of the micro-batches, as long as a lost expert node has no successor.
+        """
+        lost = self._link.lost
+        if lost is not None:
+            raise lost
         self.stalled = True
         for index, loop in enumerate(self._loops):
             ticket = self._tickets[index]
