@@ -57,13 +57,18 @@ class WindowDetokenizer:
         self._window: list[int] = []
         self._read = 0
         self._known = ""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(
+            "replace"
+        )  # says whether a character is incomplete
 
     def push(self, token_id: int) -> str:
         if self._skip and token_id in self._tokenizer.special_ids:
             return ""
         self._window.append(token_id)
+        self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        incomplete = bool(self._utf8.getstate()[0])
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT) and len(self._window) - self._read < MAX_HELD:
+        if incomplete and text.endswith(REPLACEMENT) and len(self._window) - self._read < MAX_HELD:
             return ""
         return self._emit(text)
 

@@ -103,7 +103,6 @@ class LLM:
         self._processes = NodeProcesses()
         self._run: LocalRun | None = None
         self._tokenizer: Tokenizer | None = None
-        self._requests = 0
 
     def __enter__(self) -> "LLM":
         return self.start()
@@ -236,13 +235,11 @@ class LLM:
     def _requests_of(
         self, prompts: Sequence[Prompt], params: SamplingParams
     ) -> list[tuple[int, GenerationRequest]]:
-        one, requests = replace(params, n=1), []
+        requests: list[tuple[int, GenerationRequest]] = []
         for prompt in prompts:
             ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
-            for index in range(params.n):
-                self._requests += 1
-                seeded = one if params.seed is None else replace(one, seed=params.seed + index)
-                requests.append((index, GenerationRequest(f"llm-{self._requests}", ids, seeded)))
+            for index, one in enumerate(params.choices()):
+                requests.append((index, GenerationRequest(len(requests), ids, one)))
         return requests
 
 

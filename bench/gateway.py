@@ -108,7 +108,7 @@ def node_part(index: int, port: int, step_seconds: float) -> None:
         for command in commands:
             match command:
                 case Submit(request):
-                    left[int(request.request_id)] = request.params.max_tokens
+                    left[request.handle] = request.params.max_tokens
                 case Cancel(number):
                     left.pop(number, None)
                 case None:
@@ -117,7 +117,7 @@ def node_part(index: int, port: int, step_seconds: float) -> None:
             events = []
             for number in list(left):
                 left[number] -= 1
-                events.append(TokenEvent(str(number), (300,), None if left[number] else "length"))
+                events.append(TokenEvent(number, (300,), None if left[number] else "length"))
                 if not left[number]:
                     del left[number]
             streams.send(0, Tokens(tuple(events)))

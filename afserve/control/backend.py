@@ -52,7 +52,7 @@ class Backend(Protocol):
     model: ServedModel
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Events of one request until one has a finish_reason.
+        """Events of one request until one has a finish_reason. Their handle is the backend's own, not the request's.
 
         Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are
         full, PeerLost when its node dies. Closing the iterator early cancels the request and frees its blocks.

@@ -88,7 +88,7 @@ class Frontend:
             )
         load = [self._gateway.requests.on_node(node) for node in range(self._nodes)]
         opened = self._gateway.requests.open(request, self._affinity.pick(request.prompt_ids, load))
-        submitted = replace(request, request_id=str(opened.number))
+        submitted = replace(request, handle=opened.number)
         self._gateway.send(opened.node, Submit(submitted))
         return opened
 

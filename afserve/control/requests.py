@@ -14,7 +14,7 @@ from afserve.errors import AfserveError
 
 
 class Request:
-    """One open request on attention node `node`. `number` is its name on the control plane."""
+    """One open request on attention node `node`. `number` is its handle there and on the control plane."""
 
     def __init__(self, number: int, asked: GenerationRequest, node: int) -> None:
         self.number = number
@@ -36,11 +36,11 @@ class Request:
         self._queue.put_nowait(item)
 
     async def get(self) -> TokenEvent:
-        """The next event, under the caller's own request id. Raises the error that ended the request."""
+        """The next event. Raises the error that ended the request."""
         item = await self._queue.get()
         if isinstance(item, AfserveError):
             raise item
-        return item.named(self.asked.request_id)
+        return item
 
 
 class Requests:
@@ -72,10 +72,9 @@ class Requests:
         """Returns the numbers that these events end."""
         ended = []
         for event in events:
-            number = int(event.request_id)
             if event.finish_reason is not None:
-                ended.append(number)
-            if (request := self._open.get(number)) is not None:
+                ended.append(event.handle)
+            if (request := self._open.get(event.handle)) is not None:
                 request.put(event)
         return tuple(ended)
 

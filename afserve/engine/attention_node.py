@@ -60,9 +60,9 @@ class AttentionNode(Generic[T]):
         self._scheduler.submit(request)
         self._prompt_tokens += len(request.prompt_ids)
 
-    def cancel(self, request_id: str) -> None:
-        """Drop a request and free its blocks; unknown ids are fine, it may just have finished."""
-        self._scheduler.cancel(request_id)
+    def cancel(self, handle: int) -> None:
+        """Drop a request and free its blocks; unknown handles are fine, it may just have finished."""
+        self._scheduler.cancel(handle)
 
     def adopt(self, placement: Placement) -> None:
         """Route later dispatches by `placement`; those under way end as they began."""
@@ -75,7 +75,13 @@ class AttentionNode(Generic[T]):
         return not self._unsettled
 
     def step(self) -> list[TokenEvent]:
-        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
+        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting.
+
+        Raises PeerLost, between two turns of the micro-batches, as long as a lost expert node has no successor.
+        """
+        lost = self._link.lost
+        if lost is not None:
+            raise lost
         self.stalled = True
         for index, loop in enumerate(self._loops):
             ticket = self._tickets[index]

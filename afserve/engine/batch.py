@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.engine.scheduler import StepPlan
+from afserve.engine.step_plan import ChunkKind, StepPlan
 from afserve.kernels.paged import PagedBatch
 
 
@@ -17,7 +17,7 @@ from afserve.kernels.paged import PagedBatch
 class Batch:
     """`logit_row_R` indexes tokens: for each chunk all its prompt rows if asked, else its last if sampled.
 
-    The first `decodes` tokens are single ones, the others belong to prompt chunks.
+    The first `decodes` tokens are decoded or verified, the others belong to prompt chunks.
     """
 
     token_T: Tensor
@@ -36,7 +36,7 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
     rows: list[int] = []
     for chunk in plan.chunks:
         sequence, end = chunk.sequence, chunk.start + chunk.count
-        if chunk.count == 1:
+        if chunk.kind is ChunkKind.DECODE:
             tokens.append(sequence.tokens[chunk.start])
             positions.append(chunk.start)
             slots.append(sequence.blocks[chunk.start // block_size] * block_size + chunk.start % block_size)
@@ -74,7 +74,7 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
         ),
         logit_row_R,
         len(rows) == len(tokens),
-        _decodes(plan),
+        plan.decodes,
     )
 
 
@@ -89,16 +89,6 @@ def _tensors(lists: Sequence[list[int]], dtype: torch.dtype, device: torch.devic
         joined += (0,) * (-len(numbers) % 4)
     whole = torch.tensor(joined, dtype=dtype, device=device)
     return tuple(whole[place] for place in places)
-
-
-def _decodes(plan: StepPlan) -> int:
-    """Chunks of one token stand in front (the scheduler's order), so their tokens do too."""
-    count = 0
-    for chunk in plan.chunks:
-        if chunk.count != 1:
-            break
-        count += 1
-    return count
 
 
 def _block_table(plan: StepPlan) -> tuple[list[int], int]:

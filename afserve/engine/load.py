@@ -51,7 +51,7 @@ class ExpertLoad:
         self._noted[micro_batch].append(expert_TK)
 
     def commit(self, micro_batch: int, decodes: int) -> None:
-        """All layers of a step were noted. Its first `decodes` tokens were decoded, the others prefilled."""
+        """All layers of a step were noted. Its first `decodes` tokens were no prompt's (`StepPlan.decodes`)."""
         noted, self._noted[micro_batch] = self._noted[micro_batch], []
         tokens = noted[0].shape[0] if noted else 0
         if decodes == tokens:

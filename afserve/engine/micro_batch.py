@@ -18,13 +18,16 @@ from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.request import TokenEvent, TokenLogprob
 from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
-from afserve.engine.scheduler import Finished, Scheduler, StepPlan
+from afserve.engine.scheduler import Scheduler
 from afserve.engine.sequence import Sequence
 from afserve.engine.spoiled import Spoiled
+from afserve.engine.step_plan import Finished, StepPlan
 from afserve.models.decoder import AttentionModel
 
 T = TypeVar("T")
 Step = Generator[T | None, None, None]
+Run = tuple[int, ...]  # tokens of one sequence, one after the other
+Accepted = dict[int, tuple[Run, tuple[TokenLogprob, ...]]]  # by a chunk's index in the plan
 
 
 class MicroBatch(Generic[T]):
@@ -63,7 +66,7 @@ class MicroBatch(Generic[T]):
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
             self._finish(self.plan, self._model.logits(rows_RH))
             self._meter.did(self.index, "sample", since)
-            self.decode_only = all(chunk.count == 1 for chunk in self.plan.chunks)
+            self.decode_only = self.plan.decode_only
             self.plan = None
             self.steps += 1
             yield None
@@ -114,32 +117,33 @@ class MicroBatch(Generic[T]):
                 self._collect_prompt(
                     chunk.sequence, chunk.start, logits_RV[rows[index].start : rows[index].stop]
                 )
-        sampled = {
-            index: (token, _logprobs(plan.chunks[index].sequence, token, chosen_RV[at : at + 1]))
+        accepted: Accepted = {
+            index: ((token,), _logprobs(plan.chunks[index].sequence, (token,), chosen_RV[at : at + 1]))
             for at, (index, token) in enumerate(zip(last, outcomes, strict=True))
             if index not in failures and isinstance(token, int)
         }
-        self._book(plan, sampled, failures)
+        self._book(plan, accepted, failures)
 
     def _book(
         self,
         plan: StepPlan,
-        sampled: dict[int, tuple[int, tuple[TokenLogprob, ...]]],
+        accepted: Accepted,
         failures: dict[int, str],
     ) -> None:
-        """`sampled` and `failures` are by a chunk's index in the plan."""
-        first = {index for index in sampled if plan.chunks[index].sequence.output_length == 0}
+        """`failures` are by a chunk's index as well."""
+        before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         done = {
             id(f.sequence): f
-            for f in self._scheduler.commit(plan, [token for token, _ in sampled.values()], failures)
+            for f in self._scheduler.commit(plan, [run for run, _ in accepted.values()], failures)
         }
-        for index, (token, logprobs) in sampled.items():
+        for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
+            kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
-            self.events.append(_event(sequence, token, logprobs, ended, first=index in first))
+            self.events.append(_event(sequence, run[:kept], logprobs[:kept], ended, first=not before[index]))
         for ended in done.values():
-            name = ended.sequence.request.request_id
-            self.events.append(TokenEvent(name, (), ended.reason, error=ended.error))
+            handle = ended.sequence.request.handle
+            self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))
             self._kv.clear(ended.spoiled)
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
@@ -161,18 +165,22 @@ def _rows_of(plan: StepPlan) -> list[range]:
     return rows
 
 
-def _logprobs(sequence: Sequence, token: int, row_1V: Tensor) -> tuple[TokenLogprob, ...]:
+def _logprobs(sequence: Sequence, run: Run, row_RV: Tensor) -> tuple[TokenLogprob, ...]:
     count = sequence.request.params.logprobs
-    return () if count is None else tuple(logprobs_of(row_1V, [token], count))
+    return () if count is None else tuple(logprobs_of(row_RV, run, count))
 
 
 def _event(
-    sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], done: Finished | None, *, first: bool
+    sequence: Sequence,
+    run: Run,
+    logprobs: tuple[TokenLogprob, ...],
+    done: Finished | None,
+    *,
+    first: bool,
 ) -> TokenEvent:
-    cancelled = done is not None and done.reason == "cancelled"
     return TokenEvent(
-        request_id=sequence.request.request_id,
-        token_ids=() if cancelled else (token,),
+        handle=sequence.request.handle,
+        token_ids=run,
         finish_reason=done.reason if done else None,
         stop_token_id=done.stop_token_id if done else None,
         logprobs=logprobs,

@@ -3,7 +3,8 @@
 A `GenerationRequest` is one sequence to extend; `n > 1` becomes several requests above the engine.
 """
 
-from dataclasses import dataclass, field
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from afserve.errors import RequestError, shown
@@ -85,6 +86,20 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
+    def choices(self) -> "tuple[SamplingParams, ...]":
+        """The parameters of each of the `n` sequences, with n 1. Sequence i has the seed `seed + i`, wrapped into the
+        signed 64-bit range; without a seed each gets a random one of 63 bits, so that every request has one."""
+        return tuple(self.choice(index) for index in range(self.n))
+
+    def choice(self, index: int) -> "SamplingParams":
+        """Those of one of them."""
+        return replace(self, n=1, seed=self._seed_of(index))
+
+    def _seed_of(self, choice: int) -> int:
+        if self.seed is None:
+            return secrets.randbits(63)
+        return (self.seed + choice + (1 << 63)) % (1 << 64) - (1 << 63)
+
 
 _MOST_ID = (1 << 32) - 1
 
@@ -117,11 +132,18 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to extend. `stop` strings are handled where text is, above the engine."""
+    """One sequence to extend. `handle` is its number with whoever submits it; events carry the same one.
 
-    request_id: str
+    A request that draws tokens needs `params.seed` (`SamplingParams.choices` sees to it). `stop` strings are handled
+    where text is, above the engine. `generated` are tokens that it already has, from another node or from before: it
+    goes on behind them as if it had never moved (max_tokens, min_tokens, penalties and draws count them), and says
+    nothing about them or the prompt again.
+    """
+
+    handle: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    generated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +160,10 @@ class TokenLogprob:
 class TokenEvent:
     """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error".
 
-    `cached_tokens` and `prompt_logprobs` come with the first event.
+    `cached_tokens` and `prompt_logprobs` come with the first event of a request that began without generated tokens.
     """
 
-    request_id: str
+    handle: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -149,10 +171,3 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     cached_tokens: int = 0
     error: str | None = None
-
-    def named(self, request_id: str) -> "TokenEvent":
-        """The same under another id; a tenth of the time of dataclasses.replace, once per token."""
-        return TokenEvent(
-            request_id, self.token_ids, self.finish_reason, self.stop_token_id, self.logprobs, self.prompt_logprobs,
-            self.cached_tokens, self.error,
-        )  # fmt: skip

@@ -69,7 +69,7 @@ def _guarded(row_V: Tensor, sequence: Sequence) -> int | Failure:
     except RequestError as error:
         return Failure(error.message)
     except Exception as error:  # the request ends with it, and the log has the rest
-        log.exception("request %s: sampling failed", sequence.request.request_id)
+        log.exception("request %d: sampling failed", sequence.request.handle)
         return Failure(
             f"sampling failed for this request ({type(error).__name__}); the node's log has the reason"
         )
@@ -163,8 +163,8 @@ def _softmax(value: Tensor, params: SamplingParams) -> Tensor:
 def _seed(sequence: Sequence) -> int:
     """A draw is a function of (seed, position), so preemption and re-batching cannot change it."""
     seed = sequence.request.params.seed
-    base = seed if seed is not None else int.from_bytes(sequence.request.request_id.encode()[-24:], "little")
-    return (base << 24) ^ sequence.output_length
+    assert seed is not None, "the scheduler takes no request that draws without a seed"
+    return (seed << 24) ^ sequence.output_length
 
 
 def logprobs_of(logits_RV: Tensor, tokens: Many[int], alternatives: int) -> list[TokenLogprob]:

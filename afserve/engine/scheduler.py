@@ -8,45 +8,14 @@ sequences that are not in flight lose their blocks.
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
+from afserve.engine.step_plan import Chunk, ChunkKind, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    micro_batch: int
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """`error` is set only with the reason "error"; `spoiled` are blocks to be cleared before anybody reuses them."""
-
-    sequence: Sequence
-    reason: FinishReason
-    stop_token_id: int | None = None
-    error: str | None = None
-    spoiled: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -65,7 +34,7 @@ class Scheduler:
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
         self._waiting: deque[Sequence] = deque()
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
-        self._by_id: dict[str, Sequence] = {}
+        self._by_handle: dict[int, Sequence] = {}
         self._order = 0
         self.active = config.micro_batches
         self.preemptions = 0
@@ -84,37 +53,51 @@ class Scheduler:
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
         sequence = Sequence.start(request, self._order, eos, self.pool.root)
         self._order += 1
-        self._by_id[request.request_id] = sequence
+        self._by_handle[request.handle] = sequence
         self._waiting.append(sequence)
 
     def _check(self, request: GenerationRequest) -> None:
-        length, limit = len(request.prompt_ids), self._config.max_model_len
-        if request.request_id in self._by_id:
-            raise RequestError(f"request {request.request_id} is already running", param="request_id")
-        if length == 0:
+        length, limit = len(request.prompt_ids) + len(request.generated), self._config.max_model_len
+        what = "the prompt and what was generated have" if request.generated else "the prompt has"
+        if request.handle in self._by_handle:
+            raise RequestError(f"request {request.handle} is already running", param="handle")
+        if not request.prompt_ids:
             raise RequestError("the prompt is empty; send at least one token", param="prompt")
         if length >= limit:
             raise RequestError(
-                f"the prompt has {length} tokens; at most {limit - 1} fit with one new token (max_model_len {limit})",
+                f"{what} {length} tokens; at most {limit - 1} fit with one new token (max_model_len {limit})",
                 param="prompt",
             )
-        worst = next((t for t in request.prompt_ids if not 0 <= t < self._vocab_size), None)
-        if worst is not None:
-            raise RequestError(f"prompt token id {worst} is outside [0, {self._vocab_size})", param="prompt")
-        for token in (*request.params.stop_token_ids, *(t for t, _ in request.params.logit_bias)):
-            if not 0 <= token < self._vocab_size:
-                raise RequestError(
-                    f"token id {token} is outside [0, {self._vocab_size})", param="stop_token_ids"
-                )
+        self._check_ids(request)
+        if len(request.generated) >= request.params.max_tokens:
+            raise RequestError(
+                f"generated: {len(request.generated)} tokens are there and max_tokens is {request.params.max_tokens}: "
+                "the request has ended already",
+                param="generated",
+            )
+        if request.params.seed is None and not request.params.greedy:
+            raise RequestError(
+                "seed: a request that draws tokens needs one; SamplingParams.choices() gives it", param="seed"
+            )
         capacity = self.pool.blocks * self.pool.block_size
         if length >= capacity:
             raise RequestError(
-                f"the prompt has {length} tokens, the KV cache of a node holds {capacity}", param="prompt"
+                f"{what} {length} tokens, the KV cache of a node holds {capacity}", param="prompt"
             )
 
-    def cancel(self, request_id: str) -> bool:
+    def _check_ids(self, request: GenerationRequest) -> None:
+        limit = self._vocab_size
+        for name, ids in (("prompt", request.prompt_ids), ("generated", request.generated)):
+            worst = next((t for t in ids if not 0 <= t < limit), None)
+            if worst is not None:
+                raise RequestError(f"{name} token id {worst} is outside [0, {limit})", param=name)
+        for token in (*request.params.stop_token_ids, *(t for t, _ in request.params.logit_bias)):
+            if not 0 <= token < limit:
+                raise RequestError(f"token id {token} is outside [0, {limit})", param="stop_token_ids")
+
+    def cancel(self, handle: int) -> bool:
         """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
-        sequence = self._by_id.get(request_id)
+        sequence = self._by_handle.get(handle)
         if sequence is None:
             return False
         if sequence.in_flight:
@@ -136,7 +119,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget = self._config.max_batch_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        for sequence in sorted(self._running[micro_batch], key=lambda s: (s.pending > 1, s.order)):
+        for sequence in sorted(self._running[micro_batch], key=_turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
@@ -145,7 +128,8 @@ class Scheduler:
             if count:
                 sequence.in_flight = True
                 start = sequence.computed
-                chunks.append(Chunk(sequence, start, count, start + count == len(sequence.tokens)))
+                last = start + count == len(sequence.tokens)
+                chunks.append(Chunk(sequence, start, count, last, _kind(sequence)))
                 budget -= count
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
 
@@ -200,7 +184,7 @@ class Scheduler:
         if not sequence.started:
             sequence.started = True
             sequence.cached_tokens = sequence.computed
-            self.prefix_queries += sequence.prompt_length
+            self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.computed
         self._running[micro_batch].append(sequence)
 
@@ -238,6 +222,7 @@ class Scheduler:
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         sequence.computed = 0
+        sequence.given = len(sequence.tokens)
         sequence.preemptions += 1
         self.preemptions += 1
         position = sum(1 for s in self._waiting if s.order < sequence.order)
@@ -246,35 +231,45 @@ class Scheduler:
     # -- what came back --------------------------------------------------------------------------------
 
     def commit(
-        self, plan: StepPlan, sampled: Many[int], failures: Mapping[int, str] = MappingProxyType({})
+        self, plan: StepPlan, accepted: Many[Many[int]], failures: Mapping[int, str] = MappingProxyType({})
     ) -> list[Finished]:
-        """Book a step that ran. `sampled` has one token per chunk that was `last` and did not fail, in order.
+        """Book a step that ran. `accepted` has a run of tokens, usually one, for each chunk that was `last` and did not
+        fail, in order; a run is cut behind the token that ends its sequence.
 
-        `failures` says why a chunk gave nothing, by its index in the plan: its sequence ends, and what it wrote is
-        never found by others.
+        The last token of a run is still to be computed, and so is whatever a chunk did not reach. `failures` says why a
+        chunk gave nothing, by its index in the plan: its sequence ends, and what it wrote is never found by others.
         """
         finished: list[Finished] = []
-        tokens: Iterator[int] = iter(sampled)
+        runs = iter(accepted)
         for index, chunk in enumerate(plan.chunks):
             sequence = chunk.sequence
             sequence.in_flight = False
             if index in failures:
                 finished.append(self._failed(chunk, failures[index]))
                 continue
-            sequence.computed = chunk.start + chunk.count
-            self._publish(chunk)
-            token = next(tokens) if chunk.last else None
+            run = next(runs) if chunk.last else ()
+            known, ended = len(sequence.tokens), None
             if sequence.cancelled:
-                finished.append(Finished(sequence, "cancelled"))
-            elif token is not None:
-                sequence.tokens.append(token)
-                reason = self._finish_reason(sequence, token)
-                if reason is not None:
-                    stop = token if reason == "stop" else None
-                    finished.append(Finished(sequence, reason, stop))
+                ended = Finished(sequence, "cancelled")
+            elif run:
+                ended = self._extend(sequence, run)
+                known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
+            sequence.computed = min(chunk.start + chunk.count, known)
+            self._publish(chunk)
+            if ended is not None:
+                finished.append(ended)
         for done in finished:
             self._drop(done.sequence)
         return finished
+
+    def _extend(self, sequence: Sequence, run: Many[int]) -> Finished | None:
+        """Append tokens until one ends the sequence; what follows it is dropped."""
+        for token in run:
+            sequence.tokens.append(token)
+            reason = self._finish_reason(sequence, token)
+            if reason is not None:
+                return Finished(sequence, reason, token if reason == "stop" else None)
+        return None
 
     def _failed(self, chunk: Chunk, error: str) -> Finished:
         """Blocks before the chunk's first were full, and written by steps that did not fail."""
@@ -315,7 +310,7 @@ class Scheduler:
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
-        del self._by_id[sequence.request.request_id]
+        del self._by_handle[sequence.request.handle]
 
     # -- what others may know --------------------------------------------------------------------------
 
@@ -329,7 +324,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._by_id)
+        return bool(self._by_handle)
 
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:
@@ -338,6 +333,18 @@ class Scheduler:
     def check(self) -> None:
         """Integrity of blocks and queues; for tests and debugging."""
         self.pool.check([s.blocks for s in self._all_running()])
-        assert len(self._by_id) == self.running + self.waiting, "a request is in no queue, or in two"
+        assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
+
+
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    """Decoding first, then verifying, then prompts (one token before several); the elder first among equals."""
+    several = len(sequence.tokens) - sequence.computed > 1
+    return several + 2 * (sequence.computed < sequence.given), sequence.order
+
+
+def _kind(sequence: Sequence) -> ChunkKind:
+    if sequence.computed < sequence.given:
+        return ChunkKind.PROMPT
+    return ChunkKind.DECODE if sequence.pending == 1 else ChunkKind.VERIFY

@@ -9,7 +9,8 @@ from afserve.engine.request import GenerationRequest, TokenLogprob
 @dataclass(slots=True)
 class Sequence:
     """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
-    blocks begin with `root`."""
+    blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
+    work, also where they were generated before a preemption or on another node."""
 
     request: GenerationRequest
     order: int
@@ -27,15 +28,17 @@ class Sequence:
     started: bool = False
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
+    given: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
+        self.given = len(self.tokens)
 
     @classmethod
     def start(
         cls, request: GenerationRequest, order: int, eos_ids: frozenset[int], root: Hash = ROOT
     ) -> "Sequence":
-        return cls(request, order, eos_ids, list(request.prompt_ids), root)
+        return cls(request, order, eos_ids, [*request.prompt_ids, *request.generated], root)
 
     @property
     def output_length(self) -> int:
@@ -52,8 +55,8 @@ class Sequence:
 
     @property
     def collects_prompt(self) -> bool:
-        """Log-probabilities of the prompt were asked for and are not complete yet."""
-        wanted = self.request.params.prompt_logprobs is not None
+        """Log-probabilities of the prompt were asked for and neither told before nor complete yet."""
+        wanted = self.request.params.prompt_logprobs is not None and not self.request.generated
         return wanted and len(self.prompt_logprobs) < self.prompt_length
 
     def full_hashes(self, block_size: int) -> list[Hash]:

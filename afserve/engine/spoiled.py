@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from afserve.engine.request import NOT_FINITE
-from afserve.engine.scheduler import StepPlan
+from afserve.engine.step_plan import StepPlan
 
 FINE = -1
 

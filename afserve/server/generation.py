@@ -8,7 +8,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from afserve.control.backend import Backend
 from afserve.engine.request import GenerationRequest, SamplingParams
@@ -46,17 +46,12 @@ class Task:
         return len(self.prompts) * self.params.n
 
     def request(self, choice: int) -> GenerationRequest:
-        """Made when it begins: as Python's integers a prompt takes many times its size."""
+        """Made when it begins: as Python's integers a prompt takes many times its size.
+
+        Its number is its handle until the backend gives it another.
+        """
         p, i = divmod(choice, self.params.n)
-        params, seed = replace(self.params, n=1), self.params.seed
-        if seed is not None and i:
-            params = replace(params, seed=_wrap(seed + i))
-        return GenerationRequest(f"{self.request_id}-{choice}", tuple(self.prompts[p]), params)
-
-
-def _wrap(seed: int) -> int:
-    """Into the signed 64-bit range, for a seed near its end."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+        return GenerationRequest(choice, tuple(self.prompts[p]), self.params.choice(i))
 
 
 class Generator:
@@ -95,7 +90,7 @@ class Generator:
                     yield index, piece
                     if piece.finish_reason is not None:
                         return
-            raise ProtocolError(f"{request.request_id}: the engine ended it without a reason")
+            raise ProtocolError(f"{task.request_id}-{index}: the engine ended it without a reason")
         finally:
             timer.ended(reason)
 

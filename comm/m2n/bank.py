@@ -36,6 +36,10 @@ class LocalBankLink:
         self._bank = bank
         self._sums: dict[int, Tensor] = {}
 
+    @property
+    def lost(self) -> None:
+        """Nobody can be."""
+
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
     ) -> LocalTicket:

@@ -23,7 +23,8 @@ from afserve.comm.m2n.staging import Copy, Stage, stage_for
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
 from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Sender, Transport
-from afserve.errors import DeadlineError, ProtocolError
+from afserve.errors import DeadlineError, PeerLost, ProtocolError
+from afserve.member import NodeId
 from afserve.placement.placement import Placement
 
 __all__ = ["Arrival", "Bank", "ExpertLink", "ExpertPort", "Link", "LocalBankLink", "Part", "Ticket"]
@@ -32,7 +33,16 @@ _AnyTicket = TypeVar("_AnyTicket")
 
 
 class Link(Protocol[_AnyTicket]):
-    """What an attention node holds instead of experts."""
+    """What an attention node holds instead of experts.
+
+    Micro-batches call `dispatch`, `ready` and `combine`, which never raise PeerLost: a ticket that a lost peer owes an
+    answer stays unready. The node learns of the loss from `lost` and `wait`.
+    """
+
+    @property
+    def lost(self) -> PeerLost | None:
+        """A peer that was found gone and has no successor yet; the first of them."""
+        ...
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -67,7 +77,8 @@ class Part:
 class Ticket:
     """One dispatch under way; `missing` are the boxes whose answer is not there yet.
 
-    `leaving` are rows, experts and weights that are on their way from a device to the host, from where they are sent.
+    Its rows are kept until it is combined, to be sent again to a lost node's successor. `leaving` are rows, experts and
+    weights that are on their way from a device to the host, from where they are sent.
     """
 
     layer: int
@@ -112,6 +123,8 @@ class ExpertLink:
         self._splitter = Splitter(self._native)
         self._device = device
         self._stage = stage or stage_for(device, transport.device)
+        self._under_way: dict[int, Ticket] = {}  # by micro-batch
+        self._losses: dict[NodeId | str, PeerLost] = {}
         self.adopt(placement)
 
     @property
@@ -124,13 +137,24 @@ class ExpertLink:
         where = HOST if self._stage is not None else self._device
         self._table = RouteTable(placement, self._layout.slots, self._native, where)
 
+    @property
+    def lost(self) -> PeerLost | None:
+        return next(iter(self._losses.values()), None)
+
     def attach(self, expert: int, address: str, timeout: float) -> None:
-        """Connect to an expert node that joined, or that came in a lost one's place; `adopt` then sends it rows."""
+        """Connect to an expert node that joined, or that came in a lost one's place; `adopt` then sends it rows.
+
+        What its predecessor was sent and nobody has combined is sent to it again, under the same epoch.
+        """
         self._transport.attach(expert, address, timeout)
+        self._losses.pop(member.expert_node(expert), None)
+        for ticket in self._under_way.values():
+            self._send_again(ticket, expert)
 
     def detach(self, expert: int) -> None:
         """Leave an expert node that the placement no longer names, once nothing is under way to it."""
         self._transport.detach(expert)
+        self._losses.pop(member.expert_node(expert), None)
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -141,6 +165,7 @@ class ExpertLink:
         ticket = Ticket(layer, micro_batch, rows, deadline, table.layers[layer], table.epoch)
         if not rows:
             return ticket
+        self._under_way[micro_batch] = ticket
         if self._stage is not None:
             ticket.leaving = self._stage.to_host(micro_batch, x_TH, expert_TK, weight_TK)
             self._send_when_there(ticket)
@@ -166,16 +191,25 @@ class ExpertLink:
             leaving.leaving.wait()
             self._send_when_there(leaving)
             return
+        missing = [box for ticket in tickets for box in ticket.missing]
+        for box in missing if self._losses else ():
+            if box.expert_node in self._losses:
+                raise self._losses[box.expert_node]
         now = self._clock.now()
         for ticket in tickets:
             if now >= ticket.deadline:
                 raise DeadlineError(self._overdue(ticket))
         until = min(ticket.deadline for ticket in tickets) - now
-        self._transport.wait([box for ticket in tickets for box in ticket.missing], min(timeout, until))
+        try:
+            self._transport.wait(missing, min(timeout, until))
+        except PeerLost as error:
+            self._losses.setdefault(error.peer, error)
+            raise
 
     def combine(self, ticket: Ticket) -> Tensor:
         assert self.ready(ticket), "combine called on a ticket that is not ready"
         y_TH = self._sum(ticket)
+        self._under_way.pop(ticket.micro_batch, None)
         if self._stage is None:
             return y_TH
         (above_TH,) = self._stage.to_device(("sums", ticket.micro_batch), y_TH)
@@ -205,20 +239,35 @@ class ExpertLink:
     def _send_parts(self, ticket: Ticket, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:
         split = ticket.split = self._splitter.split(ticket.routes, x_TH, expert_TK, weight_TK)
         for node, count in split.parts():
-            self._send(ticket, split, node, count)
+            box = Box(self._attention, node, ticket.micro_batch)
+            ticket.parts.append(self._send(ticket, split, box, count))
+            ticket.missing.append(box)
 
-    def _send(self, ticket: Ticket, split: RowSplit, node: int, rows: int) -> None:
-        box = Box(self._attention, node, ticket.micro_batch)
+    def _send(self, ticket: Ticket, split: RowSplit, box: Box, rows: int) -> Part:
+        """To a node that is gone nothing is sent, `lost` tells it, and `attach` sends the part to its successor."""
         sequence = self._transport.next_sequence(box)
         wire = self._layout.dispatch_wire
         header = Header(Kind.DISPATCH, ticket.epoch, sequence, ticket.layer, rows, wire)
-        if self._sender is not None:
-            self._sender.send_part(box, header, split)
-        else:
-            split.fill(node, self._transport.stage(box, header))
-            self._transport.post(box)
-        ticket.parts.append(Part(box, header))
-        ticket.missing.append(box)
+        try:
+            if self._sender is not None:
+                self._sender.send_part(box, header, split)
+            else:
+                split.fill(box.expert, self._transport.stage(box, header))
+                self._transport.post(box)
+        except PeerLost as error:
+            self._losses.setdefault(error.peer, error)
+        return Part(box, header)
+
+    def _send_again(self, ticket: Ticket, expert: int) -> None:
+        """To another node in the same place; the order of the parts stays, so the sum does too."""
+        for index, part in enumerate(ticket.parts):
+            if part.box.expert != expert:
+                continue
+            assert ticket.split is not None, "a part without rows"
+            ticket.parts[index] = self._send(ticket, ticket.split, part.box, part.header.rows)
+            if part.box not in ticket.missing:
+                ticket.missing.append(part.box)
+            ticket.deadline = self._clock.now() + self._deadline
 
     def _answer(self, part: Part) -> Tensor:
         parcel = self._transport.take(part.box)

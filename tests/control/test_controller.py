@@ -13,6 +13,7 @@ from afserve.clock import FakeClock, MonotonicClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
 from afserve.control.backend import ServedModel
+from afserve.control.cluster import OwnCluster
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -110,12 +111,12 @@ class ScriptedNode(threading.Thread):
     def answer(self, request):
         send = lambda value: self.gateways.send(0, value)  # noqa: E731
         if request.params.max_tokens == 99:
-            send(Refused(int(request.request_id), OverloadedError("full", retry_after=2.0)))
+            send(Refused(request.handle, OverloadedError("full", retry_after=2.0)))
         elif request.params.max_tokens != 98:  # 98 stays open
             *most, last = request.prompt_ids
             for token in most:
-                send(Tokens((TokenEvent(request.request_id, (token,)),)))
-            send(Tokens((TokenEvent(request.request_id, (last,), "length"),)))
+                send(Tokens((TokenEvent(request.handle, (token,)),)))
+            send(Tokens((TokenEvent(request.handle, (last,), "length"),)))
 
 
 class Nodes(list):
@@ -129,7 +130,9 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
     controller = Controller(RUN, TOKEN, clock, rules=rules)
     controller.on_failure = gateway.requests.fail
     asked = own(controller, clock) if own else []
-    frontend = Frontend(controller, gateway, ServedModel("m", "/m", 64, 9, 0), {"why": "because"}, clock)
+    frontend = Frontend(
+        OwnCluster(controller, {"why": "because"}, clock), gateway, ServedModel("m", "/m", 64, 9, 0)
+    )
     address = await controller.start(also=[gateway.handler])
     nodes = Nodes(ScriptedNode(address, role, **changes.get(role, {})) for role in roles)
     nodes.asked = asked
@@ -152,7 +155,7 @@ async def ready(controller, frontend):
 
 
 def ask(*prompt, max_tokens=16):
-    return GenerationRequest("mine", prompt, SamplingParams(max_tokens=max_tokens))
+    return GenerationRequest(0, prompt, SamplingParams(max_tokens=max_tokens))
 
 
 async def answer(frontend, request):
@@ -170,7 +173,7 @@ def test_from_registration_to_tokens_to_shutdown():
             assert attention.heard[:2] == [Assigned(attention_node(0), 0, RUN), Peers(((0, "shm:0"),))]
             answers = await asyncio.gather(*(answer(frontend, ask(i, 2, 3)) for i in range(20)))
             assert answers == [[i, 2, 3] for i in range(20)]
-            view = frontend.view()
+            view = await frontend.view()
             assert [(n.name, n.state) for n in view.nodes] == [
                 ("attention-0", "ready"),
                 ("expert-0", "ready"),

@@ -84,11 +84,11 @@ class ScriptedNode:
     def submit(self, request):
         if request.params.max_tokens == 99:
             raise OverloadedError("full")
-        self.left[request.request_id] = 2
+        self.left[request.handle] = 2
 
-    def cancel(self, request_id):
-        self.cancelled.append(request_id)
-        self.left.pop(request_id, None)
+    def cancel(self, handle):
+        self.cancelled.append(handle)
+        self.left.pop(handle, None)
 
     def step(self):
         self.turn += 1
@@ -96,12 +96,12 @@ class ScriptedNode:
         if self.stalled:
             return []
         events = []
-        for request_id in list(self.left):
-            self.left[request_id] -= 1
-            done = self.left[request_id] == 0
-            events.append(TokenEvent(request_id, (7,), "length" if done else None))
+        for handle in list(self.left):
+            self.left[handle] -= 1
+            done = self.left[handle] == 0
+            events.append(TokenEvent(handle, (7,), "length" if done else None))
             if done:
-                del self.left[request_id]
+                del self.left[handle]
         return events
 
     def wait(self, timeout):
@@ -111,7 +111,7 @@ class ScriptedNode:
 def submit(number, **params):
     from afserve.engine.request import SamplingParams
 
-    return said(Submit(GenerationRequest(str(number), (1, 2), SamplingParams(**params))))
+    return said(Submit(GenerationRequest(number, (1, 2), SamplingParams(**params))))
 
 
 def said(value, gateway=0, life=1):
@@ -123,14 +123,14 @@ def test_all_tokens_of_a_step_travel_in_one_message():
     gateways = ScriptedGateways()
     AttentionLoop(node, stream, gateways).run()
     steps = gateways.said(Tokens)
-    assert [[event.request_id for event in step.events] for step in steps] == [["1", "2"], ["1", "2"]]
+    assert [[event.handle for event in step.events] for step in steps] == [[1, 2], [1, 2]]
 
 
 class QuickNode(ScriptedNode):
     """One token per step, never stalled."""
 
     def submit(self, request):
-        self.left[request.request_id] = request.params.max_tokens
+        self.left[request.handle] = request.params.max_tokens
 
     def step(self):
         self.turn = 0
@@ -190,7 +190,7 @@ def test_cancel_then_drain():
     )
     node = ScriptedNode()
     AttentionLoop(node, stream, ScriptedGateways()).run()
-    assert node.cancelled == ["1"]
+    assert node.cancelled == [1]
     assert stream.sent.count(Drained()) == 1
     assert isinstance(stream.sent[-1], Drained)
 
@@ -210,8 +210,8 @@ def test_each_gateway_gets_its_own_requests_tokens():
     stream = ScriptedStream([submit(first), said(submit(second).value, 1)], [], [], [], [Shutdown()])
     gateways = ScriptedGateways()
     AttentionLoop(ScriptedNode(), stream, gateways).run()
-    to = {gateway: [e.request_id for e in value.events] for gateway, value in gateways.sent}
-    assert to == {0: [str(first)], 1: [str(second)]}
+    to = {gateway: [e.handle for e in value.events] for gateway, value in gateways.sent}
+    assert to == {0: [first], 1: [second]}
 
 
 def test_a_gateway_that_is_gone_takes_its_requests_along_and_no_others():
@@ -224,8 +224,8 @@ def test_a_gateway_that_is_gone_takes_its_requests_along_and_no_others():
     )
     node, gateways = ScriptedNode(), ScriptedGateways()
     AttentionLoop(node, stream, gateways).run()
-    assert node.cancelled == [str(second)]
-    assert "7" not in node.left, "an earlier stream's request was taken"
+    assert node.cancelled == [second]
+    assert 7 not in node.left, "an earlier stream's request was taken"
 
 
 def test_a_gateway_that_the_controller_names_no_more_is_left():
@@ -234,7 +234,7 @@ def test_a_gateway_that_the_controller_names_no_more_is_left():
     )
     node = ScriptedNode()
     AttentionLoop(node, stream, ScriptedGateways()).run()
-    assert node.cancelled == [str(first_request(1))]
+    assert node.cancelled == [first_request(1)]
 
 
 def test_drained_is_said_when_the_last_end_has_been_acknowledged():

@@ -132,21 +132,20 @@ def test_says_who_is_missing_and_who_is_slow():
     assert table.unready() == ["expert-1 is at 0% (starting)"]
 
 
-def asked(name):
-    return GenerationRequest(name, (1, 2))
+ASKED = GenerationRequest(0, (1, 2))
 
 
-def test_a_request_gives_events_under_the_callers_id_and_keeps_what_it_got():
+def test_a_request_gives_its_own_events_and_keeps_what_it_got():
     async def scenario():
         requests = Requests()
-        first, second = requests.open(asked("mine"), 0), requests.open(asked("yours"), 1)
+        first, second = requests.open(ASKED, 0), requests.open(ASKED, 1)
         ended = requests.deliver(
-            [TokenEvent("2", (5,)), TokenEvent("1", (6, 7), "stop"), TokenEvent("77", (1,), "stop")]
+            [TokenEvent(2, (5,)), TokenEvent(1, (6, 7), "stop"), TokenEvent(77, (1,), "stop")]
         )
         assert ended == (1, 77), "also an end that nobody waits for is acknowledged"
         event = await first.get()
-        assert (event.request_id, event.token_ids, first.finished) == ("mine", (6, 7), True)
-        assert (await second.get()).request_id == "yours"
+        assert (event.token_ids, first.finished) == ((6, 7), True)
+        assert (await second.get()).token_ids == (5,)
         assert (first.generated, second.generated) == ([6, 7], [5])
         assert (requests.on_node(0), requests.on_node(1)) == (1, 1)
         requests.fail(PeerLost("attention-0", "gone"), 0)
@@ -162,7 +161,7 @@ def test_a_request_gives_events_under_the_callers_id_and_keeps_what_it_got():
 
 
 def test_no_two_gateways_give_out_the_same_number():
-    opened = [Requests(index).open(asked("a"), 0).number for index in range(4)]
+    opened = [Requests(index).open(ASKED, 0).number for index in range(4)]
     assert len(set(opened)) == 4 and [gateway_of(number) for number in opened] == [0, 1, 2, 3]
 
 

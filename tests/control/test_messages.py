@@ -122,7 +122,7 @@ logprob = st.builds(
 )
 event = st.builds(
     TokenEvent,
-    st.integers(0, 2**40).map(str),
+    st.integers(0, 2**64 - 1),
     st.lists(ids, max_size=5).map(tuple),
     st.sampled_from([None, "stop", "length", "cancelled", "error"]),
     stop_token_id=st.none(),
@@ -131,7 +131,7 @@ event = st.builds(
     cached_tokens=st.integers(0, 2**31),
 )
 failure = st.builds(
-    TokenEvent, st.just("7"), st.just(()), st.just("error"), error=st.text(min_size=1, max_size=50)
+    TokenEvent, st.just(7), st.just(()), st.just("error"), error=st.text(min_size=1, max_size=50)
 )
 
 
@@ -195,10 +195,10 @@ params = st.builds(
 )
 
 
-@given(st.integers(0, 2**40), st.lists(ids, max_size=30), params)
+@given(st.integers(0, 2**64 - 1), st.lists(ids, max_size=30), params, st.lists(ids, max_size=30))
 @settings(max_examples=60, deadline=None)
-def test_any_request(number, prompt, sampling):
-    value = Submit(GenerationRequest(str(number), tuple(prompt), sampling))
+def test_any_request(number, prompt, sampling, generated):
+    value = Submit(GenerationRequest(number, tuple(prompt), sampling, tuple(generated)))
     assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
 
 

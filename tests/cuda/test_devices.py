@@ -38,7 +38,7 @@ def cluster_of(source, attention=1, experts=2, placement=None, **fields):
 
 def submit(cluster, params=GREEDY, count=2):
     for number, prompt in enumerate(prompts()[:count]):
-        cluster.submit(GenerationRequest(str(number), prompt, params))
+        cluster.submit(GenerationRequest(number, prompt, params))
 
 
 def run_steps(cluster, steps):
@@ -88,7 +88,7 @@ def test_whole_requests(name, topology, tiny_checkpoint):
         for _ in range(2):
             submit(cluster, count=3)
             events = finish(cluster)
-            ended = {e.request_id: e for e in events if e.finish_reason is not None}
+            ended = {e.handle: e for e in events if e.finish_reason is not None}
             assert {e.finish_reason for e in ended.values()} == {"length"} and len(ended) == 3
         assert set(watch.waits) == {TOKEN, MARKS}
 
@@ -97,7 +97,13 @@ def test_whole_requests(name, topology, tiny_checkpoint):
     "params",
     [
         {"temperature": 0.7, "seed": 1, "top_p": 0.9},
-        {"temperature": 1.0, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),)},
+        {
+            "temperature": 1.0,
+            "seed": 2,
+            "repetition_penalty": 1.2,
+            "frequency_penalty": 0.5,
+            "logit_bias": ((3, 1.0),),
+        },
         {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
         {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": (5,)},
     ],

@@ -27,6 +27,7 @@ LAYERS, EXPERTS = 4, 32
 def keyed(tmp_path: Path) -> tuple[str, str]:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
+    keys.chmod(0o600)
     return "--admin-key-file", str(keys)
 
 

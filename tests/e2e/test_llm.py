@@ -99,9 +99,7 @@ def test_rows_in_fp8_over_processes():
     link = LocalBankLink(RowsThroughFp8(build_expert_bank(source, held, spec.experts)))
     node = build_attention_node(source, EngineConfig(200, 64, micro_batches=1), link)
     greedy = replace(GREEDY, ignore_eos=True)
-    wanted = collect(
-        drive(node, [GenerationRequest(str(i), tuple(p), greedy) for i, p in enumerate(PROMPTS)])
-    )
+    wanted = collect(drive(node, [GenerationRequest(i, tuple(p), greedy) for i, p in enumerate(PROMPTS)]))
     with LLM("nano", attention=1, experts=2, threads=1, wire_dtype="fp8") as llm:
         assert [list(one.token_ids) for one in llm.generate(PROMPTS, greedy)] == wanted
         assert "return" in llm.generate("def main():", SamplingParams(max_tokens=16, temperature=0))[0].text

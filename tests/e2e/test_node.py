@@ -10,6 +10,7 @@ import pytest
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.control.backend import ServedModel
+from afserve.control.cluster import OwnCluster
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -56,13 +57,13 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
     async def scenario() -> list[subprocess.Popen[str]]:
         gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
         controller = Controller(run_of_nano(), channel.read_token(token), clock)
-        frontend = Frontend(controller, gateway, ServedModel("nano", "", 64, 64, 0), {}, clock)
+        frontend = Frontend(OwnCluster(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
         address = await controller.start(also=[gateway.handler])
         nodes = [start(role, address, token) for role in ("expert", "attention", "expert")]
         await asyncio.wait_for(controller.wait_ready(), SECONDS)
         await asyncio.wait_for(frontend.wait_attended(), SECONDS)
         request = GenerationRequest(
-            "a", (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+            1, (5, 6, 7), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         )
         found = [token async for event in frontend.generate(request) for token in event.token_ids]
         assert len(found) == 4

@@ -17,7 +17,7 @@ def prompts(lengths=LENGTHS, vocab=211):
 
 
 def requests(texts, params=GREEDY):
-    return [GenerationRequest(str(i), p, params) for i, p in enumerate(texts)]
+    return [GenerationRequest(i, p, params) for i, p in enumerate(texts)]
 
 
 def config(**fields):
@@ -35,8 +35,8 @@ def collect(events):
     out = {}
     for event in events:
         assert event.error is None
-        out.setdefault(event.request_id, []).extend(event.token_ids)
-    return [out[str(i)] for i in range(len(out))]
+        out.setdefault(event.handle, []).extend(event.token_ids)
+    return [out[i] for i in range(len(out))]
 
 
 def drive(node, wanted):

@@ -4,19 +4,21 @@ import torch
 
 from afserve.engine.batch import build
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.scheduler import Chunk, StepPlan
 from afserve.engine.sequence import Sequence
+from afserve.engine.step_plan import Chunk, ChunkKind, StepPlan
 
 
-def chunk(tokens: int, start: int, count: int, blocks: list[int]) -> Chunk:
-    request = GenerationRequest("r", tuple(range(100, 100 + tokens)), SamplingParams(max_tokens=9))
+def chunk(tokens: int, start: int, count: int, blocks: list[int], kind: ChunkKind) -> Chunk:
+    request = GenerationRequest(1, tuple(range(100, 100 + tokens)), SamplingParams(max_tokens=9))
     sequence = Sequence.start(request, 0, frozenset())
     sequence.blocks = blocks
-    return Chunk(sequence, start, count, start + count == tokens)
+    return Chunk(sequence, start, count, start + count == tokens, kind)
 
 
 def test_a_decode_and_a_chunk_of_a_prompt() -> None:
-    plan = StepPlan(0, (chunk(10, 9, 1, [7, 2, 5]), chunk(12, 4, 6, [1, 3, 6])))
+    plan = StepPlan(
+        0, (chunk(10, 9, 1, [7, 2, 5], ChunkKind.DECODE), chunk(12, 4, 6, [1, 3, 6], ChunkKind.PROMPT))
+    )
     batch = build(plan, 4, torch.device("cpu"))
     paged = batch.paged
     assert batch.token_T.tolist() == [109, 104, 105, 106, 107, 108, 109] and batch.decodes == 1

@@ -52,19 +52,19 @@ def until(node, tokens):
         node.submit(request)
     while min((len(t) for t in said.values()), default=0) < tokens or len(said) < len(prompts()):
         for event in node.step():
-            said.setdefault(event.request_id, []).extend(event.token_ids)
+            said.setdefault(event.handle, []).extend(event.token_ids)
     return said
 
 
 def move(sequence, node):
     """What a hand-over does: blocks are read at one node and written at another, and the request goes on there."""
     blocks = node.kv.pool.allocate(len(sequence.blocks))
-    request = replace(sequence.request, request_id=f"moved-{sequence.request.request_id}")
+    request = sequence.request
     moved = Sequence.start(request, node._scheduler._order, sequence.eos_ids, node.kv.pool.root)
     moved.tokens, moved.computed, moved.blocks = list(sequence.tokens), sequence.computed, blocks
     moved.started, moved.micro_batch = True, 0
     node._scheduler._order += 1
-    node._scheduler._by_id[request.request_id] = moved
+    node._scheduler._by_handle[request.handle] = moved
     node._scheduler._running[0].append(moved)
     return blocks
 
@@ -106,13 +106,13 @@ def test_a_sequence_goes_on_in_another_cache(name, here, there, tokens, tiny_che
     before = until(first, tokens)
     for sequence in running(first):
         second.kv.write(move(sequence, second), first.kv.read(sequence.blocks))
-        first.cancel(sequence.request.request_id)
+        first.cancel(sequence.request.handle)
     assert not any(event.token_ids for event in first.step()) and not first.busy
     after = {name: [] for name in before}
     while second.busy:
         for event in second.step():
-            after[event.request_id.removeprefix("moved-")].extend(event.token_ids)
-    assert [before[str(i)] + after[str(i)] for i in range(len(before))] == expected(name)
+            after[event.handle].extend(event.token_ids)
+    assert [before[i] + after[i] for i in range(len(before))] == expected(name)
     assert all(len(after[request]) == NEW - len(before[request]) for request in before)
 
 
@@ -122,7 +122,7 @@ def test_blocks_are_found_by_name_at_another_node(name, tiny_checkpoint, expecte
     first, second = (opened(name, tiny_checkpoint, backend) for backend in ("native", "torch"))
     before = until(first, 20)
     for index, prompt in enumerate(prompts()):
-        sequence = next(s for s in running(first) if s.request.request_id == str(index))
+        sequence = next(s for s in running(first) if s.request.handle == index)
         size, pool = first.kv.fingerprint.block_size, second.kv.pool
         full = sequence.computed // size
         blocks = pool.allocate(full)
@@ -130,9 +130,9 @@ def test_blocks_are_found_by_name_at_another_node(name, tiny_checkpoint, expecte
         for block, digest in zip(blocks, sequence.full_hashes(size), strict=False):
             pool.publish(block, digest)
         pool.release(blocks)
-        said = before[str(index)]
+        said = before[index]
         rest = replace(GREEDY, max_tokens=NEW - len(said))
-        events = drive(second, [GenerationRequest("0", (*prompt, *said), rest)])
+        events = drive(second, [GenerationRequest(0, (*prompt, *said), rest)])
         assert (
             sum(event.cached_tokens for event in events) == (len(prompt) + len(said) - 1) // size * size > 0
         )
@@ -151,9 +151,9 @@ def test_evicted_blocks_can_be_kept_elsewhere_and_put_back(name, tiny_checkpoint
 
     node.kv.on_evict = keep
     for index, request in enumerate(requests(prompts())):
-        drive(node, [replace(request, request_id=str(index))])
+        drive(node, [replace(request, handle=index)])
     assert len(told) == node.kv.evictions > 5
-    first = Sequence.start(GenerationRequest("again", prompts()[0]), 0, frozenset(), node.kv.pool.root)
+    first = Sequence.start(GenerationRequest(77, prompts()[0]), 0, frozenset(), node.kv.pool.root)
     first.tokens += expected(name)[0][:40]
     digests = first.full_hashes(8)[: (len(first.tokens) - 1) // 8]
     assert node.kv.pool.match(digests) == [] and set(digests) <= set(kept)
@@ -163,7 +163,7 @@ def test_evicted_blocks_can_be_kept_elsewhere_and_put_back(name, tiny_checkpoint
         node.kv.pool.publish(block, digest)
     node.kv.pool.release(blocks)
     rest = SamplingParams(max_tokens=NEW - 40, temperature=0.0, ignore_eos=True)
-    events = drive(node, [GenerationRequest("0", tuple(first.tokens), rest)])
+    events = drive(node, [GenerationRequest(0, tuple(first.tokens), rest)])
     assert sum(event.cached_tokens for event in events) == 8 * len(digests)
     assert collect(events)[0] == expected(name)[0][40:]
 

@@ -25,7 +25,7 @@ def test_prefill_logits(name, tiny_checkpoint, oracle):
     prompt = prompts()[2]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, logprobs=5, ignore_eos=True)
     node = colocated(ModelSource(str(tiny_checkpoint(name)), name), config(max_batch_tokens=10))
-    (event,) = drive(node, [GenerationRequest("0", prompt, params)])
+    (event,) = drive(node, [GenerationRequest(0, prompt, params)])
     with torch.no_grad():
         truth = oracle(name)(torch.tensor([prompt])).logits[0].log_softmax(-1)
     got = [entry.logprob for entry in event.prompt_logprobs[1:]]
@@ -100,8 +100,8 @@ def test_cancel_frees_blocks(tiny_checkpoint):
         cluster.submit(request)
     for _ in range(9):
         cluster.step()
-    for request_id in ("0", "1", "2", "unknown"):
-        cluster.attention[0].cancel(request_id)
+    for handle in (0, 1, 2, 77):
+        cluster.attention[0].cancel(handle)
     reasons = [event.finish_reason for _ in range(50) for event in cluster.step() if event.finish_reason]
     assert set(reasons) <= {"cancelled"}
     assert not cluster.attention[0].busy

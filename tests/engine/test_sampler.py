@@ -23,8 +23,9 @@ def sample(rows, sequences):
     return sample_with(rows, sequences, OPS)
 
 
-def sequence(output=(), prompt=(1, 2), name="r", eos=(0,), **params):
-    request = GenerationRequest(name, tuple(prompt), SamplingParams(**{"max_tokens": 1000, **params}))
+def sequence(output=(), prompt=(1, 2), eos=(0,), **params):
+    params = {"max_tokens": 1000, "seed": 1, **params}
+    request = GenerationRequest(1, tuple(prompt), SamplingParams(**params))
     made = Sequence.start(request, 0, frozenset(eos))
     made.tokens += output
     return made
@@ -156,7 +157,7 @@ def every_number_is_served_or_refused(data):
     fields = drawn_fields(data)
     row = torch.tensor(data.draw(ROWS))
     try:
-        one = sequence([2, 5], name="mine", **fields)
+        one = sequence([2, 5], **fields)
     except RequestError as error:
         assert error.param in (*fields, "min_tokens"), "min_tokens is checked against max_tokens"
         assert error.param in error.message and len(error.message) < 300
@@ -230,3 +231,12 @@ def test_the_nucleus_is_the_one_of_the_whole_vocabulary(monkeypatch):
 
 def sample_one(row, seed):
     return sample(row[None], [sequence(seed=seed, top_p=0.7, min_p=1e-4)])[0]
+
+
+def test_choices_count_seeds_up_and_wrap_in_64_bits():
+    params = SamplingParams(n=3, seed=(1 << 63) - 2, max_tokens=5)
+    assert [one.seed for one in params.choices()] == [(1 << 63) - 2, (1 << 63) - 1, -1 << 63]
+    assert all(one.n == 1 and one.max_tokens == 5 for one in params.choices())
+    assert SamplingParams(seed=7).choices() == (SamplingParams(seed=7),)
+    drawn = [one.seed for one in SamplingParams(n=40).choices()]
+    assert len(set(drawn)) == 40 and all(0 <= seed < 1 << 63 for seed in drawn)

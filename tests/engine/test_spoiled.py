@@ -48,7 +48,7 @@ def spoil(tiny_checkpoint, tmp_path):
 
 def requests(count=4, tokens=5, lengths=(3, 9, 14, 21), **params):
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, **params)
-    return [GenerationRequest(str(i), p, sampling) for i, p in enumerate(prompts(lengths[:count]))]
+    return [GenerationRequest(i, p, sampling) for i, p in enumerate(prompts(lengths[:count]))]
 
 
 def outcomes(source, asked, experts=2, cluster=None, **fields):
@@ -56,12 +56,12 @@ def outcomes(source, asked, experts=2, cluster=None, **fields):
     cluster = cluster or LocalCluster.build(source, config(**fields), experts=experts)
     tokens, errors, ended = {}, {}, []
     for event in cluster.run(asked):
-        tokens.setdefault(event.request_id, []).extend(event.token_ids)
+        tokens.setdefault(event.handle, []).extend(event.token_ids)
         if event.finish_reason is not None:
-            ended.append(event.request_id)
+            ended.append(event.handle)
             assert (event.error is not None) == (event.finish_reason == "error")
-            errors[event.request_id] = event.error
-    assert sorted(ended) == sorted(request.request_id for request in asked)
+            errors[event.handle] = event.error
+    assert sorted(ended) == sorted(request.handle for request in asked)
     for node in cluster.attention:
         node.check()
         assert node.stats().kv_blocks_used == 0
@@ -116,11 +116,9 @@ def test_one_token_ends_the_requests_that_hold_it_and_its_blocks_hurt_nobody(spo
     cluster = LocalCluster.build(source, config(kv_blocks=4, max_batch_tokens=7), experts=2)
     for _ in range(3):
         got = outcomes(source, [asked[3]], cluster=cluster)
-        assert got["3"][1].startswith("layer 0 gave values")
+        assert got[3][1].startswith("layer 0 gave values")
         for request in asked[:3]:
-            assert outcomes(source, [request], cluster=cluster) == {
-                request.request_id: clean[request.request_id]
-            }
+            assert outcomes(source, [request], cluster=cluster) == {request.handle: clean[request.handle]}
 
 
 @pytest.mark.parametrize("name", ["v3", "qwen3", "mixtral"])
@@ -135,9 +133,9 @@ def test_beside_one_that_ends_the_others_keep_their_bits(name, spoil, tiny_check
     expected = outcomes(whole, good, **tight)
     got = outcomes(source, asked, **tight)
     for request in good:
-        if token not in expected[request.request_id][0]:
-            assert got[request.request_id] == expected[request.request_id]
-    assert got["3"][1].startswith("layer 0")
+        if token not in expected[request.handle][0]:
+            assert got[request.handle] == expected[request.handle]
+    assert got[3][1].startswith("layer 0")
 
 
 def test_colocated_too(spoil, clean):
@@ -148,16 +146,16 @@ def test_colocated_too(spoil, clean):
     events = []
     while node.busy:
         events += node.step()
-    failed = {event.request_id for event in events if event.finish_reason == "error"}
-    for name in set(clean) - failed:
-        assert [t for e in events if e.request_id == name for t in e.token_ids] == clean[name][0]
+    failed = {event.handle for event in events if event.finish_reason == "error"}
+    for handle in set(clean) - failed:
+        assert [t for e in events if e.handle == handle for t in e.token_ids] == clean[handle][0]
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1.0, "seed": 3}, {"prompt_logprobs": 2}, {"logprobs": 5}])
 def test_a_spoiled_head_ends_sampled_and_scored_requests_too(spoil, params):
     source = spoil("v3", "lm_head.weight", math.nan, row=17)
     sampling = SamplingParams(max_tokens=3, **{"temperature": 0.0, **params})
-    asked = [GenerationRequest("0", prompts()[0], sampling), GenerationRequest("1", prompts()[1], sampling)]
+    asked = [GenerationRequest(0, prompts()[0], sampling), GenerationRequest(1, prompts()[1], sampling)]
     for tokens, error in outcomes(source, asked).values():
         assert tokens == [] and error.startswith(HEAD)
 
@@ -170,10 +168,10 @@ def test_what_a_cancelled_request_spoiled_is_cleared_as_well(spoil, clean):
     cluster = LocalCluster.build(source, config(kv_blocks=4), experts=2)
     cluster.submit(asked[3])
     cluster.attention[0].step()
-    cluster.attention[0].cancel("3")
+    cluster.attention[0].cancel(3)
     reasons = [e.finish_reason for _ in range(50) for e in cluster.step() if e.finish_reason]
     assert reasons == ["cancelled"]
-    assert outcomes(source, [asked[0]], cluster=cluster) == {"0": clean["0"]}
+    assert outcomes(source, [asked[0]], cluster=cluster) == {0: clean[0]}
 
 
 def test_torch_agrees_that_the_tiny_checkpoint_is_finite(tiny_checkpoint):

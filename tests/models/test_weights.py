@@ -145,7 +145,7 @@ def test_fp8_checkpoint_runs(tiny_checkpoint, tmp_path):
             ModelSource(str(path), "fp8", dtype="float32"), EngineConfig(64, 8, block_size=8, micro_batches=1)
         )
         params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-        node.submit(GenerationRequest("0", (5, 6, 7, 8), params))
+        node.submit(GenerationRequest(0, (5, 6, 7, 8), params))
         tokens.append([t for _ in range(30) for event in node.step() for t in event.token_ids])
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) == 20

@@ -90,7 +90,7 @@ class ScriptedBackend:
     def ready(self) -> bool:
         return self.is_ready
 
-    def view(self) -> ClusterView:
+    async def view(self) -> ClusterView:
         said = ("2 s ago: move, 1.300 is over 1.080: 4 moves reach 1.020",)
         return ClusterView(
             3,
@@ -102,19 +102,19 @@ class ScriptedBackend:
             routed=self.routed,
         )
 
-    def placement(self) -> str:
+    async def placement(self) -> str:
         return '{"nodes": 1, "layers": []}'
 
-    def apply_placement(self, text: str) -> None:
+    async def apply_placement(self, text: str) -> None:
         if "layers" not in text:
             raise ConfigError("not a placement file: it has no 'layers'")
         self.applied.append(text)
 
-    def record_routing(self, on: bool) -> bytes:
+    async def record_routing(self, on: bool) -> bytes:
         self.recording = on
         return b"" if on else b"AFROUTE1 whole"
 
-    def recorded_routing(self) -> bytes:
+    async def recorded_routing(self) -> bytes:
         return b"AFROUTE1 so far"
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -123,7 +123,7 @@ class ScriptedBackend:
             async for event in self._events(request):
                 yield event
         finally:
-            self.closed.append(request.request_id)
+            self.closed.append(request)
             self.ended.set()
 
     async def _events(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -157,7 +157,7 @@ class ScriptedBackend:
         if first and params.prompt_logprobs is not None:
             prompt = (None, *(_score(t, params.prompt_logprobs) for t in request.prompt_ids[1:]))
         return TokenEvent(
-            request.request_id,
+            request.handle,
             new,
             finish_reason=("stop" if stopped else "length") if last else None,
             stop_token_id=1 if stopped else None,

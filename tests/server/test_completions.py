@@ -66,6 +66,12 @@ def test_n_counts_seeds_up(client, server):
     assert all(r.params.n == 1 for r in server.backend.requests)
 
 
+def test_without_a_seed_every_choice_gets_its_own(client, server):
+    client.completions.create(model="tiny", prompt=["x", "y"], n=2, max_tokens=2)
+    seeds = {r.params.seed for r in server.backend.requests}
+    assert len(seeds) == 4 and all(0 <= seed < 1 << 63 for seed in seeds)
+
+
 def test_n_streams_every_choice(client, server):
     texts = ["", "", ""]
     for chunk in client.completions.create(model="tiny", prompt="x", n=3, max_tokens=32, stream=True):
@@ -80,7 +86,7 @@ def test_stop_string_ends_the_engine_request(client, server):
     assert done.choices[0].finish_reason == "stop"
     assert done.usage.completion_tokens < 100
     assert server.backend.ended.wait(10)
-    assert server.backend.closed == [server.backend.requests[0].request_id]
+    assert server.backend.closed == server.backend.requests[:1]
 
 
 def test_min_tokens_holds_back_stop_strings(client, server):

@@ -1,7 +1,7 @@
 """Any tokens, grouped in any way, give the text that decoding them at once gives; stop strings cut the same place."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, normalizers
@@ -64,6 +64,9 @@ def sentencepiece() -> Tokenizer:
 
 
 @settings(max_examples=300, deadline=None)
+@example(
+    parts=["the", "\ufffd", "\ufffd", "\ufffd", "\ufffd", "\ufffd", "本語"]
+)  # 21 bytes that are characters
 @given(
     parts=st.lists(
         st.sampled_from(["the", " fox", "x", "日", "本語", "😀", " a", "\ufffd", "é", "</s>"]), max_size=15
@@ -154,7 +157,7 @@ def run_choice(
     text, tokens, reason = "", 0, None
     for i, group in enumerate(groups):
         last = "length" if i == len(groups) - 1 else None
-        piece = decoder.feed(TokenEvent("r", tuple(group), finish_reason=last))
+        piece = decoder.feed(TokenEvent(1, tuple(group), finish_reason=last))
         text, tokens, reason = text + piece.text, tokens + piece.tokens, piece.finish_reason
         if reason:
             break

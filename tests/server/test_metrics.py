@@ -1,5 +1,6 @@
 """/metrics is valid exposition text, says what happened, and speaks vllm's names too."""
 
+import asyncio
 import math
 
 import pytest
@@ -56,7 +57,7 @@ def test_times_of_a_request():
     timer = metrics.timer(clock.now())
     for seconds, tokens in ((0.03, 1), (0.0035, 1), (0.006, 4)):
         clock.advance(seconds)
-        timer.saw(TokenEvent("r", (5,) * tokens, cached_tokens=3))
+        timer.saw(TokenEvent(1, (5,) * tokens, cached_tokens=3))
     timer.ended("stop")
     seen = {s.suffix + str(dict(s.labels).get("le", "")): s.value for s in metrics.inter_token.samples()}
     assert seen["_count"] == 5 and seen["_sum"] == pytest.approx(0.0095)
@@ -69,7 +70,7 @@ def test_many_experts_are_drawn_per_layer_only(make_backend):
     backend = make_backend()
     backend.nodes = (NodeView("a", "attention", "ready", 1, 0, 0, AttentionStats()),) * 2
     backend.routed = (tuple(range(256)),) * 58
-    text = ServerMetrics(FakeClock()).text(backend, 0, 0)
+    text = asyncio.run(ServerMetrics(FakeClock()).text(backend, 0, 0))
     seen = parse(text)
     assert seen["afserve_layer_routed_rows_total", (("layer", "57"),)] == sum(range(256))
     assert "afserve_expert_rows" not in text and len(text) < 100_000

@@ -122,7 +122,7 @@ def test_scores_that_are_no_numbers_are_drawn_as_numbers(make_backend, run_serve
                 TokenLogprob(t, score, 1, ((t, score), (7, -math.inf), (8, math.inf)))
                 for t, score in zip(new, [math.nan, -math.inf] * len(new))
             )
-            return TokenEvent(event.request_id, new, event.finish_reason, event.stop_token_id, scores)
+            return TokenEvent(event.handle, new, event.finish_reason, event.stop_token_id, scores)
 
     plain = make_backend()
     with run_server(Odd(plain.model, plain.tokenizer)) as server:

@@ -24,6 +24,10 @@ class MarkedLink:
         self.left: list[float] = []
         self.back: list[float] = []
 
+    @property
+    def lost(self) -> None:
+        """Nobody can be."""
+
     def clear(self) -> None:
         self.left.clear()
         self.back.clear()

@@ -66,9 +66,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
 def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
     params = SamplingParams(max_tokens=case.output_len, temperature=0.0, ignore_eos=True)
     ids = prompts(llm.topology.spec.vocab_size, batch, case.prompt_len, seed)
-    requests = [
-        GenerationRequest(f"bench-{seed}-{batch}-{i}", tuple(prompt), params) for i, prompt in enumerate(ids)
-    ]
+    requests = [GenerationRequest(i, tuple(prompt), params) for i, prompt in enumerate(ids)]
     return llm.call(_together(llm.run.frontend, requests))
 
 

@@ -136,7 +136,7 @@ def decode(setup: Setup, node: AttentionNode[T]) -> None:
     params = SamplingParams(max_tokens=setup.output_len, temperature=0.0, ignore_eos=True)
     vocabulary = spec_of(setup.source).vocab_size
     for number, ids in enumerate(prompts(vocabulary, setup.batch, setup.prompt_len, setup.index)):
-        node.submit(GenerationRequest(f"r{number}", tuple(ids), params))
+        node.submit(GenerationRequest(number, tuple(ids), params))
     marks = [
         (setup.batch * _WARM_TOKENS, "steady"),
         (setup.batch * (setup.output_len - _LAST_TOKENS), "ending"),

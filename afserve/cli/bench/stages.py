@@ -83,8 +83,8 @@ class Engine:
         node = AttentionNode(self.model, link, config)
         params = SamplingParams(max_tokens=longest - prompt, temperature=0.0, ignore_eos=True)
         for index, ids in enumerate(prompts(self.spec.vocab_size, requests, prompt, seed=0)):
-            node.submit(GenerationRequest(f"calibrate-{index}", tuple(ids), params))
-        started: set[str] = set()
+            node.submit(GenerationRequest(index, tuple(ids), params))
+        started: set[int] = set()
         while len(started) < requests:
             started |= _turn(node)
         while not _turn(node):
@@ -92,12 +92,12 @@ class Engine:
         return node
 
 
-def _turn(node: AttentionNode[T]) -> set[str]:
+def _turn(node: AttentionNode[T]) -> set[int]:
     """As a node's own loop takes it: one turn, and a park when nothing can go on. Who got a token."""
     events = node.step()
     if node.stalled:
         node.wait(_PARK)
-    return {event.request_id for event in events}
+    return {event.handle for event in events}
 
 
 def attention_rows(engine: Engine, requests: int, context: int, count: int) -> Iterator[Row]:

@@ -55,7 +55,7 @@ class Node(Protocol):
     @property
     def busy(self) -> bool: ...
     def submit(self, request: GenerationRequest) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
+    def cancel(self, handle: int) -> None: ...
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
     def adopt(self, placement: Placement) -> None: ...
@@ -176,7 +176,7 @@ class AttentionLoop:
                 self._submit(gateway, request)
             case Cancel(number):
                 self._open.discard(number)
-                self._node.cancel(str(number))
+                self._node.cancel(number)
             case Acknowledge(numbers):
                 self._open.difference_update(numbers)
             case None:
@@ -187,10 +187,10 @@ class AttentionLoop:
         """A gateway has gone, and its clients with it."""
         for number in [number for number in self._open if gateway_of(number) == gateway]:
             self._open.discard(number)
-            self._node.cancel(str(number))
+            self._node.cancel(number)
 
     def _submit(self, gateway: int, request: GenerationRequest) -> None:
-        number = int(request.request_id)
+        number = request.handle
         if number in self._open:
             return  # said twice
         self._open.add(number)
@@ -203,5 +203,5 @@ class AttentionLoop:
 def _by_gateway(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
     found: dict[int, list[TokenEvent]] = {}
     for event in events:
-        found.setdefault(gateway_of(int(event.request_id)), []).append(event)
+        found.setdefault(gateway_of(event.handle), []).append(event)
     return found

@@ -233,7 +233,7 @@ _MOST_COUNTS = 64 << 20
 
 def _put_tokens(value: Tokens, proto: Proto) -> None:
     events = value.events
-    proto.request.extend([int(event.request_id) for event in events])
+    proto.request.extend([event.handle for event in events])
     proto.count.extend([len(event.token_ids) for event in events])
     proto.token.extend([token for event in events for token in event.token_ids])
     for index, event in enumerate(events):
@@ -273,7 +273,7 @@ def _take_tokens(proto: Proto) -> Tokens:
         run = tokens[start : start + count]
         start += count
         extra = extras.get(index)
-        events.append(TokenEvent(str(request), run) if extra is None else _take_event(request, run, extra))
+        events.append(TokenEvent(request, run) if extra is None else _take_event(request, run, extra))
     if start != len(tokens):
         raise ValueError(f"{len(tokens)} tokens, counts say {start}")
     return Tokens(tuple(events))
@@ -281,7 +281,7 @@ def _take_tokens(proto: Proto) -> Tokens:
 
 def _take_event(request: int, run: tuple[int, ...], extra: Proto) -> TokenEvent:
     return TokenEvent(
-        str(request),
+        request,
         run,
         finish_reason=extra.finish_reason or None,
         stop_token_id=extra.stop_token_id if extra.HasField("stop_token_id") else None,
@@ -391,8 +391,9 @@ def _put_placement(value: FillSlots | Adopt, proto: Proto) -> None:
 
 def _put_submit(value: Submit, proto: Proto) -> None:
     request, params = value.request, value.request.params
-    proto.request = int(request.request_id)
+    proto.request = request.handle
     proto.prompt.extend(request.prompt_ids)
+    proto.generated.extend(request.generated)
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
@@ -408,7 +409,7 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    return Submit(GenerationRequest(str(proto.request), tuple(proto.prompt), params))
+    return Submit(GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated)))
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:

@@ -100,7 +100,7 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All events of one step. Their `request_id` is the request's number, as text."""
+    """All events of one step, each with its request's handle."""
 
     events: tuple[TokenEvent, ...]
 
@@ -220,8 +220,6 @@ def gateway_of(request: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """`request.request_id` is the request's number, as text."""
-
     request: GenerationRequest
 
 

@@ -80,7 +80,7 @@ def test_an_engine_serves_it(device, ops, source):
     )
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops)
     node.submit(
-        GenerationRequest("0", (5, 77, 130), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+        GenerationRequest(0, (5, 77, 130), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
     )
     tokens = []
     while node.busy:

@@ -25,18 +25,18 @@ def setup(device):
 
 def requests():
     greedy = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    return [GenerationRequest(str(number), prompt, greedy) for number, prompt in enumerate(PROMPTS)]
+    return [GenerationRequest(number, prompt, greedy) for number, prompt in enumerate(PROMPTS)]
 
 
 def check(events, model):
-    got = {str(number): [] for number in range(len(PROMPTS))}
+    got = {number: [] for number in range(len(PROMPTS))}
     for event in events:
         assert event.error is None
-        got[event.request_id] += event.token_ids
+        got[event.handle] += event.token_ids
     with torch.no_grad():
         for number, prompt in enumerate(PROMPTS):
             out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
-            assert got[str(number)] == out[0, len(prompt) :].tolist()
+            assert got[number] == out[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mixtral-window", "v2-groups", "v3"])

@@ -1,0 +1,62 @@
+"""What one step computes and how sequences end in it: values between the scheduler, who decides, and who runs the step.
+
+Integers only; the tensors are made in `batch`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from afserve.engine.request import FinishReason
+from afserve.engine.sequence import Sequence
+
+
+class ChunkKind(StrEnum):
+    """What a chunk computes: tokens that came with the request (or were thrown out of the cache since), the one token
+    that this node generated last, or several that it accepted or supposes and computes at once."""
+
+    PROMPT = "prompt"
+    DECODE = "decode"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    last: bool
+    kind: ChunkKind
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Chunks of decoding and verifying sequences stand before those of prompts."""
+
+    micro_batch: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def decodes(self) -> int:
+        """Tokens that are no prompt's; they stand in front."""
+        return sum(chunk.count for chunk in self.chunks if chunk.kind is not ChunkKind.PROMPT)
+
+    @property
+    def decode_only(self) -> bool:
+        return all(chunk.kind is not ChunkKind.PROMPT for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`error` is set only with the reason "error"; `spoiled` are blocks to be cleared before anybody reuses them."""
+
+    sequence: Sequence
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error: str | None = None
+    spoiled: tuple[int, ...] = ()
