@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing, closing
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,9 @@ def test_complete_and_stream_agree(client, server):
     deltas = list(client.complete_stream("x", params))
     assert reply.text == server.backend.reply == "".join(d.text for d in deltas)
     assert deltas[-1].completion_tokens == reply.completion_tokens
-    assert [r.params for r in server.backend.requests] == [params, params]
+    asked = [r.params for r in server.backend.requests]
+    assert [replace(p, seed=None) for p in asked] == [params, params]
+    assert None not in {p.seed for p in asked} and asked[0].seed != asked[1].seed
 
 
 def test_every_sampling_field_arrives(client, server):
