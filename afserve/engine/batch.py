@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.engine.step_plan import ChunkKind, StepPlan
+from afserve.engine.step_plan import DECODE, StepPlan
 from afserve.kernels.paged import PagedBatch
 
 
@@ -36,7 +36,7 @@ def build(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
     rows: list[int] = []
     for chunk in plan.chunks:
         sequence, end = chunk.sequence, chunk.start + chunk.count
-        if chunk.kind is ChunkKind.DECODE:
+        if chunk.kind is DECODE:
             tokens.append(sequence.tokens[chunk.start])
             positions.append(chunk.start)
             slots.append(sequence.blocks[chunk.start // block_size] * block_size + chunk.start % block_size)

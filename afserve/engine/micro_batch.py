@@ -66,7 +66,7 @@ class MicroBatch(Generic[T]):
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
             self._finish(self.plan, self._model.logits(rows_RH))
             self._meter.did(self.index, "sample", since)
-            self.decode_only = self.plan.decode_only
+            self.decode_only = batch.decodes == len(batch.token_T)
             self.plan = None
             self.steps += 1
             yield None

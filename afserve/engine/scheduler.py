@@ -14,7 +14,7 @@ from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
-from afserve.engine.step_plan import Chunk, ChunkKind, Finished, StepPlan
+from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
 from afserve.errors import OverloadedError, RequestError
 
 
@@ -124,12 +124,12 @@ class Scheduler:
                 break
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
-            count = self._reserve(sequence, min(sequence.pending, budget))
+            start, known = sequence.computed, len(sequence.tokens)
+            count = self._reserve(sequence, min(known - start, budget))
             if count:
                 sequence.in_flight = True
-                start = sequence.computed
-                last = start + count == len(sequence.tokens)
-                chunks.append(Chunk(sequence, start, count, last, _kind(sequence)))
+                kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
+                chunks.append(Chunk(sequence, start, count, start + count == known, kind))
                 budget -= count
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
 
@@ -342,9 +342,3 @@ def _turn(sequence: Sequence) -> tuple[int, int]:
     """Decoding first, then verifying, then prompts (one token before several); the elder first among equals."""
     several = len(sequence.tokens) - sequence.computed > 1
     return several + 2 * (sequence.computed < sequence.given), sequence.order
-
-
-def _kind(sequence: Sequence) -> ChunkKind:
-    if sequence.computed < sequence.given:
-        return ChunkKind.PROMPT
-    return ChunkKind.DECODE if sequence.pending == 1 else ChunkKind.VERIFY

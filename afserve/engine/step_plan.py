@@ -19,6 +19,10 @@ class ChunkKind(StrEnum):
     VERIFY = "verify"
 
 
+# By name, because looking up an enum's attribute is slow where it is done for every chunk.
+PROMPT, DECODE, VERIFY = ChunkKind
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """`count` tokens of a sequence from position `start`; `last` when its newest token is among them."""
@@ -44,11 +48,7 @@ class StepPlan:
     @property
     def decodes(self) -> int:
         """Tokens that are no prompt's; they stand in front."""
-        return sum(chunk.count for chunk in self.chunks if chunk.kind is not ChunkKind.PROMPT)
-
-    @property
-    def decode_only(self) -> bool:
-        return all(chunk.kind is not ChunkKind.PROMPT for chunk in self.chunks)
+        return sum(chunk.count for chunk in self.chunks if chunk.kind is not PROMPT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ def test_a_chunk_says_what_it_computes():
     assert [(c.count, c.kind) for c in plan.chunks] == [(8, "prompt")] and plan.decodes == 0
     s.commit(plan, [])
     plan = s.plan(0)
-    assert [(c.count, c.last, c.kind) for c in plan.chunks] == [(1, True, "prompt")] and not plan.decode_only
+    assert [(c.count, c.last, c.kind) for c in plan.chunks] == [(1, True, "prompt")] and not plan.decodes
     s.commit(plan, [[5]])
     s.submit(request(2, 1, max_tokens=9))
     s.submit(request(3, 3, max_tokens=9))
@@ -263,11 +263,11 @@ def test_a_chunk_says_what_it_computes():
     assert (plan.decodes, plan.tokens) == (1, 5)
     s.commit(plan, [[5], [5], [5]])
     plan = s.plan(0)
-    assert plan.decode_only and plan.decodes == plan.tokens == 3
+    assert plan.decodes == plan.tokens == 3
     s.commit(plan, [[5], [5, 6], [5]])
     plan = s.plan(0)
     assert [c.kind for c in plan.chunks] == ["decode", "decode", "verify"]
-    assert [c.sequence.request.handle for c in plan.chunks] == [1, 3, 2] and plan.decode_only
+    assert [c.sequence.request.handle for c in plan.chunks] == [1, 3, 2] and plan.decodes == plan.tokens
     s.commit(plan, [[5], [5], [5]])
     for sequence in list(s._all_running()):
         s._preempt(sequence)
