@@ -72,7 +72,11 @@ def in_rows(rows):
 
 
 def apply(server, placement, headers=ADMIN):
-    return httpx.post(f"{server.url}/admin/placement", content=placement, headers={"content-type": "application/json", **headers})
+    return httpx.post(
+        f"{server.url}/admin/placement",
+        content=placement,
+        headers={"content-type": "application/json", **headers},
+    )
 
 
 def counted(found):
