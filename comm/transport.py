@@ -98,6 +98,28 @@ class Layout:
     model: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What an expert node opens: its index, how many attention nodes may ever connect, the one address to listen on."""
+
+    expert: int
+    attention_nodes: int
+    layout: Layout
+    host: str
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """What an attention node opens: its index, the addresses of all expert nodes, and the seconds it may take."""
+
+    addresses: Sequence[str]
+    attention: int
+    layout: Layout
+    timeout: float
+    device: torch.device
+
+
 class Parcel(NamedTuple):
     """A message's contents, valid until the next post on its box.
 
