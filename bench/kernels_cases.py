@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from afserve.engine.free_blocks import FreeBlocks
-from afserve.kernels.layer import GqaLayer
+from afserve.kernels.layer import BoundGqa, GqaLayer
 from afserve.kernels.native import Native
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.paged import PagedBatch
@@ -137,7 +137,7 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
     angle = torch.rand(4096, size // 2) * 6
     one, head = torch.ones(hidden, dtype=BF16), torch.ones(size, dtype=BF16)
     gate = torch.randn(experts, hidden).to(BF16) / hidden**0.5
-    layer = native.prepare_gqa(
+    prepared = native.prepare_gqa(
         GqaLayer(
             one, native.pack_linear(torch.randn((heads + 2 * groups) * size, hidden).to(BF16) / 23, None), head, head,
             angle.cos(), angle.sin(), native.pack_linear(torch.randn(hidden, heads * size).to(BF16) / 23, None), one,
@@ -157,13 +157,15 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
                   cache: tuple[Tensor, Tensor] = cache) -> None:  # fmt: skip
             native.rms_norm(x, one, 1e-6)
             native.rms_norm(qkv, head, 1e-6)
-            native.rope(qkv, layer.cos_PD, layer.sin_PD, batch.position_T, False)
+            native.rope(qkv, prepared.layer.cos_PD, prepared.layer.sin_PD, batch.position_T, False)
             native.write_kv(k, v, cache[0], cache[1], batch.kv_slot_T)
             native.add_rms_norm(x, x, one, 1e-6)
             native.route(x, gate, None, rule)
 
-        def whole(x: Tensor = x, batch: PagedBatch = batch, cache: tuple[Tensor, Tensor] = cache) -> None:
-            half = native.gqa_half(x, layer, cache[0], cache[1], batch)
+        bound, of_step = native.bind_gqa(prepared, *cache), native.bind_batch(batch)
+
+        def whole(x: Tensor = x, batch: PagedBatch = of_step, bound: BoundGqa = bound) -> None:
+            half = native.gqa_half(x, bound, batch)
             assert half.expert_TK is not None and half.weight_TK is not None
             native.expert_ffn(half.normed_TH, half.expert_TK, half.weight_TK, next(banks), x, True)
 

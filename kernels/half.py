@@ -6,13 +6,12 @@ It knows no backend. Shapes as in `ops.py`.
 from torch import Tensor
 
 from afserve.kernels.backend import Backend
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
 
 
-def half_of_ops(
-    ops: Backend, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
-) -> Half:
+def half_of_ops(ops: Backend, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+    layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
     heads, groups = layer.heads, layer.groups
     normed = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
     qkv = ops.linear(normed, layer.qkv).view(-1, heads + 2 * groups, layer.head_dim)

@@ -1,4 +1,4 @@
-"""One decoder layer's attention half as a value: what `Ops.gqa_half` needs besides rows, cache and batch.
+"""One decoder layer's attention half as values: its weights, what a backend made of them, and the two tied to a cache.
 
 Shapes: H hidden, A query heads, D head size, E experts, P positions.
 """
@@ -12,12 +12,11 @@ from afserve.kernels.packed import PackedLinear
 from afserve.kernels.routing import RouterRule
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GqaLayer:
     """Projections are packed: `qkv` stacks heads of q, then k, then v. Norms have the rows' dtype.
 
     `sink_A` is a logit per head that takes weight and gives no value. Without a router `gate_EH` and `rule` are None.
-    `handle` is what a fast backend keeps, `cache` what the door does; nobody else reads them.
     """
 
     input_norm_H: Tensor
@@ -38,17 +37,27 @@ class GqaLayer:
     scale: float
     window: int | None = None
     sink_A: Tensor | None = None
-    handle: object | None = None
-    cache: "BoundCache | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class BoundCache:
-    """The keys and values that a layer was last called with, which were found to fit; a step calls with the same."""
+class PreparedGqa:
+    """What `Ops.prepare_gqa` made of a layer, once at load. Only the backend reads `handle`; None: single ops run."""
 
+    layer: GqaLayer
+    handle: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGqa:
+    """What `Ops.bind_gqa` made of a layer and its part of a cache: all that a step does not change.
+
+    Only the backend reads `handle`, which may hold addresses: what they point at is held by this value too.
+    """
+
+    layer: GqaLayer
     k_NGBD: Tensor
     v_NGBD: Tensor
-    handle: object | None
+    handle: object | None = None
 
 
 class Half(NamedTuple):

@@ -6,14 +6,14 @@ last stride 1, index dtypes.
 """
 
 import math
-import weakref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from afserve.kernels import _native, tiled
 from afserve.kernels.half import half_of_ops
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -30,10 +30,6 @@ class Native(NativeProducts):
     def __init__(self, threads: int, isa: str = "") -> None:
         super().__init__(threads, isa)
         self._rules: dict[RouterRule, _native.Rule] = {}
-        self._batch: tuple[PagedBatch, _native.Batch] | None = None
-        self._cache: (
-            tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple[int, int], _native.CachePair] | None
-        ) = None
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         code = CODES.get(x_TH.dtype)
@@ -164,13 +160,12 @@ class Native(NativeProducts):
         sink_A: Tensor | None = None,
     ) -> Tensor:
         fits = q_TAD.dtype in CODES and q_TAD.dtype is k_NGBD.dtype is v_NGBD.dtype
-        cache = self._cache_handle(k_NGBD, v_NGBD) if fits and sink_A is None else None
-        if cache is None:
+        if not fits or sink_A is not None or not _last_plain(k_NGBD, v_NGBD):
             reason = "attention sinks" if sink_A is not None else _odd(q_TAD, k_NGBD, v_NGBD)
             k, v = tiled.as_rows(k_NGBD), tiled.as_rows(v_NGBD)
             fallback = self._fall_back("attend_gqa", reason)
             return fallback.attend_gqa(q_TAD, k, v, batch, scale, window, sink_A)
-        return self._attend(q_TAD, cache, batch, scale, window or 0)
+        return self._attend(q_TAD, _pair(k_NGBD, v_NGBD), batch, scale, window or 0)
 
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
@@ -200,49 +195,21 @@ class Native(NativeProducts):
             scale,
             window,
             out.data_ptr(),
-            self._batch_handle(batch),
+            _batch_handle(batch),
         )
         return out
 
-    def _cache_handle(self, k_NGBD: Tensor, v_NGBD: Tensor) -> _native.CachePair | None:
-        """Addresses of a layer's caches, of which the last ones are kept; None if the library can't read them."""
-        where = k_NGBD.data_ptr(), v_NGBD.data_ptr()  # a tensor may have been given other memory since
-        known = self._cache
-        if known is not None and known[0]() is k_NGBD and known[1]() is v_NGBD and known[2] == where:
-            return known[3]
-        if not _last_plain(k_NGBD, v_NGBD):
-            return None
-        handle = _pair(k_NGBD, v_NGBD)
-        self._cache = weakref.ref(k_NGBD), weakref.ref(v_NGBD), where, handle
-        return handle
+    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
+        return batch.with_handle(_batch_handle(batch))
 
-    def _batch_handle(self, batch: PagedBatch) -> _native.Batch:
-        """Addresses of the batch's integers. All layers of a step pass the same batch, so the last one is kept."""
-        if self._batch is not None and self._batch[0] is batch:
-            return self._batch[1]
-        table = batch.block_table_SB
-        handle = _native.Batch(
-            batch.query_start_S1.data_ptr(),
-            batch.context_S.data_ptr(),
-            table.data_ptr(),
-            table.stride(0),
-            batch.sequences,
-            batch.position_T.data_ptr(),
-            batch.kv_slot_T.data_ptr(),
-            batch.tokens,
-        )
-        self._batch = (batch, handle)
-        return handle
-
-    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
+    def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         dtype, gate = layer.input_norm_H.dtype, self._packed_gate(layer)
         reason = _why_not_fused(layer, gate)
         if reason:
             self.fallbacks.note("gqa_half", reason)
-            return layer
-        layer.cos_PD, layer.sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
-        if layer.bias_E is not None:
-            layer.bias_E = plain(layer.bias_E, torch.float32)
+            return PreparedGqa(layer)
+        cos_PD, sin_PD = plain(layer.cos_PD, torch.float32), plain(layer.sin_PD, torch.float32)
+        bias_E = None if layer.bias_E is None else plain(layer.bias_E, torch.float32)
         shape = _native.LayerShape(
             layer.input_norm_H.shape[0],
             layer.heads,
@@ -252,17 +219,19 @@ class Native(NativeProducts):
             layer.scale,
             layer.window or 0,
         )
-        layer.handle = _native.GqaLayer(
+        fused = _native.GqaLayer(
             CODES[dtype],
             shape,
-            self._layer_weights(layer, gate),
-            _address(layer.cos_PD),
-            _address(layer.sin_PD),
-            layer.cos_PD.shape[0],
+            self._layer_weights(layer, gate, bias_E),
+            _address(cos_PD),
+            _address(sin_PD),
+            cos_PD.shape[0],
         )
-        return layer
+        return PreparedGqa(layer, _Fused(fused, (cos_PD, sin_PD, bias_E)))
 
-    def _layer_weights(self, layer: GqaLayer, gate: _native.Linear | None) -> _native.LayerWeights:
+    def _layer_weights(
+        self, layer: GqaLayer, gate: _native.Linear | None, bias_E: Tensor | None
+    ) -> _native.LayerWeights:
         qkv, out = layer.qkv.handle, layer.out.handle
         assert isinstance(qkv, _native.Linear) and isinstance(out, _native.Linear)
         return _native.LayerWeights(
@@ -273,7 +242,7 @@ class Native(NativeProducts):
             qkv,
             out,
             gate,
-            _address(layer.bias_E),
+            _address(bias_E),
             self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
         )
 
@@ -288,32 +257,31 @@ class Native(NativeProducts):
         handle = self.pack_linear(kept_EH, None).handle
         return handle if isinstance(handle, _native.Linear) else None
 
-    def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
-        if k_NGBD.dtype not in CODES or not _last_plain(k_NGBD, v_NGBD):
-            return None
-        return _pair(k_NGBD, v_NGBD)
+    def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
+        layer, fused = prepared.layer, prepared.handle
+        if not isinstance(fused, _Fused):  # prepare_gqa said why
+            return BoundGqa(layer, k_NGBD, v_NGBD)
+        if not k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype or not _last_plain(k_NGBD, v_NGBD):
+            self.fallbacks.note("gqa_half", _odd(layer.input_norm_H, k_NGBD, v_NGBD))
+            return BoundGqa(layer, k_NGBD, v_NGBD)
+        return BoundGqa(layer, k_NGBD, v_NGBD, _FusedOverCache(fused, _pair(k_NGBD, v_NGBD)))
 
-    def gqa_half(
-        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
-    ) -> Half:
-        handle, bound, dtype = layer.handle, layer.cache, x_TH.dtype
-        known = bound is not None and bound.k_NGBD is k_NGBD and bound.v_NGBD is v_NGBD
-        cache = bound.handle if bound is not None and known else self.bind_cache(k_NGBD, v_NGBD)
-        fits = dtype is k_NGBD.dtype is v_NGBD.dtype is layer.input_norm_H.dtype
-        if not isinstance(handle, _native.GqaLayer):  # prepare_gqa said why
-            return half_of_ops(self, x_TH, layer, k_NGBD, v_NGBD, batch)
-        if not isinstance(cache, _native.CachePair) or not fits or not x_TH.is_contiguous():
-            self.fallbacks.note("gqa_half", _odd(x_TH, k_NGBD, v_NGBD))
-            return half_of_ops(self, x_TH, layer, k_NGBD, v_NGBD, batch)
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+        layer, handle = bound.layer, bound.handle
+        if not isinstance(handle, _FusedOverCache):  # bind_gqa or prepare_gqa said why
+            return half_of_ops(self, x_TH, bound, batch)
+        if x_TH.dtype is not layer.input_norm_H.dtype or not x_TH.is_contiguous():
+            self.fallbacks.note("gqa_half", _odd(x_TH, bound.k_NGBD, bound.v_NGBD))
+            return half_of_ops(self, x_TH, bound, batch)
         tokens = x_TH.shape[0]
         normed, expert, weight = torch.empty_like(x_TH), None, None
         if layer.rule is not None:
             expert = torch.empty((tokens, layer.rule.top_k), dtype=torch.int32)
             weight = torch.empty((tokens, layer.rule.top_k), dtype=torch.float32)
-        handle.run(
+        handle.fused.layer.run(
             self._engine,
-            self._batch_handle(batch),
-            cache,
+            _batch_handle(batch),
+            handle.cache,
             x_TH.data_ptr(),
             normed.data_ptr(),
             _address(expert),
@@ -364,6 +332,37 @@ class Native(NativeProducts):
                 rule.closed_value,
             )
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """A layer as the library runs it, and tensors that it reads and nobody else holds."""
+
+    layer: _native.GqaLayer
+    held: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedOverCache:
+    fused: _Fused
+    cache: _native.CachePair
+
+
+def _batch_handle(batch: PagedBatch) -> _native.Batch:
+    """Addresses of the batch's integers: those that `bind_batch` looked up for all layers of a step, or now."""
+    if isinstance(batch.handle, _native.Batch):
+        return batch.handle
+    table = batch.block_table_SB
+    return _native.Batch(
+        batch.query_start_S1.data_ptr(),
+        batch.context_S.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        batch.sequences,
+        batch.position_T.data_ptr(),
+        batch.kv_slot_T.data_ptr(),
+        batch.tokens,
+    )
 
 
 def _odd(*tensors: Tensor) -> str:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.backend import Backend
+from afserve.kernels.cache import LayerCache, LayerShape, PagedCache
 from afserve.kernels.fallbacks import Fallback
-from afserve.kernels.layer import BoundCache, GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -31,7 +32,6 @@ class Ops:
     def __init__(self, backend: Backend, device: torch.device, threads: int, reason: str = "") -> None:
         self._backend = backend
         self._reason = reason
-        self._marks: Tensor | None = None  # the last that was checked: all layers of a step pass the same
         self.device = device
         self.threads = threads
 
@@ -129,8 +129,12 @@ class Ops:
         shape = x_TH.shape
         if y_TH.shape != shape:
             _shape("y_TH", y_TH, tuple(shape))
-        if bad_T is not None and (bad_T is not self._marks or bad_T.numel() != shape[0]):
-            self._marks = _marks("bad_T", bad_T, shape[0])
+        if bad_T is not None and (
+            bad_T.dtype is not INT32 or bad_T.shape != shape[:1] or not bad_T.is_contiguous()
+        ):
+            raise ValueError(
+                f"bad_T: shape {tuple(bad_T.shape)} of {bad_T.dtype}, expected ({shape[0]},) of {INT32}, contiguous"
+            )
         self._backend.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -196,6 +200,19 @@ class Ops:
         where the backend reads those faster. The other ops take either; nobody else looks inside."""
         return self._backend.empty_kv((blocks, groups, block_size), sizes, dtype)
 
+    def open_cache(
+        self, layers: Sequence[LayerShape], blocks: int, block_size: int, dtype: torch.dtype
+    ) -> PagedCache:
+        """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
+        return PagedCache(
+            tuple(self._open_layer(shape, blocks, block_size, dtype) for shape in layers), block_size, dtype
+        )
+
+    def _open_layer(self, shape: LayerShape, blocks: int, block_size: int, dtype: torch.dtype) -> LayerCache:
+        if shape.value is None:
+            return (self.empty_cache((blocks, block_size, shape.key), dtype),)
+        return self.empty_kv(blocks, shape.heads, block_size, (shape.key, shape.value), dtype)
+
     def clear_blocks(self, cache: tuple[Tensor, ...], blocks: Sequence[int]) -> None:
         """Zero whole blocks of one layer's cache, in whatever order it is kept."""
         if not blocks:
@@ -255,8 +272,8 @@ class Ops:
         _batch("q_TAC", q_TAC, batch)
         return self._backend.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
 
-    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
-        """Called once at load: checks the layer and lets the backend bind it. Use what it returns."""
+    def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
+        """Called once at load: checks the layer, and lets the backend pack what it wants of it."""
         hidden, size = layer.input_norm_H.shape[0], layer.head_dim
         _shape("post_norm_H", layer.post_norm_H, (hidden,))
         _fits("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
@@ -276,24 +293,28 @@ class Ops:
                 _shape("bias_E", layer.bias_E, (layer.gate_EH.shape[0],))
         return self._backend.prepare_gqa(layer)
 
-    def gqa_half(
-        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
-    ) -> Half:
+    def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
+        """A layer and its part of a cache, checked against each other once. The tensors must keep their memory."""
+        keys, values = _caches(k_NGBD, v_NGBD)
+        wanted = (keys[0], prepared.layer.groups, keys[2], prepared.layer.head_dim)
+        if keys != wanted:
+            raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
+        if values != wanted:
+            raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
+        return self._backend.bind_gqa(prepared, k_NGBD, v_NGBD)
+
+    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
+        """The same batch with what the backend looks up of it once, rather than in every layer of the step."""
+        return self._backend.bind_batch(batch)
+
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
         """Norm, qkv, rope, cache write, attention, output projection, residual, norm, router in one call.
 
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
-        _shape("x_TH", x_TH, (batch.tokens, layer.input_norm_H.shape[0]))
-        bound = layer.cache
-        if bound is None or bound.k_NGBD is not k_NGBD or bound.v_NGBD is not v_NGBD:
-            keys, values = _caches(k_NGBD, v_NGBD)
-            wanted = (keys[0], layer.groups, keys[2], layer.head_dim)
-            if keys != wanted:
-                raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
-            if values != wanted:
-                raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
-            layer.cache = BoundCache(k_NGBD, v_NGBD, self._backend.bind_cache(k_NGBD, v_NGBD))
-        return self._backend.gqa_half(x_TH, layer, k_NGBD, v_NGBD, batch)
+        if x_TH.shape != (batch.tokens, bound.layer.input_norm_H.shape[0]):
+            _shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
+        return self._backend.gqa_half(x_TH, bound, batch)
 
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
@@ -384,14 +405,6 @@ def _rank(name: str, x: Tensor, rank: int) -> None:
 def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
-
-
-def _marks(name: str, x: Tensor, rows: int) -> Tensor:
-    if tuple(x.shape) != (rows,) or x.dtype is not INT32 or not x.is_contiguous():
-        raise ValueError(
-            f"{name}: shape {tuple(x.shape)} of {x.dtype}, expected ({rows},) of {INT32}, contiguous"
-        )
-    return x
 
 
 def _caches(k_NGBD: Tensor, v_NGBD: Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:

@@ -3,7 +3,7 @@
 Shapes: T tokens in the batch, S sequences, B most blocks per sequence, N blocks in the cache.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ class PagedBatch:
 
     starts and contexts are query_start_S1 and context_S as the host knows them, for who would have to wait for a device
     to read those; empty where nobody said.
+
+    `handle` is what a backend made of the tensors (`Ops.bind_batch`); None: every op looks them up. `replace` drops it.
     """
 
     position_T: Tensor
@@ -31,6 +33,13 @@ class PagedBatch:
     max_context: int
     starts: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
+    handle: object | None = field(default=None, init=False, repr=False, compare=False)
+
+    def with_handle(self, handle: object) -> "PagedBatch":
+        """For backends: the same batch, whose tensors `handle` knows."""
+        bound = replace(self)
+        object.__setattr__(bound, "handle", handle)
+        return bound
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.half import half_of_ops
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear, int8_rounded
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -193,16 +193,17 @@ class Reference:
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)
         return out
 
-    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
-        return layer
+    def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
+        return PreparedGqa(layer)
 
-    def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
-        return None
+    def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
+        return BoundGqa(prepared.layer, k_NGBD, v_NGBD)
 
-    def gqa_half(
-        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
-    ) -> Half:
-        return half_of_ops(self, x_TH, layer, k_NGBD, v_NGBD, batch)
+    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
+        return batch
+
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
+        return half_of_ops(self, x_TH, bound, batch)
 
     def route(
         self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule

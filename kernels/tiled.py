@@ -15,6 +15,8 @@ from torch import Tensor
 TOKENS = 16
 ROWS, KEYS, VALUES = 4, 6, 8  # dimensions
 _LAYOUT = {ROWS: 0, KEYS: 1, VALUES: 2}  # codes of native/tiles.h
+_BY_TOKEN = {KEYS: (0, 1, 2, 4, 3, 5), VALUES: (0, 1, 2, 4, 7, 3, 5, 6)}
+_FROM_TOKEN = {KEYS: (0, 1, 2, 4, 3, 5), VALUES: (0, 1, 2, 5, 3, 6, 7, 4)}
 
 
 def fits(block_size: int, size: int) -> bool:
@@ -60,8 +62,13 @@ def as_rows(cache: Tensor) -> Tensor:
 
 
 def by_token(cache: Tensor) -> Tensor:
-    """A view of tiles with tokens before elements: the dimensions of B, then those of D."""
-    return cache.permute((0, 1, 2, 4, 3, 5) if cache.dim() == KEYS else (0, 1, 2, 4, 7, 3, 5, 6))
+    """A view of tiles with tokens before elements: the dimensions of B, then those of D. Another cache is as it is."""
+    return cache.permute(_BY_TOKEN[cache.dim()]) if cache.dim() in _BY_TOKEN else cache
+
+
+def from_token(by_token: Tensor) -> Tensor:
+    """The view that `by_token` was made of."""
+    return by_token.permute(_FROM_TOKEN[by_token.dim()]) if by_token.dim() in _FROM_TOKEN else by_token
 
 
 def place(cache: Tensor) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from afserve.errors import ConfigError
 from afserve.kernels import triton_experts, triton_kv, triton_mla, triton_norm, triton_router
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.half import routed_half
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -104,11 +104,14 @@ class TritonBackend:
     def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
         self._plain.clear_blocks(cache, block_B)
 
-    def prepare_gqa(self, layer: GqaLayer) -> GqaLayer:
-        return layer
+    def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
+        return PreparedGqa(layer)
 
-    def bind_cache(self, k_NGBD: Tensor, v_NGBD: Tensor) -> object | None:
-        return None
+    def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
+        return BoundGqa(prepared.layer, k_NGBD, v_NGBD)
+
+    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
+        return batch
 
     def empty_experts(
         self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
@@ -205,10 +208,9 @@ class TritonBackend:
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
         triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T)
 
-    def gqa_half(
-        self, x_TH: Tensor, layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch
-    ) -> Half:
+    def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
         """The reference's steps; head norms, rotation and the cache write are one launch."""
+        layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
         normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
         heads = self.linear(normed, layer.qkv).view(-1, layer.heads + 2 * layer.groups, layer.head_dim)
         q, k, v = heads.split((layer.heads, layer.groups, layer.groups), dim=1)

@@ -116,6 +116,13 @@ from afserve.config import (
 )
 @click.option("--threads", type=int, help="Compute threads of each node.")
 @click.option(
+    "--gateways",
+    type=int,
+    default=0,
+    metavar="N",
+    help="HTTP in N processes of its own, which share the port; 0 serves it in this one.",
+)
+@click.option(
     "--device",
     default="cpu",
     show_default=True,

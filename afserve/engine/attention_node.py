@@ -11,7 +11,7 @@ import torch
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig
-from afserve.engine import kv
+from afserve.engine.kv_cache import KvCache
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.micro_batch import MicroBatch, Step, T
@@ -34,15 +34,17 @@ class AttentionNode(Generic[T]):
         eos_ids: frozenset[int] = frozenset(),
         clock: Clock | None = None,
         trace: Trace | None = None,
+        weights: str = "",
     ) -> None:
+        """`weights` names the numbers that were loaded, as `KvCache` wants them named."""
         spec = model.spec
         self._link = link
-        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids)
+        self.kv = KvCache(model, config, weights)
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
-        cache = kv.allocate(spec, config, model.dtype, model.ops)
         self._meter = Meter(clock or MonotonicClock(), trace)
         self._micro_batches = [
-            MicroBatch(i, model, cache, self._scheduler, link, self._load, self._meter, config)
+            MicroBatch(i, model, self.kv, self._scheduler, link, self._load, self._meter, config)
             for i in range(config.micro_batches)
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]

@@ -1,29 +1,52 @@
 """Blocks of KV cache as integers: who holds which, and which full blocks can be found again by content.
 
-A block is free, held (reference count > 0), or cached: unheld but still findable by its hash until it is
-reused, least recently released first. It knows no tensors and no requests.
+A block is free, held (reference count > 0), or cached: unheld but still findable by its name until it is
+evicted for reuse, least recently released first. It knows no tensors and no requests.
 """
 
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from afserve.engine.free_blocks import FreeBlocks
 
 Hash = bytes
+OnEvict = Callable[[int, Hash], None]
 ROOT: Hash = b""
 
 
+def root_hash(model: str, dtype: str, salt: bytes = b"") -> Hash:
+    """What stands before a sequence's first block: equal names mean equal keys and values only within one model and
+    dtype, and nobody finds blocks of another salt."""
+    digest = hashlib.blake2b(digest_size=16, person=b"afserve-kv-root")
+    for part in (model.encode(), dtype.encode(), salt):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
 def block_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
-    """Identity of a full block: its tokens and everything before them. 128 bits of BLAKE2b."""
+    """Name of a full block: its tokens and everything before them. 128 bits of BLAKE2b."""
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
 class BlockPool:
-    def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
+    """`root` is the name before the first block of every sequence. `on_evict` is told each block that loses its name,
+    with that name, once: before the block is given out, so that what it holds can still be read."""
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        root: Hash = ROOT,
+        on_evict: OnEvict = lambda block, name: None,
+    ) -> None:
         self.block_size = block_size
         self.caching = caching
+        self.root = root
+        self._on_evict = on_evict
         self._free = FreeBlocks(blocks)
         self._references = [0] * blocks
         self._hash_of: dict[int, Hash] = {}
@@ -58,6 +81,9 @@ class BlockPool:
             self._cached.pop(block, None)
             self._references[block] += 1
 
+    def is_held(self, block: int) -> bool:
+        return self._references[block] > 0
+
     def can_allocate(self, count: int, sparing: Iterable[int] = ()) -> bool:
         """Whether `count` blocks can be had without touching the unheld ones of `sparing`."""
         spared = sum(1 for block in sparing if block in self._cached)
@@ -78,7 +104,9 @@ class BlockPool:
             block = self._free.take(last)
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            name = self._hash_of.pop(block)
+            del self._block_of[name]
+            self._on_evict(block, name)
         self._references[block] = 1
         return block
 

@@ -10,12 +10,14 @@ import torch
 from afserve.comm.m2n.link import Link
 from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
+from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.micro_batch import T
 from afserve.families.table import load_spec, naming_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
+from afserve.models.identity import identify, weights_of
 from afserve.models.weights import Checkpoint, DummyCheckpoint, TensorSource
 from afserve.spec import ModelSpec
 from afserve.tokenizer import eos_ids
@@ -72,8 +74,13 @@ def build_attention_node(
     progress: Progress = silent,
     ops: Ops | None = None,
     trace: Trace | None = None,
+    weights: str = "",
 ) -> AttentionNode[T]:
-    """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError."""
+    """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
+
+    `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
+    those that it reads itself, by samples.
+    """
     spec = spec_of(source)
     ops = ops or open_ops(config.device, config.threads)
     model = AttentionModel(
@@ -85,7 +92,14 @@ def build_attention_node(
         config.max_model_len,
         progress,
     )
-    return AttentionNode(model, link, config, frozenset(eos_ids(source.path)), trace=trace)
+    weights = weights or attention_weights(source)
+    eos = frozenset(eos_ids(source.path))
+    return AttentionNode(model, link, config, eos, trace=trace, weights=weights)
+
+
+def attention_weights(source: ModelSource) -> str:
+    """Equal wherever an attention node would load the same numbers. Raises CheckpointError."""
+    return identify(source, ("attention",), DigestCache(user_folder()))[weights_of("attention")]
 
 
 def build_expert_bank(

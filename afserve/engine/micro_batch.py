@@ -13,6 +13,7 @@ from torch import Tensor
 from afserve.comm.m2n.link import Link
 from afserve.config import EngineConfig
 from afserve.engine.batch import Batch, build
+from afserve.engine.kv_cache import KvCache
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.request import TokenEvent, TokenLogprob
@@ -20,7 +21,6 @@ from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduler import Finished, Scheduler, StepPlan
 from afserve.engine.sequence import Sequence
 from afserve.engine.spoiled import Spoiled
-from afserve.models.attention import LayerCache
 from afserve.models.decoder import AttentionModel
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class MicroBatch(Generic[T]):
         self,
         index: int,
         model: AttentionModel,
-        cache: list[LayerCache],
+        kv: KvCache,
         scheduler: Scheduler,
         link: Link[T],
         load: ExpertLoad,
@@ -40,7 +40,7 @@ class MicroBatch(Generic[T]):
         config: EngineConfig,
     ) -> None:
         self.index = index
-        self._model, self._cache, self._scheduler, self._link = model, cache, scheduler, link
+        self._model, self._kv, self._scheduler, self._link = model, kv, scheduler, link
         self._load, self._meter, self._config = load, meter, config
         self._spoiled = Spoiled(config.max_batch_tokens, model.ops.device)
         self.events: list[TokenEvent] = []
@@ -71,9 +71,9 @@ class MicroBatch(Generic[T]):
     def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
         """Dispatch, run the shared expert meanwhile, combine, layer by layer. The routed sum is float32."""
         model, spoiled_T = self._model, self._spoiled.of(batch.token_T)
-        x_TH = model.embed(batch.token_T)
-        for number, (layer, cache) in enumerate(zip(model.layers, self._cache, strict=True)):
-            normed_TH, expert_TK, weight_TK = layer.attend(x_TH, cache, batch.paged)
+        x_TH, paged = model.embed(batch.token_T), model.ops.bind_batch(batch.paged)
+        for number, (layer, attend) in enumerate(zip(model.layers, self._kv.halves, strict=True)):
+            normed_TH, expert_TK, weight_TK = attend(x_TH, paged)
             local_TH: Tensor | None
             if layer.moe_number is None:
                 local_TH = layer.local_ffn(normed_TH)
@@ -140,8 +140,7 @@ class MicroBatch(Generic[T]):
         for ended in done.values():
             name = ended.sequence.request.request_id
             self.events.append(TokenEvent(name, (), ended.reason, error=ended.error))
-            for cache in self._cache if ended.spoiled else ():
-                self._model.ops.clear_blocks(cache, ended.spoiled)
+            self._kv.clear(ended.spoiled)
 
     def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
         """Row i of the chunk foretells token start + i + 1 of the prompt; the last one's is not the prompt's."""

@@ -50,11 +50,19 @@ class Finished:
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    """`pool` is the node's; without one, for the scheduler alone, it makes its own."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        pool: BlockPool | None = None,
+    ) -> None:
         self._config = config
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self.pool = BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
+        self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
         self._waiting: deque[Sequence] = deque()
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_id: dict[str, Sequence] = {}
@@ -74,7 +82,7 @@ class Scheduler:
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
-        sequence = Sequence.start(request, self._order, eos)
+        sequence = Sequence.start(request, self._order, eos, self.pool.root)
         self._order += 1
         self._by_id[request.request_id] = sequence
         self._waiting.append(sequence)

@@ -8,12 +8,14 @@ from afserve.engine.request import GenerationRequest, TokenLogprob
 
 @dataclass(slots=True)
 class Sequence:
-    """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output."""
+    """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
+    blocks begin with `root`."""
 
     request: GenerationRequest
     order: int
     eos_ids: frozenset[int]
     tokens: list[int]
+    root: Hash = ROOT
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[Hash] = field(default_factory=list)
@@ -30,8 +32,10 @@ class Sequence:
         self.prompt_length = len(self.request.prompt_ids)
 
     @classmethod
-    def start(cls, request: GenerationRequest, order: int, eos_ids: frozenset[int]) -> "Sequence":
-        return cls(request, order, eos_ids, list(request.prompt_ids))
+    def start(
+        cls, request: GenerationRequest, order: int, eos_ids: frozenset[int], root: Hash = ROOT
+    ) -> "Sequence":
+        return cls(request, order, eos_ids, list(request.prompt_ids), root)
 
     @property
     def output_length(self) -> int:
@@ -56,6 +60,6 @@ class Sequence:
         """Hashes of all full blocks of `tokens`, kept and extended."""
         while (len(self.hashes) + 1) * block_size <= len(self.tokens):
             start = len(self.hashes) * block_size
-            parent = self.hashes[-1] if self.hashes else ROOT
+            parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes

@@ -28,19 +28,19 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
+from afserve.launch.gateway_node import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.http import Http, HttpHere, HttpInProcesses
 from afserve.launch.loading import LoadingBars
-from afserve.launch.local_run import LocalRun
+from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addresses, seat
 from afserve.launch.topology import Share, Topology, Wishes, choose, needs
 from afserve.launch.transports import choose_transport
-from afserve.server.app import build_app
 from afserve.server.gate import hosts_of
-from afserve.server.serve import bind, serve
-from afserve.server.service import Service
+from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings, read_keys
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
@@ -100,6 +100,7 @@ class UpFlags:
     block_size: int = BLOCK_SIZE
     prefix_caching: bool = True
     server: Mapping[str, Any] = field(default_factory=dict)
+    gateways: int = 0
 
     @property
     def wishes(self) -> Wishes:
@@ -121,6 +122,7 @@ class UpFlags:
             self.max_waiting,
             self.block_size,
             self.prefix_caching,
+            gateways=self.gateways,
         )
 
     @property
@@ -286,17 +288,23 @@ class _Gateway:
         self._insisted = False
         self._record = Path(flags.record_routing) if flags.record_routing else None
         self._trace = Path(flags.trace) if flags.trace else None
-        self._run = LocalRun(topology, found, name, processes, flags.balance_rules, seating)
-        self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
-        self._service: Service = self._app.state.service
+        options = options_of(name, str(found.tokenizer), settings)
+        gateways = GatewayProcesses(options, sock) if flags.gateways else None
+        self._run = LocalRun(topology, found, name, processes, flags.balance_rules, seating, gateways)
+        self._http: Http
+        if gateways is None:
+            tokenizer = Tokenizer.from_folder(found.tokenizer)
+            self._http = HttpHere(self._run.frontend, tokenizer, settings, sock)
+        else:
+            self._http = HttpInProcesses(self._run.controller, settings.drain_seconds)
 
     async def run(self) -> None:
         if self._record is not None:
-            self._run.frontend.record_routing(True)
+            await self._run.frontend.record_routing(True)
         self._listen_for_signals()
         gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with self._run:
-            serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
+            serving = asyncio.create_task(self._http.run(self._stop))
             try:
                 await self._until_over()
             finally:
@@ -304,7 +312,7 @@ class _Gateway:
                 await serving
                 if self._insisted:
                     self._end_at_once()
-                self._save_recording()
+                await self._save_recording()
         if self._insisted:
             self._end_at_once()
         if self._trace is not None:
@@ -317,7 +325,7 @@ class _Gateway:
         ending = asyncio.create_task(self._stop.wait())
         failing = asyncio.create_task(self._run.controller.wait_failure())
         starting = asyncio.create_task(self._show_start())
-        template = asyncio.create_task(self._service.text.check())
+        template = asyncio.create_task(self._http.check())
         checking = {ending, failing, template}
         try:
             await asyncio.wait(checking, return_when=asyncio.FIRST_COMPLETED)
@@ -330,9 +338,9 @@ class _Gateway:
             for task in (ending, failing, starting, template):
                 task.cancel()
 
-    def _save_recording(self) -> None:
+    async def _save_recording(self) -> None:
         if self._record is not None:
-            data = self._run.frontend.record_routing(False)
+            data = await self._run.frontend.record_routing(False)
             self._record.write_bytes(data)
             self._console.print(f"routing counts: {self._record} ({len(data):,} bytes)", style="dim")
 
@@ -370,7 +378,7 @@ class _Gateway:
             self._end_at_once()
         if self._stop.is_set():
             self._insisted = True
-            self._service.inflight.insist()
+            self._http.insist()
             asyncio.get_running_loop().call_later(INSIST_SECONDS, self._end_at_once)
             return
         self._console.print("stopping; once more to stop at once", style="dim")

@@ -36,6 +36,7 @@ _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
 _MOST_NODES = 1024
+_MOST_GATEWAYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,14 @@ class Wishes:
     block_size: int = BLOCK_SIZE
     prefix_caching: bool = True
     gpus: Gpus | None = None
+    gateways: int = 0
 
     def __post_init__(self) -> None:
         one_of("--expert-dtype", self.expert_dtype, EXPERT_DTYPES)
         one_of("--wire-dtype", self.wire_dtype, WIRE_DTYPES)
         in_range("--max-waiting", self.max_waiting, 1, MAX_WAITING)
         in_range("--block-size", self.block_size, 1, MAX_BLOCK_SIZE)
+        in_range("--gateways", self.gateways, 0, _MOST_GATEWAYS)
 
     def shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""
@@ -174,7 +177,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     placement = Placement.contiguous(
         layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
     )
-    counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts}
+    counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
     deployment = Deployment(source, engine, counts, spec.fingerprint(), placement)
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None

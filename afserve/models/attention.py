@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from afserve.families.naming import Naming
-from afserve.kernels.layer import GqaLayer, Half
+from afserve.kernels.cache import LayerCache, LayerShape
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -22,13 +23,25 @@ from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec
 
-LayerCache = tuple[Tensor, ...]
 LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whatever config.json says
 
 
-class AttentionHalf(Protocol):
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+class BoundHalf(Protocol):
+    """An attention half with the layer's part of one cache."""
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
         """x_TH becomes, in place, the residual stream after attention; keys and values are written."""
+        ...
+
+
+class AttentionHalf(Protocol):
+    @property
+    def keeps(self) -> LayerShape:
+        """What it writes to a cache for each token."""
+        ...
+
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        """The same weights may be bound to several caches."""
         ...
 
 
@@ -66,8 +79,9 @@ class GroupedQueryHalf:
     ) -> None:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         self._ops = ops
+        self.keeps = LayerShape(a.kv_heads, a.head_dim, a.value_dim)
         input_norm, post_norm = tensors.norms(h)
-        self._layer = ops.prepare_gqa(
+        self._prepared = ops.prepare_gqa(
             GqaLayer(
                 input_norm_H=input_norm,
                 qkv=self._qkv(a, h, tensors),
@@ -100,9 +114,18 @@ class GroupedQueryHalf:
         bias = tensors.attention("o_proj.bias", h) if a.out_bias else None
         return self._ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.head_dim), bias)
 
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+    def bind(self, cache: LayerCache) -> BoundHalf:
         k_NGBD, v_NGBD = cache
-        return self._ops.gqa_half(x_TH, self._layer, k_NGBD, v_NGBD, batch)
+        return _BoundGroupedQuery(self._ops, self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD))
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundGroupedQuery:
+    ops: Ops
+    bound: BoundGqa
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        return self.ops.gqa_half(x_TH, self.bound, batch)
 
 
 class LatentHalf:
@@ -118,6 +141,7 @@ class LatentHalf:
         assert a.rope is not None, "refused by families/limits.py"
         self._a, self._ops, self._rope, self._router, self._eps = a, ops, rope, router, spec.eps
         self._interleaved = a.rope.interleaved
+        self.keeps = LayerShape(1, a.kv_lora_rank + a.rope_dim)
         self._input_norm, self._post_norm = tensors.norms(h)
         self._load_down(h, tensors)
         self._load_up(tensors)
@@ -161,15 +185,19 @@ class LatentHalf:
         self._up_k = self._ops.pack_heads(up_k.transpose(1, 2).contiguous())
         self._up_v = self._ops.pack_heads(up_v.contiguous())
 
-    def __call__(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        (cache_NBC,) = cache
+        return _BoundLatent(self, cache_NBC)
+
+    def run(self, x_TH: Tensor, cache_NBC: Tensor, batch: PagedBatch) -> Half:
         ops, router = self._ops, self._router
-        attended = self._attend(ops.rms_norm(x_TH, self._input_norm, self._eps), cache, batch)
+        attended = self._attend(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBC, batch)
         normed_TH = ops.add_rms_norm(x_TH, attended, self._post_norm, self._eps)
         if router is None:
             return Half(normed_TH, None, None)
         return Half(normed_TH, *ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule))
 
-    def _attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Tensor:
+    def _attend(self, x_TH: Tensor, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
         a, ops, tokens = self._a, self._ops, x_TH.shape[0]
         query, latent, k_rope = ops.linear(x_TH, self._down).split(
             (self._q_in, a.kv_lora_rank, a.rope_dim), 1
@@ -178,7 +206,6 @@ class LatentHalf:
             query = ops.linear(ops.rms_norm(query, self._q_norm, LATENT_EPS), self._q_up)
         q_nope, q_rope = query.view(tokens, a.heads, a.head_dim).split((a.nope_dim, a.rope_dim), 2)
         q_rope, k_rope = self._turn(q_rope, batch), self._turn(k_rope.unsqueeze(1), batch).squeeze(1)
-        (cache_NBC,) = cache
         latent = ops.rms_norm(latent, self._kv_norm, LATENT_EPS)
         ops.write_latent(torch.cat((latent, k_rope), 1), cache_NBC, batch.kv_slot_T)
         q_latent = ops.linear_heads(q_nope, self._up_k)
@@ -191,3 +218,12 @@ class LatentHalf:
         return self._ops.rope(
             x_TAD, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, self._interleaved
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundLatent:
+    half: LatentHalf
+    cache_NBC: Tensor
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        return self.half.run(x_TH, self.cache_NBC, batch)

@@ -1,20 +1,19 @@
 """The attention side of a model: embeddings, attention halves with routers, shared and dense FFNs, LM head.
 
-It knows no network: a layer's `attend` returns rows, expert ids and weights, and whoever calls it brings back the
+It knows no network: a layer's bound half returns rows, expert ids and weights, and whoever calls it brings back the
 sum of the routed experts. Shapes: T tokens, H hidden, V vocabulary, R selected rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from afserve.families.naming import Naming
-from afserve.kernels.layer import Half
+from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
-from afserve.kernels.paged import PagedBatch
-from afserve.models.attention import LayerCache, LayerTensors, load_attention
+from afserve.models.attention import BoundHalf, LayerTensors, load_attention
 from afserve.models.rope import Rotary, tables
 from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
@@ -45,9 +44,14 @@ class DecoderLayer:
         gate_up = torch.cat((read(gate, shape, dtype), read(up, shape, dtype)))
         return self._ops.pack_linear(gate_up), self._ops.pack_linear(read(down, shape[::-1], dtype))
 
-    def attend(self, x_TH: Tensor, cache: LayerCache, batch: PagedBatch) -> Half:
-        """x_TH becomes the residual stream after attention; the result is what FFNs and expert nodes eat."""
-        return self._half(x_TH, cache, batch)
+    @property
+    def keeps(self) -> LayerShape:
+        """What the attention half writes to a cache for each token."""
+        return self._half.keeps
+
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        """The attention half over this layer's part of a cache; what it returns is what FFNs and expert nodes eat."""
+        return self._half.bind(cache)
 
     def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
@@ -83,6 +87,10 @@ class AttentionModel:
             tensors = LayerTensors(source, naming, layer, dtype)
             self.layers.append(DecoderLayer(spec, tensors, ops, made[rope]))
             progress((layer + 1) / spec.layers)
+
+    def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
+        """Every layer's attention half over one cache."""
+        return tuple(layer.bind(cache) for layer, cache in zip(self.layers, layers, strict=True))
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""

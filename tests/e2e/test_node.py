@@ -9,6 +9,7 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
+from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -18,7 +19,6 @@ from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import Wishes, choose
-from afserve.server.backend import ServedModel
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from afserve.control.controller import SILENCE_SECONDS
+from afserve.control.membership.recovery import SILENCE_SECONDS
 
 pytestmark = pytest.mark.process
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from afserve.kernels.layer import GqaLayer
+from afserve.kernels.layer import GqaLayer, PreparedGqa
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.paged import PagedBatch
@@ -312,7 +312,7 @@ def weights(dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def layer(ops: Ops, held: dict[str, Tensor]) -> GqaLayer:
+def layer(ops: Ops, held: dict[str, Tensor]) -> PreparedGqa:
     angle = torch.rand(800, SIZE // 2, generator=torch.Generator().manual_seed(8)).to(ops.device) * 6
     return ops.prepare_gqa(
         GqaLayer(
@@ -334,7 +334,7 @@ def check_half(ops: Ops, dtype: torch.dtype, value: float, lengths: Lengths = LO
         cache = ops.empty_kv(blocks, GROUPS, 16, (SIZE, SIZE), dtype)
         ops.write_kv(*context, *cache, torch.arange(blocks * 16, device=ops.device))
         stream = x.clone()
-        half = ops.gqa_half(stream, layer(ops, held), *cache, batch)
+        half = ops.gqa_half(stream, ops.bind_gqa(layer(ops, held), *cache), batch)
         assert half.expert_TK is not None and half.weight_TK is not None
         assert int(half.expert_TK.min()) >= 0 and int(half.expert_TK.max()) < EXPERTS
         return stream, half.normed_TH, half.weight_TK, half.expert_TK

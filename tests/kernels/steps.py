@@ -31,7 +31,7 @@ class NoReadBack(TorchDispatchMode):
 META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_experts", "pack_heads", "empty_experts", "set_expert", "set_expert_fp8", "prepare_gqa",
-    "empty_cache", "empty_kv", "bind_cache", "explain", "fallbacks", "holds_int8",
+    "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8",
 }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.clear_blocks((*caches, latent), (3, 5))
     ops.attend_gqa(q, *caches, batch, 0.25, window=32)
     ops.attend_mla(zeros(tokens, 4, 24), latent, 16, batch, 0.2)
-    half = ops.gqa_half(x, layer, *caches, batch)
+    half = ops.gqa_half(x, ops.bind_gqa(layer, *caches), ops.bind_batch(batch))
     expert_TK, weight_TK = ops.route(half.normed_TH, zeros(8, hidden), zeros(8, dtype=torch.float32), rule)
     ops.expert_ffn(x, expert_TK, weight_TK, experts, x, add=True)
     _ = ops.holds_fp8, ops.backend_name, ops.device, ops.threads
@@ -159,6 +159,7 @@ class Decode:
                 tuple(torch.zeros(8, a.kv_heads, 8, a.head_dim, device=device).bfloat16() for _ in "kv")
             ]
         self.caches = [tuple(c.clone() for c in self.caches[0]) for _ in range(self.spec.layers)]
+        self.halves = self.model.bind(self.caches)
         self.token = torch.zeros(3, dtype=torch.int64, device=device)
         lengths = torch.tensor([9, 17, 1], device=device)
         table = torch.arange(9, device=device).view(3, 3) % 8
@@ -170,8 +171,8 @@ class Decode:
 
     def __call__(self):
         x = self.model.embed(self.token)
-        for layer, cache in zip(self.model.layers, self.caches, strict=True):
-            half = layer.attend(x, cache, self.batch)
+        for layer, attend in zip(self.model.layers, self.halves, strict=True):
+            half = attend(x, self.batch)
             local = layer.local_ffn(half.normed_TH)
             if local is not None:
                 x += local

@@ -1,12 +1,13 @@
 """What a backend hands to PyTorch: recorded with a reason, told once, and nothing else."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from afserve.kernels.fallbacks import Fallback
-from afserve.kernels.layer import GqaLayer
+from afserve.kernels.layer import PreparedGqa
 from afserve.kernels.ops import Ops
 from afserve.kernels.reference import Reference
 from tests.kernels.conftest import native
@@ -57,10 +58,8 @@ def test_every_op_in_float16_is_told(falling: Ops) -> None:
     }  # fmt: skip
 
 
-def with_sinks(ops: Ops, sink_A: torch.Tensor) -> GqaLayer:
-    made = layer(ops, torch.float32, True, True)
-    made.handle, made.sink_A = None, sink_A
-    return ops.prepare_gqa(made)
+def with_sinks(ops: Ops, sink_A: torch.Tensor) -> PreparedGqa:
+    return ops.prepare_gqa(replace(layer(ops, torch.float32, True, True).layer, sink_A=sink_A))
 
 
 def test_attention_sinks_are_the_references(falling: Ops, truth: Ops) -> None:
@@ -68,12 +67,14 @@ def test_attention_sinks_are_the_references(falling: Ops, truth: Ops) -> None:
     sink, batch, results = torch.linspace(-1, 2, HEADS), decode_batch([3, 40, 64]), []
     for ops in (falling, truth):
         stream = x.clone()
-        half = ops.gqa_half(stream, with_sinks(ops, sink), *caches(3, torch.float32), batch)
+        bound = ops.bind_gqa(with_sinks(ops, sink), *caches(3, torch.float32))
+        half = ops.gqa_half(stream, bound, batch)
         results.append((stream, half.normed_TH))
     for mine, right in zip(*results, strict=True):
         torch.testing.assert_close(mine, right, atol=2e-5, rtol=1e-4)
     plain = x.clone()
-    truth.gqa_half(plain, layer(truth, torch.float32, True, True), *caches(3, torch.float32), batch)
+    without = truth.bind_gqa(layer(truth, torch.float32, True, True), *caches(3, torch.float32))
+    truth.gqa_half(plain, without, batch)
     assert not torch.allclose(plain, results[1][0], atol=1e-3)
     assert set(falling.fallbacks()) == {
         Fallback("gqa_half", "attention sinks"),

@@ -1,9 +1,11 @@
 """The fused attention half against the single ops it is made of."""
 
+from dataclasses import FrozenInstanceError, replace
+
 import pytest
 import torch
 
-from afserve.kernels.layer import GqaLayer
+from afserve.kernels.layer import GqaLayer, PreparedGqa
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
@@ -23,7 +25,7 @@ def decode_batch(contexts: list[int]) -> PagedBatch:
     )
 
 
-def layer(ops: Ops, dtype: torch.dtype, norms: bool, router: bool) -> GqaLayer:
+def layer(ops: Ops, dtype: torch.dtype, norms: bool, router: bool) -> PreparedGqa:
     g = torch.Generator().manual_seed(5)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -73,7 +75,7 @@ def test_the_fused_half_is_its_parts(
         assert (made.handle is None) == (ops is truth)
         k, v = caches(len(contexts), dtype)
         stream = x.clone()
-        half = ops.gqa_half(stream, made, k, v, batch)
+        half = ops.gqa_half(stream, ops.bind_gqa(made, k, v), batch)
         results.append((stream, half.normed_TH, k, v, half.expert_TK, half.weight_TK))
     alone, threaded, wanted = results
     for mine, same, right in zip(alone, threaded, wanted):
@@ -92,10 +94,9 @@ def test_the_fused_half_has_the_bits_of_the_single_ops(ops: Ops, dtype: torch.dt
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
     results = []
     for handle in (made.handle, None):
-        made.handle = handle
         k, v = caches(3, dtype)
         stream = x.clone()
-        half = ops.gqa_half(stream, made, k, v, batch)
+        half = ops.gqa_half(stream, ops.bind_gqa(replace(made, handle=handle), k, v), batch)
         results.append((stream, half.normed_TH, k, v, half.expert_TK))
     for fused, single in zip(*results):
         assert fused is not None and single is not None and torch.equal(fused, single)
@@ -103,8 +104,43 @@ def test_the_fused_half_has_the_bits_of_the_single_ops(ops: Ops, dtype: torch.dt
 
 def test_a_layer_that_does_not_fit_is_named(ops: Ops) -> None:
     made = layer(ops, torch.float32, True, True)
-    made.post_norm_H = made.post_norm_H[:-1]
     with pytest.raises(ValueError, match="post_norm_H"):
-        ops.prepare_gqa(made)
+        ops.prepare_gqa(replace(made.layer, post_norm_H=made.layer.post_norm_H[:-1]))
+    bound = ops.bind_gqa(made, *caches(1, torch.float32))
     with pytest.raises(ValueError, match="x_TH"):
-        ops.gqa_half(torch.zeros(1, HIDDEN + 1), made, *caches(1, torch.float32), decode_batch([1]))
+        ops.gqa_half(torch.zeros(1, HIDDEN + 1), bound, decode_batch([1]))
+    k, v = caches(1, torch.float32)
+    for name, pair in (("k_NGBD", (k[..., 1:], v)), ("v_NGBD", (k, v[:, :1])), ("v_NGBD", (k, v[1:]))):
+        with pytest.raises(ValueError, match=rf"{name}: shape .*, expected \(4, 2, 16, 32\)"):
+            ops.bind_gqa(made, *pair)
+
+
+def test_one_layer_over_two_caches_in_turn(ops: Ops) -> None:
+    """What is bound to one cache knows nothing of the other, and a bound batch serves both."""
+    contexts = [3, 40, 64]
+    batch, made = ops.bind_batch(decode_batch(contexts)), layer(ops, torch.bfloat16, True, True)
+    x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7)).bfloat16()
+    pairs = [caches(3, torch.bfloat16), [c * 2 for c in caches(3, torch.bfloat16)]]
+    bound = [ops.bind_gqa(made, *pair) for pair in pairs]
+    again = [ops.gqa_half(x.clone(), each, batch).normed_TH for each in (*bound, *bound[::-1])]
+    assert torch.equal(again[0], again[3]) and torch.equal(again[1], again[2])
+    assert not torch.equal(again[0], again[1])
+    with pytest.raises(FrozenInstanceError):
+        bound[0].handle = None  # type: ignore[misc]
+
+
+def test_another_batch_made_of_a_bound_one_is_looked_up_anew(ops: Ops) -> None:
+    batch, made = ops.bind_batch(decode_batch([3, 40, 64])), layer(ops, torch.float32, True, True)
+    bound = ops.bind_gqa(made, *caches(3, torch.float32))
+    one = replace(
+        batch,
+        position_T=batch.position_T[:1],
+        kv_slot_T=batch.kv_slot_T[:1],
+        query_start_S1=batch.query_start_S1[:2],
+        context_S=batch.context_S[:1],
+        block_table_SB=batch.block_table_SB[:1],
+    )
+    assert batch.handle is not None and one.handle is None
+    x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(7))
+    whole = ops.gqa_half(x.clone(), bound, batch).normed_TH
+    assert torch.equal(ops.gqa_half(x[:1].clone(), bound, one).normed_TH, whole[:1])

@@ -5,8 +5,6 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from afserve.config import EngineConfig
-from afserve.engine.kv import allocate
 from afserve.errors import CheckpointError
 from afserve.families import limits
 from afserve.families.naming import Naming
@@ -62,10 +60,9 @@ def run(spec: ModelSpec, backend: str = "auto"):
     bank = ExpertBank(spec, spec.experts, ops, source, naming, torch.float32)
     bank.load([(m, e, e) for m in range(spec.moe_layers) for e in range(spec.experts)], lambda done: None)
     x = model.embed(torch.arange(TOKENS) % spec.vocab_size)
-    for layer, cache in zip(
-        model.layers, allocate(spec, EngineConfig(64, 8, block_size=8), torch.float32, ops)
-    ):
-        half = layer.attend(x, cache, one_prompt())
+    cache = ops.open_cache([layer.keeps for layer in model.layers], 8, 8, torch.float32)
+    for layer, attend in zip(model.layers, model.bind(cache.layers), strict=True):
+        half = attend(x, one_prompt())
         local = layer.local_ffn(half.normed_TH)
         if local is not None:
             x += local

@@ -7,6 +7,7 @@ import torch
 import triton
 
 from afserve.errors import ConfigError
+from afserve.kernels.cache import LayerShape
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -85,16 +86,32 @@ def test_gqa_half(device, ops, close, queries, sinks):
     x, k_cache, v_cache = torch.randn(queries, 32), torch.randn(3, 2, 8, 16), torch.randn(3, 2, 8, 16)
     x, k_cache, v_cache = (t.bfloat16() for t in (x, k_cache, v_cache))
     wide = [t.double() for t in (x, k_cache, v_cache)]
-    exact = EXACT.gqa_half(
-        wide[0], gqa_layer(EXACT, torch.float64, "cpu", sinks), *wide[1:], batch_of("cpu", queries, 20, 8)
-    )
+    true_layer = EXACT.bind_gqa(gqa_layer(EXACT, torch.float64, "cpu", sinks), *wide[1:])
+    exact = EXACT.gqa_half(wide[0], true_layer, batch_of("cpu", queries, 20, 8))
     moved = [t.clone().to(device) for t in (x, k_cache, v_cache)]
-    layer = gqa_layer(ops, torch.bfloat16, device, sinks)
-    half = ops.gqa_half(moved[0], layer, *moved[1:], batch_of(device, queries, 20, 8))
+    layer = ops.bind_gqa(gqa_layer(ops, torch.bfloat16, device, sinks), *moved[1:])
+    half = ops.gqa_half(moved[0], layer, batch_of(device, queries, 20, 8))
     close(moved[0], wide[0], steps=8.0)
     close(moved[1], wide[1], steps=8.0)
     close(half.normed_TH, exact.normed_TH, steps=12.0)
     assert half.expert_TK.shape == (queries, 2) and half.weight_TK.dtype is torch.float32
+
+
+def test_blocks_have_the_bytes_that_they_have_elsewhere(device, ops):
+    """What these kernels write can go on in the reference's cache, and back."""
+    shapes, places = [LayerShape(2, 16, 16), LayerShape(1, 24)], [2, 0, 1]
+    k, v, latent = (torch.randn(24, *size).bfloat16() for size in ((2, 16), (2, 16), (24,)))
+    sent = []
+    for each, at in ((ops, device), (EXACT, "cpu")):
+        cache, slot = each.open_cache(shapes, 3, 8, torch.bfloat16), torch.arange(24).to(at)
+        each.write_kv(k.to(at), v.to(at), *cache.layers[0], slot)
+        each.write_latent(latent.to(at), *cache.layers[1], slot)
+        sent.append(cache.read(places))
+        other = EXACT.open_cache(shapes, 3, 8, torch.bfloat16)
+        other.write(places, sent[-1])
+        cache.write(range(3), other.read(range(3)))
+        assert torch.equal(cache.read(places), sent[-1])
+    assert sent[0].device.type == "cpu" and torch.equal(*sent)
 
 
 @pytest.mark.parametrize("queries", [1, 2])

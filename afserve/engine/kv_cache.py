@@ -1,0 +1,140 @@
+"""The KV memory of an attention node and its one owner: tensors, what kernels made of them, blocks and their names.
+
+Micro-batches compute over it, the scheduler hands out its blocks as integers, and whoever moves blocks (to other nodes,
+to host memory, to a file) reads and writes them here as bytes. It knows no requests.
+"""
+
+import hashlib
+import itertools
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from afserve.config import EngineConfig
+from afserve.engine.blocks import BlockPool, Hash, OnEvict, root_hash
+from afserve.errors import ProtocolError, RendezvousError
+from afserve.kernels.cache import LAYOUT, LayerShape
+from afserve.models.decoder import AttentionModel
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two caches must share for a block's bytes of one to be a block of the other.
+
+    model       the shape and the weights that keys and values were computed with
+    dtype       of every element
+    layout      what a token has in each layer, and the version of the order of bytes
+    block_size  tokens
+    """
+
+    model: str
+    dtype: str
+    layout: str
+    block_size: int
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits of BLAKE2b; equal for equal fingerprints only."""
+        parts = [str(getattr(self, field.name)).encode() for field in fields(self)]
+        digest = hashlib.blake2b(digest_size=32, person=b"afserve-kv")
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
+
+    def expect(self, other: "Fingerprint") -> None:
+        """Raises RendezvousError that names the first field of `other` that differs from this one."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine != theirs:
+                raise RendezvousError(
+                    f"KV blocks: their {field.name} is {theirs}, this cache's is {mine}; compute the tokens again here",
+                    param=field.name,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Contents of whole blocks between two caches: a row of bytes per block, in the order of kernels/cache.py."""
+
+    fingerprint: Fingerprint
+    bytes_NY: Tensor
+
+
+class KvCache:
+    """`halves` are the model's attention halves over this memory, `pool` says who holds which block.
+
+    `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
+    share blocks with nobody. Whoever sets `on_evict` is told each block whose contents can no longer be found, with its
+    name, while they can still be read.
+    """
+
+    def __init__(self, model: AttentionModel, config: EngineConfig, weights: str = "") -> None:
+        keeps = [layer.keeps for layer in model.layers]
+        named = weights or f"unknown weights {secrets.token_hex(16)}"
+        self.fingerprint = Fingerprint(
+            model=f"{model.spec.fingerprint()}, {named}",
+            dtype=str(model.dtype).removeprefix("torch."),
+            layout=layout_of(keeps),
+            block_size=config.block_size,
+        )
+        self.pool = BlockPool(
+            config.kv_blocks,
+            config.block_size,
+            caching=config.prefix_caching,
+            root=root_hash(self.fingerprint.model, self.fingerprint.dtype),
+            on_evict=self._evicted,
+        )
+        self.on_evict: OnEvict | None = None
+        self.evictions = 0
+        self._ops = model.ops
+        self._memory = model.ops.open_cache(keeps, config.kv_blocks, config.block_size, model.dtype)
+        self.halves = model.bind(self._memory.layers)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block over all layers."""
+        return self._memory.block_bytes
+
+    def read(self, blocks: Sequence[int]) -> KvBlocks:
+        """A copy of those blocks on the host, in the order asked for. Between two steps: a block that is being filled
+        has whatever was written so far. Raises ValueError for a block that there is not."""
+        return KvBlocks(self.fingerprint, self._memory.read(blocks))
+
+    def write(self, blocks: Sequence[int], contents: KvBlocks) -> None:
+        """Replace held blocks by what `read` gave, of this cache or of one with the same fingerprint.
+
+        Raises RendezvousError naming the field of the fingerprint that differs, ProtocolError where the bytes are not
+        those of so many blocks, ValueError for blocks that nobody holds; nothing is written then.
+        """
+        self.fingerprint.expect(contents.fingerprint)
+        found, wanted = tuple(contents.bytes_NY.shape), (len(blocks), self.block_bytes)
+        if found != wanted:
+            raise ProtocolError(
+                f"KV blocks: {found} bytes came, {wanted[0]} blocks of {wanted[1]} bytes were expected; send them again"
+            )
+        idle = [block for block in blocks if not self.pool.is_held(block)]
+        if idle:
+            raise ValueError(f"blocks: nobody holds {idle[0]}; allocate it before it is written")
+        self._memory.write(blocks, contents.bytes_NY)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero whole blocks in every layer."""
+        for layer in self._memory.layers if blocks else ():
+            self._ops.clear_blocks(layer, blocks)
+
+    def _evicted(self, block: int, name: Hash) -> None:
+        self.evictions += 1
+        if self.on_evict is not None:
+            self.on_evict(block, name)
+
+
+def layout_of(layers: Iterable[LayerShape]) -> str:
+    """E.g. "v1: 24 x 2 heads of 64 + 64, 3 x 1 heads of 576"."""
+    runs = [(shape, len(list(run))) for shape, run in itertools.groupby(layers)]
+    parts = (
+        f"{count} x {shape.heads} heads of {shape.key}" + ("" if shape.value is None else f" + {shape.value}")
+        for shape, count in runs
+    )
+    return f"v{LAYOUT}: {', '.join(parts)}"

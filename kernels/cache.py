@@ -1,0 +1,86 @@
+"""A node's whole KV cache as paged tensors, and its blocks as bytes that mean the same on every backend.
+
+A backend may keep blocks in any order (`tiled.py`); bytes outside are always in this one. A block is one row of them:
+layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D); elements are the
+cache's dtype in the machine's (little-endian) order, with nothing between. `LAYOUT` is this order's version.
+
+It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tokens of a block, D elements, Y bytes.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from afserve.kernels.tiled import KEYS, by_token, from_token
+
+LAYOUT = 1
+LayerCache = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps of a token: for each of `heads` a key and a value of so many elements. With `value` None it
+    is one row of `key` elements for all heads (MLA's latent)."""
+
+    heads: int
+    key: int
+    value: int | None = None
+
+    @property
+    def elements(self) -> int:
+        return self.heads * (self.key + (self.value or 0))
+
+
+class PagedCache:
+    """`layers` holds each layer's tensors, (keys, values) or (latent,): ops take them, nobody else looks inside."""
+
+    def __init__(self, layers: tuple[LayerCache, ...], block_size: int, dtype: torch.dtype) -> None:
+        self.layers = layers
+        self.block_size = block_size
+        self.dtype = dtype
+        self.blocks = layers[0][0].shape[0]
+        self.block_bytes = dtype.itemsize * sum(tensor[0].numel() for layer in layers for tensor in layer)
+
+    def read(self, blocks: Sequence[int]) -> Tensor:
+        """(len(blocks), block_bytes) uint8 on the host: a copy of those blocks, in the order that was asked for."""
+        index = self._index(blocks)
+        found = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, device=index.device)
+        for part, tensor in self._parts(found):
+            part.copy_(by_token(tensor.index_select(0, index)))
+        return found.cpu()
+
+    def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
+        """Replace whole blocks by what `read` gave, here or on any other backend. Raises ValueError."""
+        if tuple(bytes_NY.shape) != (len(blocks), self.block_bytes) or bytes_NY.dtype is not torch.uint8:
+            raise ValueError(
+                f"bytes_NY: shape {tuple(bytes_NY.shape)} of {bytes_NY.dtype}, expected "
+                f"{(len(blocks), self.block_bytes)} of {torch.uint8}"
+            )
+        if len(set(blocks)) != len(blocks):
+            raise ValueError(f"blocks: {len(blocks) - len(set(blocks))} of {len(blocks)} are named twice")
+        index = self._index(blocks)
+        # A fresh copy begins at a whole element, wherever a message put the bytes.
+        moved = torch.empty(bytes_NY.shape, dtype=torch.uint8, device=index.device).copy_(bytes_NY)
+        for part, tensor in self._parts(moved):
+            tensor.index_copy_(0, index, from_token(part).contiguous())
+
+    def _index(self, blocks: Sequence[int]) -> Tensor:
+        wrong = next((block for block in blocks if not 0 <= block < self.blocks), None)
+        if wrong is not None:
+            raise ValueError(f"blocks: {wrong}, the cache has {self.blocks}")
+        return torch.tensor(blocks, dtype=torch.int64, device=self.layers[0][0].device)
+
+    def _parts(self, bytes_NY: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each tensor, layer after layer: its columns of a payload, as `by_token` shapes its blocks, and itself."""
+        elements, first = bytes_NY.view(self.dtype), 0
+        for tensor in itertools.chain.from_iterable(self.layers):
+            last = first + tensor[0].numel()
+            part = elements[:, first:last].unflatten(1, by_token(tensor).shape[1:])
+            first = last
+            if tensor.dim() == KEYS:  # a word is elements of one token in either order: fewer things to move
+                yield part.view(torch.int32), tensor.view(torch.int32)
+            else:
+                yield part, tensor

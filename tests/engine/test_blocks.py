@@ -1,0 +1,99 @@
+"""Blocks of the pool against a model that keeps books in plain sets: owners, names, and what is told of evictions."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.engine.blocks import ROOT, BlockPool, block_hash, root_hash
+
+BLOCKS = 6
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["allocate", "publish", "release", "share", "find"]), st.integers(0, 50)),
+    max_size=60,
+)
+
+
+class Books:
+    """What must be true of a pool after any calls: who holds which blocks, and which names must still be found."""
+
+    def __init__(self, caching: bool) -> None:
+        self.told: list[tuple[int, bytes]] = []
+        self.pool = BlockPool(BLOCKS, 2, caching=caching, root=b"r", on_evict=self._evicted)
+        self.holders: list[list[int]] = []
+        self.named: dict[bytes, int] = {}
+        self.fresh = 0
+
+    def _evicted(self, block: int, name: bytes) -> None:
+        assert not self.pool.is_held(block), "told after it was given out"
+        assert self.named.pop(name) == block, "an eviction of what was not there, or twice"
+        self.told.append((block, name))
+
+    def allocate(self, n: int) -> None:
+        count = n % 3 + 1
+        if self.pool.can_allocate(count):
+            free = BLOCKS - self.pool.used - len(self.named.keys() - self._held_names())
+            before = len(self.told)
+            self.holders.append(self.pool.allocate(count))
+            assert len(self.told) - before == max(0, count - free), "evicted more or less than was needed"
+
+    def _held_names(self) -> set[bytes]:
+        held = {block for blocks in self.holders for block in blocks}
+        return {name for name, block in self.named.items() if block in held}
+
+    def publish(self, n: int) -> None:
+        if not self.holders:
+            return
+        block, name = self.holders[n % len(self.holders)][0], b"name %d" % (n % 9)
+        wins = self.pool.caching and name not in self.named and block not in self.named.values()
+        self.pool.publish(block, name)
+        if wins:
+            self.named[name] = block
+
+    def release(self, n: int) -> None:
+        if self.holders:
+            self.pool.release(self.holders.pop(n % len(self.holders)))
+
+    def share(self, n: int) -> None:
+        found = self.pool.match([b"name %d" % (n % 9)])
+        if found:
+            self.pool.hold(found)
+            self.holders.append(found)
+
+    def find(self, n: int) -> None:
+        name = b"name %d" % (n % 9)
+        assert self.pool.match([name]) == ([self.named[name]] if name in self.named else [])
+
+
+@settings(max_examples=150, deadline=None)
+@given(CALLS, st.booleans())
+def test_no_leak_no_second_owner_and_each_eviction_told_once(
+    calls: list[tuple[str, int]], caching: bool
+) -> None:
+    books = Books(caching)
+    for call, n in calls:
+        getattr(books, call)(n)
+        books.pool.check(books.holders)
+        owned = Counter(block for blocks in books.holders for block in blocks)
+        shared = {block for block, owners in owned.items() if owners > 1}
+        assert shared <= set(books.named.values()), "two own a block that nobody could find"
+        for name, block in books.named.items():
+            assert books.pool.match([name]) == [block], "a name was lost without a word"
+    while books.holders:
+        books.release(0)
+    assert books.pool.used == 0
+    books.pool.release(books.pool.allocate(BLOCKS))
+    assert not books.named, "what was reused was not told"
+    assert caching or not books.told
+
+
+def test_names_cover_model_dtype_salt_and_all_tokens_before() -> None:
+    roots = [
+        ROOT, root_hash("m", "float32"), root_hash("m", "bfloat16"), root_hash("n", "float32"),
+        root_hash("m", "float32", b"salt"), root_hash("mf", "loat32"), root_hash("m", "float32salt"),
+    ]  # fmt: skip
+    names = [block_hash(root, tokens) for root in roots for tokens in ((1, 2), (2, 1), (1, 2, 3))]
+    names += [block_hash(block_hash(root, (1, 2)), (1, 2)) for root in roots]
+    assert len(set(names)) == len(names)
+    assert root_hash("m", "float32") == root_hash("m", "float32", b"")
+    assert all(len(root) == 16 for root in roots[1:])
