@@ -1,10 +1,10 @@
 """The seam between experts and wires: a `Transport` moves messages between fixed mailboxes.
 
-It knows boxes, headers and shapes; it knows no experts and no placement (that is `m2n.py`). One end is
-one node: an attention node's transport posts dispatches and takes combines, an expert node's the reverse.
+It knows boxes, headers and shapes; it knows no experts and no placement (those are in `m2n/`). One end is one node. An
+attention node's end posts dispatches and takes combines; an expert node's end does the reverse.
 
-Flow control is one rule: a box carries one dispatch and then one combine of the same sequence number, in
-turns. A message therefore never overwrites one that is still being read, and memory is fixed at start.
+Flow control is one rule: a box carries one dispatch and then one combine of the same sequence number, in turns. A
+message therefore never overwrites one that is still being read, and memory is fixed at start.
 
 Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
