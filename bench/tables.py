@@ -41,8 +41,8 @@ def peers() -> str:
     return (
         f"**The engine beside its peers** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
         f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
-        "tokens per second by batch; `python -m bench.peers`. As it comes, vLLM keeps one core for its front end; the other "
-        "row lets it compute on all.\n\n"
+        'tokens per second by batch; `python -m bench.peers`. By default vLLM keeps one core for its front end; the row "on all '
+        'cores" lets it compute on all of them.\n\n'
         + table(["engine", *map(str, batches)], lines)
         + "\n\n"
         + table(["ratio, by round", *map(str, batches)], ratios)
@@ -186,10 +186,11 @@ def placement() -> str:
             f"**Placement** on recorded OLMoE counts against DeepSeek's EPLB ({where(known[0])}); `python -m bench.placement`. "
             "Gap to the proven lower bound, loads known:",
             table(["nodes, slots", "ours, mean", "worst", "EPLB, mean", "worst"], per),
-            "Judged on a domain that was not seen (one to three others were, every split): max/mean, mean / worst. afserve's "
-            "shares follow the live load within two seconds without moving weights. The project's bar is 25 % closer to 1 "
-            "than EPLB: the mean meets it wherever there is a spare slot, the worst case does not everywhere. Counts drawn "
-            "anew with 2 % noise show how much of that is one tie.",
+            "Placements are made from one to three domains and judged on another one, in every split. A cell is the load of the fullest "
+            'node over the mean: the mean over all splits / the worst split. "Shares follow": afserve\'s shares follow the live load '
+            'within two seconds, and no weights move. "Closer to 1": how much of EPLB\'s excess over 1 is gone, in the mean / in the worst '
+            "split. The project's bar is 25 %. The mean meets it wherever there is a spare slot; the worst split does not everywhere. "
+            '"Over draws" repeats this with counts drawn anew with 2 % noise, which shows how much of a figure hangs on a single tie.',
             table(
                 [
                     "nodes, slots",
@@ -201,7 +202,7 @@ def placement() -> str:
                 ],
                 drift,
             ),
-            "Domains switch every minute, four minutes: max/mean over time and experts moved.",
+            "The domain switches every minute, for four minutes: the load of the fullest node over the mean, over time, and experts moved.",
             table(["nodes, slots", "ours", "moves", "EPLB every 10 s", "moves", "never moved"], follow),
             "Time of one placement, milliseconds:",
             table(["case", "CPU", "wall"], speed),
@@ -274,9 +275,9 @@ def kernels() -> str:
     )
     return (
         f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels`. Limits in the same run, a plain read and "
-        f"`torch.mm`: {reads}. Experts' bytes are those of bf16, of which 12 bits are read, or of int8. Aims: 0.80 of the "
-        "read for few rows, 0.60 of `mm` at 128 rows, 0.70 of the read for attention. What a layer does beside products and attention is "
-        f"{small} of it (aim: under 15 %).\n\n"
+        f'`torch.mm`: {reads}. "Of the read" counts 16 bits for a bf16 weight, of which 12 are read, and 8 for int8. Aims: 0.80 of the '
+        "read for few rows, 0.60 of `mm` at 128 rows, 0.70 of the read for attention. Of a layer's time, all work beside products and "
+        f"attention takes {small} (aim: under 15 %).\n\n"
         + table(["op", "case", "threads", "us", "of the read", "of mm", "over torch's loop"], lines)
     )
 
