@@ -31,9 +31,11 @@ def step_seconds(
 ) -> Number:
     """Seconds from one step of a micro-batch to its next: `layers` periods and the work outside of them.
 
-    `outside` runs on the attention node, once per micro-batch. While one micro-batch is there no other gets attention,
-    so the experts run dry after the m - 1 pieces they may still hold; only that much of it hides. The attention
-    node's whole work is a floor.
+    `outside` is work of the attention node, once per micro-batch and step (sampling, LM head). While the node does it
+    for one micro-batch it computes attention for no other. The experts then have at most m - 1 pieces left to work on,
+    so only that much of `outside` is hidden. Example: m = 3, experts of 100 us a piece, `outside` of 500 us: 2 pieces
+    hide 200 us, and each of the 2 other micro-batches waits for the other 300 us. A step is never shorter than the
+    attention node's whole work.
     """
     others = micro_batches - 1
     exposed: Number = larger(outside - experts * others, outside * 0)  # type: ignore[operator, assignment]

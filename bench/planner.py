@@ -84,7 +84,7 @@ def timing(code: str, case: str, limit: float, repeats: int = 7) -> dict[str, ob
 
 
 def markdown(path: Path) -> str:
-    """The table of the README: one line per claim, then every row that fell outside."""
+    """The table of RESULTS.md: one line per claim, then every row that fell outside."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     checks = [row for row in rows if "published" in row and row["counted"]]
     lines = ["| claim | inside | worst | limit |", "| --- | --- | --- | --- |"]

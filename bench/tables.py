@@ -1,4 +1,4 @@
-"""Renders the README's numbers from the rows in bench/results: `python -m bench.tables` rewrites its section.
+"""Renders the rows of bench/results: `python -m bench.tables` rewrites the tables of bench/RESULTS.md and ten lines of README.md.
 
 Nothing is typed by hand; what has no rows is left out. Each function reads one file and returns markdown.
 """
@@ -6,41 +6,14 @@ Nothing is typed by hand; what has no rows is left out. Each function reads one 
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
 import argparse
-import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
+from bench.headline import headline
+from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
+
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
-Row = Mapping[str, Any]
-
-
-def rows(name: str) -> list[Row]:
-    path = RESULTS / f"{name}.jsonl"
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
-
-
-def newest(found: Iterable[Row], *keys: str) -> list[Row]:
-    """The last row of each kind, in the order in which kinds first came."""
-    kept: dict[tuple[Any, ...], Row] = {}
-    for row in found:
-        kept[tuple(str(row.get(key)) for key in keys)] = row
-    return list(kept.values())
-
-
-def table(head: list[str], lines: Iterable[Iterable[object]]) -> str:
-    drawn = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join([*drawn, *("| " + " | ".join(map(str, line)) + " |" for line in lines)])
-
-
-def where(row: Row) -> str:
-    load = f", load average {row['load']}" if "load" in row else ""
-    return f"{row['machine']}{load}, {row['date'][:10]}"
 
 
 def peers() -> str:
@@ -68,8 +41,8 @@ def peers() -> str:
     return (
         f"**The engine beside its peers** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
         f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
-        "tokens per second by batch; `python -m bench.peers`. As it comes, vLLM keeps one core for its front end; the other "
-        "row lets it compute on all.\n\n"
+        'tokens per second by batch; `python -m bench.peers`. By default vLLM keeps one core for its front end; the row "on all '
+        'cores" lets it compute on all of them.\n\n'
         + table(["engine", *map(str, batches)], lines)
         + "\n\n"
         + table(["ratio, by round", *map(str, batches)], ratios)
@@ -213,10 +186,11 @@ def placement() -> str:
             f"**Placement** on recorded OLMoE counts against DeepSeek's EPLB ({where(known[0])}); `python -m bench.placement`. "
             "Gap to the proven lower bound, loads known:",
             table(["nodes, slots", "ours, mean", "worst", "EPLB, mean", "worst"], per),
-            "Judged on a domain that was not seen (one to three others were, every split): max/mean, mean / worst. afserve's "
-            "shares follow the live load within two seconds without moving weights. The project's bar is 25 % closer to 1 "
-            "than EPLB: the mean meets it wherever there is a spare slot, the worst case does not everywhere. Counts drawn "
-            "anew with 2 % noise show how much of that is one tie.",
+            "Placements are made from one to three domains and judged on another one, in every split. A cell is the load of the fullest "
+            'node over the mean: the mean over all splits / the worst split. "Shares follow": afserve\'s shares follow the live load '
+            'within two seconds, and no weights move. "Closer to 1": how much of EPLB\'s excess over 1 is gone, in the mean / in the worst '
+            "split. The project's bar is 25 %. The mean meets it wherever there is a spare slot; the worst split does not everywhere. "
+            '"Over draws" repeats this with counts drawn anew with 2 % noise, which shows how much of a figure hangs on a single tie.',
             table(
                 [
                     "nodes, slots",
@@ -228,7 +202,7 @@ def placement() -> str:
                 ],
                 drift,
             ),
-            "Domains switch every minute, four minutes: max/mean over time and experts moved.",
+            "The domain switches every minute, for four minutes: the load of the fullest node over the mean, over time, and experts moved.",
             table(["nodes, slots", "ours", "moves", "EPLB every 10 s", "moves", "never moved"], follow),
             "Time of one placement, milliseconds:",
             table(["case", "CPU", "wall"], speed),
@@ -301,9 +275,9 @@ def kernels() -> str:
     )
     return (
         f"**Kernels on a CPU** ({where(found[-1])}); `python -m bench.kernels`. Limits in the same run, a plain read and "
-        f"`torch.mm`: {reads}. Experts' bytes are those of bf16, of which 12 bits are read, or of int8. Aims: 0.80 of the "
-        "read for few rows, 0.60 of `mm` at 128 rows, 0.70 of the read for attention. What a layer does beside products and attention is "
-        f"{small} of it (aim: under 15 %).\n\n"
+        f'`torch.mm`: {reads}. "Of the read" counts 16 bits for a bf16 weight, of which 12 are read, and 8 for int8. Aims: 0.80 of the '
+        "read for few rows, 0.60 of `mm` at 128 rows, 0.70 of the read for attention. Of a layer's time, all work beside products and "
+        f"attention takes {small} (aim: under 15 %).\n\n"
         + table(["op", "case", "threads", "us", "of the read", "of mm", "over torch's loop"], lines)
     )
 
@@ -325,8 +299,10 @@ def live() -> str:
     )
 
 
-OPEN: tuple[Callable[[], str], ...] = (peers, decode, live)
-FOLDED: dict[str, Callable[[], str]] = {
+SECTIONS: dict[str, Callable[[], str]] = {
+    "The engine beside its peers": peers,
+    "Start and memory": decode,
+    "Placements that change under load": live,
     "Kernels on a CPU, against the machine's limits": kernels,
     "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
     "Transports between hosts": hosts,
@@ -337,23 +313,35 @@ FOLDED: dict[str, Callable[[], str]] = {
     "Planner against afserve itself": planner_self,
 }
 GPU = (
-    "**GPU**: not measured. The Triton kernels are tested in the interpreter and compiled for sm_90 by a test; "
-    "`python -m bench.kernels_cuda --all` and `python -m bench.m2n_cuda --all` test and measure them where there is one."
+    "**GPU**: not measured. The Triton kernels are tested in the interpreter and compiled for sm_90 by a test; the path around them (which "
+    "tensor is on which device, no layer waits for the device) is tested on pretended GPUs. On a machine with a GPU, "
+    "`python -m bench.gpu_first_run` tests the kernels, compares the tokens of all topologies and then measures, in under ten minutes; "
+    "`python -m bench.kernels_cuda --all` and `python -m bench.m2n_cuda --all` measure more."
 )
+
+
+def results() -> str:
+    parts = [f"## {title}\n\n{body}" for title, section in SECTIONS.items() if (body := section())]
+    return "\n\n".join([*parts, f"## GPUs\n\n{GPU}"])
+
+
+def rendered(path: Path, body: str) -> str:
+    """The text of `path` with `body` between its markers."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{body}\n{END}{after}"
+
+
+TARGETS: dict[Path, Callable[[], str]] = {
+    ROOT / "bench" / "RESULTS.md": results,
+    ROOT / "README.md": headline,
+}
 
 
 def main() -> None:
     argparse.ArgumentParser(prog="python -m bench.tables", description=__doc__.splitlines()[0]).parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    parts = [section() for section in OPEN]
-    for title, section in FOLDED.items():
-        body = section()
-        parts.append(f"<details><summary>{title}</summary>\n\n{body}\n\n</details>" if body else "")
-    body = "\n\n".join(filter(None, [*parts, GPU]))
-    readme.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
+    for path, body in TARGETS.items():
+        path.write_text(rendered(path, body()), encoding="utf-8")
 
 
 if __name__ == "__main__":

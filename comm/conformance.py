@@ -1,7 +1,7 @@
-"""One battery that every transport passes: what the contract in `transport.py` promises, as functions.
+"""The conformance battery: checks of what `transport.py` promises, as functions, which every transport passes.
 
-A check is given `Open`, which makes the ends of one cluster in this process; it drives both sides from one thread.
-A new transport is a file, an `Open`, and these checks.
+A check is given `Open`, a function that makes all ends of one cluster in this process, and drives both sides from one
+thread. A new transport is a file, a row in `connect.py`, and these checks (docs/add-a-transport.md).
 """
 
 import itertools

@@ -1,28 +1,83 @@
-"""Opens a transport by kind and address: the one place that knows which transports there are.
+"""Opens a transport by kind and address: the table `TRANSPORTS` is the one place that knows which transports there are.
 
-An expert node listens and gets an address, a plain string that travels over the control plane; an attention node
-connects to the addresses of all expert nodes, in the order of their index.
+An expert node listens and gets an address, a string `KIND:...` that travels over the control plane. An attention node
+connects to the addresses of all expert nodes, in the order of their index. A new transport is a file and a row here
+(docs/add-a-transport.md).
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from afserve import member
-from afserve.comm.transport import HOST, Layout, Transport
+from afserve.comm.transport import HOST, Connecting, Layout, Listening, Transport
 from afserve.comm.transports import local, shm, tcp
 from afserve.errors import ConfigError, RendezvousError
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A row of the table: how either end is opened, and whether that works on this machine."""
+
+    listen: Callable[[Listening], tuple[Transport, str]]
+    connect: Callable[[Connecting], Transport]
+    works: Callable[[], bool] = lambda: True
+
+
+def _has_gloo() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_gloo_available()
+
+
+def _listen_dist(at: Listening) -> tuple[Transport, str]:
+    from afserve.comm.transports import dist  # a PyTorch without gloo cannot import it
+    from afserve.comm.transports.pair_stream import Carriage
+
+    return dist.listen(at.expert, at.attention_nodes, at.layout, at.host, Carriage(at.device))
+
+
+def _connect_dist(to: Connecting) -> Transport:
+    from afserve.comm.transports import dist
+    from afserve.comm.transports.pair_stream import Carriage
+
+    return dist.connect(to.addresses, to.attention, to.layout, to.timeout, Carriage(to.device))
+
+
+def _listen_symm(at: Listening) -> tuple[Transport, str]:
+    from afserve.comm.transports import symm
+
+    return symm.listen(at.expert, at.attention_nodes, at.layout, at.host, at.device)
+
+
+def _connect_symm(to: Connecting) -> Transport:
+    from afserve.comm.transports import symm
+
+    return symm.connect(to.addresses, to.attention, to.layout, to.timeout, to.device)
+
+
+TRANSPORTS: dict[str, Opening] = {
+    "local": Opening(
+        lambda at: local.listen(at.expert, at.attention_nodes, at.layout, at.device),
+        lambda to: local.connect(to.addresses, to.attention, to.layout),
+    ),
+    "shm": Opening(
+        lambda at: shm.listen(at.expert, at.attention_nodes, at.layout),
+        lambda to: shm.connect(to.addresses, to.attention, to.layout, to.timeout),
+        lambda: sys.platform == "linux",
+    ),
+    "tcp": Opening(
+        lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host),
+        lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout),
+    ),
+    "dist": Opening(_listen_dist, _connect_dist, _has_gloo),
+    "symm": Opening(_listen_symm, _connect_symm, torch.cuda.is_available),
+}
+
+
 def kinds() -> tuple[str, ...]:
     """The transports that work on this machine."""
-    found = ["local", "shm", "tcp"] if sys.platform == "linux" else ["local", "tcp"]
-    if torch.distributed.is_available() and torch.distributed.is_gloo_available():
-        found.append("dist")
-    if torch.cuda.is_available():
-        found.append("symm")
-    return tuple(found)
+    return tuple(kind for kind, opening in TRANSPORTS.items() if opening.works())
 
 
 def listen(
@@ -39,21 +94,7 @@ def listen(
     `host` is the one address that `tcp`, `dist` and `symm` listen on; the others need none. `device` is where payloads
     of `dist`, `symm` and `local` lie; the others have theirs in host memory.
     """
-    _check(kind)
-    if kind == "tcp":
-        return tcp.listen(expert, attention_nodes, layout, host)
-    if kind == "dist":
-        from afserve.comm.transports import dist  # a PyTorch without gloo cannot import it
-        from afserve.comm.transports.pair_stream import Carriage
-
-        return dist.listen(expert, attention_nodes, layout, host, Carriage(device))
-    if kind == "symm":
-        from afserve.comm.transports import symm
-
-        return symm.listen(expert, attention_nodes, layout, host, device)
-    if kind == "shm":
-        return shm.listen(expert, attention_nodes, layout)
-    return local.listen(expert, attention_nodes, layout, device)
+    return _opening(kind).listen(Listening(expert, attention_nodes, layout, host, device))
 
 
 def connect(
@@ -70,32 +111,20 @@ def connect(
     found = {address.partition(":")[0] for address in addresses}
     if len(found) > 1:
         raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
-    kind = found.pop()
-    _check(kind)
-    if kind == "shm":
-        return shm.connect(addresses, attention, layout, timeout)
-    if kind == "tcp":
-        return tcp.connect(addresses, attention, layout, timeout)
-    if kind == "dist":
-        from afserve.comm.transports import dist
-        from afserve.comm.transports.pair_stream import Carriage
+    return _opening(found.pop()).connect(Connecting(addresses, attention, layout, timeout, device))
 
-        return dist.connect(addresses, attention, layout, timeout, Carriage(device))
+
+def _opening(kind: str) -> Opening:
+    """The row of `kind`. Raises ConfigError when it is unknown or does not work on this machine."""
+    opening = TRANSPORTS.get(kind)
+    if opening is not None and opening.works():
+        return opening
     if kind == "symm":
-        from afserve.comm.transports import symm
-
-        return symm.connect(addresses, attention, layout, timeout, device)
-    return local.connect(addresses, attention, layout)
-
-
-def _check(kind: str) -> None:
-    if kind == "symm" and kind not in kinds():
         raise ConfigError(
             "transport: symm is for GPUs of one NVLink domain, and this machine has no CUDA device that PyTorch "
             f"{torch.__version__} can use; here are {', '.join(kinds())}",
             param="transport",
         )
-    if kind not in kinds():
-        raise ConfigError(
-            f"transport: {kind!r} is not one of {', '.join(kinds())} on this machine", param="transport"
-        )
+    raise ConfigError(
+        f"transport: {kind!r} is not one of {', '.join(kinds())} on this machine", param="transport"
+    )

@@ -1,7 +1,7 @@
-"""Wraps any transport to delay, drop or repeat messages, to deliver them out of order across peers, or to die: seeded.
+"""Wraps any transport and injects faults from a seed: it delays, drops, repeats or reorders messages, or kills its end.
 
-For tests and drills. Time is counted in turns: one call of `ready` or `wait`. It knows no wire; what it does to a
-message is done when the message is posted.
+For tests and drills. It counts time in turns, one turn for each call of `ready` or `wait`. A fault is decided when a
+message is posted. It knows nothing of the transport inside.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The native library's part of the data plane, where it is built; everything there has a PyTorch or Python twin."""
+"""Finds the native part of the data plane, if it is built. All of it has a twin in PyTorch or Python."""
 
 from importlib import import_module
 from typing import Any

@@ -1,10 +1,10 @@
 """The seam between experts and wires: a `Transport` moves messages between fixed mailboxes.
 
-It knows boxes, headers and shapes; it knows no experts and no placement (that is `m2n.py`). One end is
-one node: an attention node's transport posts dispatches and takes combines, an expert node's the reverse.
+It knows boxes, headers and shapes; it knows no experts and no placement (those are in `m2n/`). One end is one node. An
+attention node's end posts dispatches and takes combines; an expert node's end does the reverse.
 
-Flow control is one rule: a box carries one dispatch and then one combine of the same sequence number, in
-turns. A message therefore never overwrites one that is still being read, and memory is fixed at start.
+Flow control is one rule: a box carries one dispatch and then one combine of the same sequence number, in turns. A
+message therefore never overwrites one that is still being read, and memory is fixed at start.
 
 Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
@@ -96,6 +96,28 @@ class Layout:
     dispatch_wire: WireType
     combine_wire: WireType
     model: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What an expert node opens: its index, how many attention nodes may ever connect, the one address to listen on."""
+
+    expert: int
+    attention_nodes: int
+    layout: Layout
+    host: str
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """What an attention node opens: its index, the addresses of all expert nodes, and the seconds it may take."""
+
+    addresses: Sequence[str]
+    attention: int
+    layout: Layout
+    timeout: float
+    device: torch.device
 
 
 class Parcel(NamedTuple):

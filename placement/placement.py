@@ -1,7 +1,7 @@
-"""A placement: where every logical expert's replicas live and what share of its rows each one takes.
+"""A placement: on which nodes each expert's replicas stand, and what share of the expert's rows each replica takes.
 
-A value. Frozen, versioned by `epoch`, printable, diffable, and read from and written to plain JSON. It
-knows nothing of how it was computed, nor of tensors. `afserve place --json` prints the same file.
+A value: frozen, versioned by `epoch`, printable, comparable, and read from and written to plain JSON, the file that
+`afserve place --json` prints. It does not know how it was computed, nor any tensors.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The JSON of a placement: text in, checked plain numbers out. Every error names its place in the file.
 
-Counts are looked at before anything is built, so that a hostile body costs neither time nor memory. Whether slots
-and shares fit together is for `plan` to say.
+Sizes are checked before anything is built, so a hostile body costs neither time nor memory. Whether slots and shares
+fit together is checked by `placement.py`.
 """
 
 from collections.abc import Callable

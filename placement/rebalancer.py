@@ -1,9 +1,9 @@
-"""When to act on the routing counts, and how: values in, a decision and its reason out. No clock, no migration.
+"""Decides when to change the placement, and how: routing counts in, a decision with its reason out.
 
-Three thresholds keep it calm. What stands must be clearly out of balance, beyond what so few rows would show by
-chance; that must hold for `patience` checks in a row; and after acting it rests. The newest rows are judged
-first, then all since the last change. A shift of shares moves no weights and is tried first; weights move where
-that is not enough and the gain pays for the transfer. A lost node is answered at once.
+Three rules keep it calm. The imbalance must be clearly larger than so few rows would show by chance; it must last for
+`patience` checks in a row; and after each change there is a pause. It judges the newest rows first, then all rows since
+the last change. It tries other shares first, since those move no weights. It moves experts where shares are not enough
+and the gain pays for the transfer. The loss of a node is answered at once. It has no clock and migrates nothing.
 """
 
 from collections import deque

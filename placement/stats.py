@@ -1,8 +1,8 @@
-"""Routing statistics: how many rows went to each (layer, expert), in decayed windows and by workload class.
+"""Routing statistics: how many rows went to each (layer, expert), in windows that forget, for prefill and decode apart.
 
-Routers hand over expert ids or ready counts; a count is one `bincount`. A window of half-life h forgets half of
-what it knew every h seconds, so several of them see the same traffic at several time scales. Time comes in as a
-number: there is no clock here.
+Routers hand over expert ids or ready counts. A window with half-life h forgets half of its rows every h seconds: with h
+= 10, a burst of 1,000 rows counts as 250 after 20 s. Several windows see the same traffic at several time scales. Time
+comes in as a number: there is no clock here.
 """
 
 from collections.abc import Sequence

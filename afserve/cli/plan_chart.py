@@ -1,4 +1,4 @@
-"""The Pareto chart of `afserve plan --chart`: what the objective counts against the speed one request sees.
+"""The Pareto chart of `afserve plan --chart`: the objective against the speed that one request sees.
 
 PNG through matplotlib (the `plot` extra); HTML as one self-contained file with inline SVG and no script.
 """

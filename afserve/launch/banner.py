@@ -1,4 +1,4 @@
-"""Draws what was started: who has which layers and experts, memory by role, where to reach it. Text only."""
+"""Draws what was started: which node has which layers and experts, memory by role, and the address. Text only."""
 
 import json
 from collections.abc import Sequence

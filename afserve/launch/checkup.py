@@ -1,6 +1,6 @@
-"""What this machine has, what afserve will use of it, what is missing and how to get it: lines for `doctor`.
+"""Checks what this machine has, what afserve will use of it, and what is missing with the way to get it, for `doctor`.
 
-Looks, changes nothing. Torch is imported here only, and its absence is a finding like any other.
+It changes nothing. Torch is imported here only, and a missing torch is a finding like any other.
 """
 
 import importlib.util

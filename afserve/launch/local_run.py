@@ -1,6 +1,6 @@
-"""A run: controller and frontend here, nodes as processes here, or elsewhere as `seating` says. `up` and `LLM` use it.
+"""A run: controller and frontend in this process, nodes as processes of this machine or of others, as `seating` says.
 
-It owns the order of starting and ending and knows neither HTTP nor a terminal.
+`up` and `LLM` use it. It owns the order in which things start and end, and knows neither HTTP nor a terminal.
 """
 
 import asyncio

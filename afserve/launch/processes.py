@@ -1,7 +1,7 @@
-"""Starts a run's node processes on this machine, watches them, and leaves nothing behind.
+"""Starts the node processes of a run on this machine, watches them, and leaves nothing behind.
 
-Nodes are forked by one helper (`zygote`), which is started early so that its imports overlap with everything
-else. This file knows processes, logs and a run folder; it knows nothing of what the nodes do.
+A fork server (`zygote`) forks the nodes. It is started early, so that its imports overlap with everything else. This
+file knows processes, logs and the run's folder; it does not know what nodes do.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Which node of a run is on which host, which of them are started here, and what to type on the others.
+"""Assigns the nodes of a run to hosts: which are started here, and what to type on the other hosts.
 
-Built from a cluster file and this machine's addresses; it starts nothing and opens nothing.
+It is computed from a cluster file and this machine's addresses. It starts nothing and opens nothing.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
 """Decides how a model runs on this machine: node counts, micro-batches, threads, KV size. Values in, values out.
 
-What the user fixed is kept; the rest is chosen and every choice says why. Raises DoesNotFitError with what is
-needed by role, what there is, and the ways on. Bytes throughout.
+It keeps what the user fixed, chooses the rest, and gives a reason for every choice. It raises DoesNotFitError with what
+is needed by role, what there is, and the ways on. All sizes are bytes.
 """
 
 from dataclasses import dataclass, field, replace

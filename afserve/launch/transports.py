@@ -1,8 +1,8 @@
-"""Which transport carries rows between the nodes of a run, and why. Values in, a choice out.
+"""Chooses the transport that carries rows between the nodes of a run, and says why. Values in, a choice out.
 
-Between GPUs rows stay in device memory: symmetric memory where every GPU of this machine reaches the others', else
-NCCL. Where an end is on a CPU, or nodes share a GPU (NCCL takes one process per GPU), they pass through host memory,
-pinned at a GPU's end.
+Between GPUs rows stay in device memory: over symmetric memory where every GPU of this machine reaches the others', else
+over NCCL. Rows pass through host memory, pinned at a GPU's end, where one end is on a CPU or where nodes share a GPU
+(NCCL takes one process per GPU).
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""The fork server: one process that has imported torch and the engine, and forks each node from there.
+"""The fork server: one process that has imported torch and the engine, and forks each node.
 
-Importing costs one to two seconds of CPU, once instead of once per node. It stays single-threaded until the fork,
-reports every child's end to its parent, and takes all of them along when its parent is gone. Orders and reports
-are JSON lines on one inherited socket.
+The imports cost one to two seconds of CPU, here once instead of once per node. It stays single-threaded until the fork,
+reports to its parent when a child ends, and ends all children when its parent is gone. Orders and reports are JSON
+lines on one inherited socket.
 """
 
 import ctypes

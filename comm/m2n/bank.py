@@ -1,6 +1,7 @@
-"""What computes experts, as the data plane sees it, and the link that calls one in this process.
+"""The interface of an expert bank, as the data plane sees it, and a link that calls a bank in the same process.
 
-`LocalBankLink` is the colocated mode: the same interface as a link to expert nodes, without mailboxes between.
+An expert bank computes experts: rows, slots and weights in, weighted sums out. `LocalBankLink` is the colocated mode.
+It has the methods of a link to expert nodes and no mailboxes.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The attention side of M2N: rows to the expert nodes that hold their experts, partial sums back into rows.
+"""The attention side of M2N: sends rows to the expert nodes that hold their experts, and adds the partial sums.
 
-A row goes once to each expert node that holds any of its chosen slots. Partial sums are added in float32 in the order
-of the expert nodes, so the sum does not depend on who answers first. It knows placements, not sockets or memory.
+A row is sent once to each expert node that holds any of its chosen slots. `combine` adds partial sums in float32 in the
+order of the expert nodes, so the sum does not depend on who answers first. It knows placements; it knows no sockets.
 
 Shapes: T rows of a micro-batch, R rows of one message, H hidden size, K top-k.
 """

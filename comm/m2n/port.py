@@ -1,4 +1,6 @@
-"""The expert side of M2N: dispatches in, one weighted partial sum per row back. Knows boxes, not experts.
+"""The expert side of M2N: receives dispatches and answers each row with one weighted partial sum.
+
+It knows boxes; it knows no experts.
 
 Shapes: R rows of a message, H hidden size, K top-k.
 """

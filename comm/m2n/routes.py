@@ -1,8 +1,10 @@
-"""Logical experts to slots: one placement as index tables, and the choice among replicas.
+"""From experts to slots: index tables of one placement, and the rule that chooses among an expert's replicas.
 
-The choice depends on the row alone: a hash of its first 16 bytes is one number u in [0, 1) per row, and each of its
-experts takes the replica whose interval of the cumulated shares holds u. A row is therefore treated alike in any batch,
-shares are met on average, and experts that are replicated on the same nodes send the row to the same one of them.
+The choice depends on the row alone. A hash of the row's first 16 bytes is a number u in [0, 1); of each of its experts
+the row takes the replica whose interval of the cumulated shares holds u. Example: an expert has two replicas with
+shares 0.7 and 0.3; a row with u = 0.65 takes the first and one with u = 0.9 the second. So a row is treated alike in
+any batch, shares are met on average, and experts that are replicated on the same nodes send a row to the same one of
+them.
 """
 
 from dataclasses import dataclass, replace

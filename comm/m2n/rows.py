@@ -1,8 +1,8 @@
-"""The rows of one dispatch by expert node: which go where, into a mailbox, and partial sums back into their rows.
+"""Splits the rows of one dispatch by expert node, writes each node's rows into a mailbox, and adds its answer back.
 
-In host memory in PyTorch, and in the native library where it is built and the tensors lie as it needs them; both do the
-same, bit by bit. On a device all rows go to every node, so that the host never waits to learn how many there are. It
-knows slots and rows, no boxes.
+In host memory this runs in the native library where that is built and takes the tensors, otherwise in PyTorch; both
+give the same bits. On a GPU every node is sent all rows, because the host would have to wait to learn how many each one
+gets. It knows slots and rows; it knows no boxes.
 
 Shapes: T rows of a micro-batch, R rows that go to one node, H hidden size, K top-k.
 """

@@ -1,7 +1,7 @@
-"""Rows of a GPU through pinned host memory, for transports whose mailboxes are there; no copy is waited for.
+"""Carries rows between a GPU and pinned host memory, for transports whose mailboxes are in host memory.
 
-A copy is begun, asked for its end, and only then are its bytes used or overwritten. What goes up to the device needs no
-asking: whatever is launched there later comes after it. It knows no mailboxes.
+The host never waits for a copy. It starts one, polls its event, and uses or overwrites the bytes only after the event.
+A copy to the GPU needs no polling: later work on that GPU is ordered behind it. It knows no mailboxes.
 """
 
 from collections.abc import Hashable

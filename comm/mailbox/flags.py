@@ -1,7 +1,8 @@
-"""Flag words in shared memory: publish a number after data, notice that one changed, park until it does.
+"""Flag words in shared memory: publish a number after the data is written, notice that it changed, block until it does.
 
-`open_board` gives the native board (acquire/release words, a short spin, then a futex) where the extension is built,
-otherwise a plain one that is slower and needs a processor whose stores stay in order. Neither knows what a flag means.
+`open_board` gives the native board where the extension is built: acquire and release words, a short busy-poll, then a
+futex. Otherwise it gives a plain board, which is slower and relies on a processor that keeps stores in order. Neither
+knows what a flag means.
 """
 
 import platform

@@ -1,7 +1,8 @@
-"""All mailboxes that one end sees, over one segment or several: the half of a transport that never waits.
+"""All mailboxes of one end, over one segment or several: the part of a transport that never blocks.
 
-`local` and `shm` are this plus their way of waiting. It knows flags and sequence numbers, not processes. Where the
-native library is there, it writes, posts and checks whole messages; what it finds wrong is read again to be named.
+`local` and `shm` add only their way of waiting. It knows flags and sequence numbers; it knows no processes. Where the
+native library is built, it writes, posts and checks whole messages. A message that fails the native check is read again
+in Python, which names the wrong field.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""One direction of one box, as bytes in memory: views to fill in place, and a checked way to read them back.
+"""One direction of one box as bytes in memory: views that a sender fills in place, and a checked read of what arrived.
 
-It knows how a message lies in its memory; it knows no flags, so not when a message is there. `handle` is the native
-library's form of the same, which writes and checks whole messages.
+It knows how a message lies in its memory. It knows no flags, and therefore not whether a message is there. `handle` is
+the native library's form of the same mailbox, which writes and checks whole messages.
 """
 
 from typing import Any

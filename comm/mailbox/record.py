@@ -1,7 +1,7 @@
-"""Mailboxes in two parts: a record in host memory (the header, or a refusal's text) and a payload on any device.
+"""A mailbox in two parts: a record in host memory (the header, or the text of a refusal) and a payload on any device.
 
-For transports whose payloads may travel by another way than their headers. It knows neither way. In host memory the
-payload follows the record's header, as in any other mailbox.
+For transports that send payloads by another way than headers, such as `dist` over nccl. It knows neither way. Where the
+payload is in host memory too, it follows the record, as in any other mailbox.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""What two ends have to agree on before a byte moves, and an error that names the peer and the field when they do not.
+"""Compares what two ends have to agree on before the first byte moves: sizes, dtypes, model, protocol version.
 
-Values in, an error or nothing out: it knows no sockets and no memory.
+Values in; nothing out, or an error that names the peer and the field. It knows no sockets and no memory.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""The memory of one expert node and its attention nodes: an agreement, one record per node, flags, mailboxes.
+"""The map of the memory that one expert node shares with its attention nodes: terms, node records, flags, mailboxes.
 
-It says where everything lies and reads and writes the agreement and the records. It knows neither how the memory
-came to be nor who waits on it.
+It says where everything lies, and reads and writes the terms and the records. It does not know where the memory comes
+from, nor who waits on it.
 
     page 0     magic, segment bytes, the terms of the rendezvous
     page 1...  one line per node: pid, state, bell, sleepers, turn (expert first, then the attention nodes)

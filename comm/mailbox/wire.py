@@ -1,7 +1,7 @@
-"""The bytes of one message: a 64-byte header and a payload whose size follows from the header's rows.
+"""The bytes of one message: a 64-byte header, then a payload whose size follows from the number of rows in the header.
 
-Encodes what this node sends and checks, field by field, what another one sent: nothing of a message is looked at
-before its header fits what both ends agreed on. It knows no memory, no flags and no peers.
+It encodes what this node sends and checks, field by field, what another node sent. The payload is not looked at before
+the header fits what both ends agreed on. It knows no memory, no flags and no peers.
 
     header 64 | weights R*K f32 | slots R*K i32 | scales R*S f32 (fp8) | pad to 64 | rows R*H      (dispatch)
     header 64 | rows R*H                                                                           (combine)

@@ -1,5 +1,8 @@
-"""How long a waiter looks again and again before it parks: up to twice as long as its news usually takes, or hardly at
-all where that is long or where somebody else wants the core. The rule of the native board, for waits on sockets.
+"""How long a waiter busy-polls before it parks, for waits on sockets; the native board has the same rule for flags.
+
+It polls for up to twice the usual wait. Example: if answers usually take 60 us, it polls for at most 120 us. It polls
+for only 2 us where waits usually take more than 300 us, and not at all for some waits after another thread took the
+core.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Between hosts over torch.distributed: payloads go through gloo, or through nccl where mailboxes are in GPU memory.
+"""Between hosts over torch.distributed: payloads go through gloo, or nccl where mailboxes are in GPU memory.
 
-As in `tcp`, one connection per pair carries headers and says who is gone; no thread stands in the way of a message.
-Address: `dist:HOST:PORT` of the expert node's store. It knows nothing of what travels.
+As in `tcp`, each pair of nodes has one connection, which carries headers and shows when a peer is gone. No thread
+passes messages on. The address is `dist:HOST:PORT`, where the expert node's store listens. It knows nothing of what
+travels.
 """
 
 import select

@@ -1,7 +1,7 @@
-"""Process groups of exactly two over gloo or nccl, met through a store that listens on one address only.
+"""Process groups of exactly two nodes over gloo or nccl, which meet through a store that listens on one address.
 
-A pair has groups of its own, so that members come and go without the others noticing. The groups and their store trust
-whoever can reach them: they belong on a network of their own. It knows tensors of bytes, not what they mean.
+Each pair has groups of its own, so a node that comes or goes disturbs no other pair. The groups and their store trust
+whoever can reach them, so they belong on a network of their own. It knows tensors of bytes, not what they mean.
 """
 
 import socket

@@ -1,7 +1,8 @@
-"""What two ends say when a connection opens: the attention node its terms, the expert node its own and a verdict.
+"""The handshake of a connection: the attention node sends its terms, the expert node its own and a verdict.
 
-Fixed sizes, plain numbers: magic, terms in the order of FIELDS, then the attention node's index or the turn that it is
-given (how many nodes have had that index before; 0 = not let in, another one is connected).
+All sizes are fixed and all fields are plain numbers: magic, terms in the order of FIELDS, then a number. From the
+attention node it is its index. From the expert node it is the turn: how many nodes have had that index, this one
+included, or 0 when another node with that index is still connected.
 """
 
 import socket

@@ -1,6 +1,7 @@
-"""Both ends in one thread: mailboxes in ordinary memory, nothing ever parks, so a run is stepped and repeatable.
+"""Both ends in one thread: mailboxes in ordinary memory. Nothing ever blocks, so a run is stepped and can be repeated.
 
-The same mailboxes, flags and checks as `shm`; only the memory and the way of waiting differ. Rows may lie on a device.
+It has the mailboxes, flags and checks of `shm`; only the memory and the way of waiting differ. Rows may lie on a
+device.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""Which peers of one end are gone, and who is told: an attention node every time, an expert node once per loss.
+"""Which peers of one end are gone, and who is told: an attention node on every call, an expert node once per loss.
 
-An expert node goes on without an attention node that is gone, and its place may be taken by another one; an attention
-node cannot go on without an expert node. It knows nothing of how a loss is noticed.
+An expert node goes on without a lost attention node, and another node may take that place. An attention node cannot go
+on without an expert node. How a loss is noticed is not known here.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""One connection and one process group to the same peer: records over the connection, payloads through the group.
+"""One connection and one process group to the same peer: headers go over the connection, payloads through the group.
 
-A record says that a payload was handed to the group, so the end that waits parks on the connection, in its own thread,
-and asks the group only for what is there. It knows a message's header far enough to find its payload.
+The sender writes a record to the connection for every payload that it hands to the group. So the receiver blocks on the
+connection alone, in its own thread, and asks the group only for a payload that is known to be on its way. Payloads up
+to 16 MiB follow their header over the connection. It reads a message's header just far enough to find its payload.
 """
 
 import socket

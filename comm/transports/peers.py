@@ -1,6 +1,6 @@
-"""Is a process of this machine still there? Asked of the kernel, so that a killed peer is known without a heartbeat.
+"""Watches processes of this machine through the kernel, so that a killed peer is noticed without a heartbeat.
 
-It knows processes by number and by the name they have in errors; nothing of what they say.
+It knows a process by its number and by the name that errors use; it knows nothing of what it says.
 """
 
 import os

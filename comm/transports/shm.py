@@ -1,7 +1,7 @@
-"""One host: mailboxes in shared memory that has no name, so nothing is left behind however a process ends.
+"""One host: mailboxes in shared memory without a name, so nothing is left behind however a process ends.
 
-The expert node owns the memory (a sealed memfd); attention nodes of the same user open it through /proc. Flags park
-on a futex; a peer that died is noticed through its pidfd and named. It knows nothing of what travels.
+The expert node owns the memory (a sealed memfd); attention nodes of the same user open it through /proc. A waiting end
+blocks on a futex. A peer that died is noticed through its pidfd and named. It knows nothing of what travels.
 """
 
 import fcntl

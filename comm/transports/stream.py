@@ -1,6 +1,6 @@
-"""One TCP connection as a stream of messages: whole ones in, straight into their mailbox, whole ones out; never blocks.
+"""One TCP connection as a stream of messages, received straight into their mailboxes and sent whole; it never blocks.
 
-It knows a message's header far enough to find its end; where it belongs is the caller's to say.
+It reads a message's header just far enough to find the message's end. The caller says which mailbox it belongs to.
 """
 
 import socket

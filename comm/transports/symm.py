@@ -1,8 +1,9 @@
-"""GPUs of one NVLink domain: mailboxes in each other's memory, written in place; a flag there says that they are full.
+"""GPUs of one NVLink domain: each GPU writes its peer's mailboxes in place and raises a flag there when they are full.
 
-As in `dist`, one connection per pair carries headers and says who is gone. A payload's way is a kernel behind the ones
-that wrote it and another one in front of those that read it, so no host waits for either. Address: `symm:HOST:PORT`.
-`symm_device.py` does without headers as well.
+As in `dist`, each pair of nodes has one connection, which carries headers and shows when a peer is gone. The payload
+needs no host: the sender launches a kernel that raises the flag after the kernels that wrote the payload, and the
+receiver launches a kernel that waits for the flag before those that read it. The address is `symm:HOST:PORT`.
+`symm_device.py` needs no headers either.
 """
 
 from collections.abc import Sequence

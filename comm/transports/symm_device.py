@@ -1,8 +1,9 @@
-"""M2N whose both ends are GPUs of one NVLink domain: every step is kernels, and no host waits for any of them.
+"""M2N between GPUs of one NVLink domain, where every step is a kernel and the host waits for none of them.
 
-`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton_symm.py` over boxes in symmetric memory. A silent
-peer leaves an error word and NaN instead of a GPU that hangs; `check` names it. They know addresses, no allocators.
-Shapes: T rows of a dispatch, K top-k, H hidden, N peers, R most rows of a message.
+`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton_symm.py` over boxes in symmetric memory. If a
+peer stays silent, the waiting kernel gives up, writes an error word and puts NaN where the rows would be; `check` names
+the peer. It knows addresses, no allocators. Shapes: T rows of a dispatch, K top-k, H hidden, N peers, R most rows of a
+message.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Between hosts without torch.distributed: the mailboxes in private memory at both ends, one TCP connection per pair.
+"""Between hosts without torch.distributed: mailboxes in private memory, one TCP connection per pair of nodes.
 
-A thread of the expert node lets attention nodes in; everything else is done by whoever calls `ready` or `wait`,
-straight from the socket into the mailbox. Address: `tcp:HOST:PORT`. No byte is trusted, but none is encrypted either:
-it belongs on a network of its own. It knows nothing of what travels.
+A thread of the expert node accepts attention nodes. Whoever calls `ready` or `wait` does everything else, and receives
+straight from the socket into the mailbox. The address is `tcp:HOST:PORT`. Every received byte is checked, but nothing
+is encrypted, so it belongs on a network of its own. It knows nothing of what travels.
 """
 
 import queue

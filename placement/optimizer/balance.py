@@ -1,8 +1,8 @@
-"""The optimizer's one entry point: `balance(Problem) -> Balanced`, pure numpy, always with a certificate.
+"""The one entry point of the optimizer: `balance(Problem) -> Balanced`, pure NumPy, always with a certificate.
 
-Here is the choice between a plan from nothing (`task`), few moves from what stands (`improve`) and staying; the
-constructions, the split of traffic and the bound are in the files beside it. It knows no clock, no engine, and
-no tensors.
+This file chooses between a placement from nothing (`task`), a few moves from the current one (`improve`), and staying.
+How each is found, how traffic is split, and the lower bound are in the files beside it. It knows no clock, no engine
+and no tensors.
 """
 
 from dataclasses import dataclass, replace

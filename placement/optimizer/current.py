@@ -1,7 +1,7 @@
-"""The placement that stands now, as a start for the next one: dead nodes taken out, lost experts put back, labels kept.
+"""The current placement as a start for the next one: drops dead nodes, places lost experts again, keeps the rest.
 
-Arrays in, arrays out. It knows no loads beyond an order of importance, and makes only the moves that cannot be
-avoided.
+Arrays in, arrays out. It makes only the moves that cannot be avoided. Of the loads it knows no more than which expert
+is more important.
 """
 
 import numpy as np

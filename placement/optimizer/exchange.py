@@ -1,10 +1,10 @@
-"""Few moves where every slot is taken: experts change places, and what counts is how many end away from home.
+"""Few moves where every slot is taken: experts swap places, and a move is an expert that does not end on its old node.
 
-Without a spare slot an exchange of two costs two moves, so `improve`'s one exchange after another spends the budget
-badly: in a ring of three each further expert balances for one move, not two. Here many searches run side by side, each
-with its own price of a move; an expert that goes on costs nothing more, one that comes home gives its price back. Of
-all states that any of them passed, the best of each number of moves is kept, and the budget is divided over the layers
-exactly. Knows one load, equal nodes and no traffic shares.
+Without a spare slot one swap costs two moves, so making one best swap after another (`improve`) wastes the budget. A
+ring is cheaper: A to B's node, B to C's, C to A's balances three experts for three moves, and each further one adds one
+move. To find rings, many searches run side by side, each with another price of a move. Moving on an expert that already
+left its node is free, and bringing it home pays its price back. For each number of moves the best state that any search
+passed is kept; the budget is then divided over the layers exactly. Knows one load, equal nodes and no traffic shares.
 """
 
 from dataclasses import dataclass

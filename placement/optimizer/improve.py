@@ -1,10 +1,10 @@
-"""Better placements by few moves: exchanges that cool the hottest node, in all layers at once, round by round.
+"""Better placements by few moves: local search that cools the hottest node, in all layers at once, round by round.
 
-A copy gives an expert of the hottest node a further replica on a cool node, over a replica that can be spared
-or in an empty slot (one move). In a trade two experts change places (two moves). Candidates are scored by the
-sum of a high power (the 8th) of the node levels, their norm, as if traffic were levelled between the two nodes;
-the best one is made, the traffic around it is poured again, and it stays only if the norm truly fell. A layer
-that finds nothing has its traffic split exactly and tries again. Levels are in units of the mean.
+A *copy* gives an expert of the hottest node one more replica on a cool node, in an empty slot or over a replica that
+can be spared (one move). A *trade* swaps two experts (two moves). A candidate's score is the 8-norm of the node levels
+(the load of a node over the mean), which follows the hottest node but still sees the others; it is computed as if the
+two nodes shared their traffic evenly. The best candidate is made, the traffic around it is split again, and it stays
+only if the norm really fell. A layer that finds nothing has its traffic split exactly and tries once more.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""A known load where no construction is optimal (too few spare slots, unequal nodes): several searches.
+"""A placement for one known load where no construction is optimal: too few spare slots, or unequal nodes.
 
-The starts are a full set of replicas, single replicas with the spare slots still empty, and the best so far
-with a few experts shuffled. The shuffles are seeded: the same load gives the same answer. Knows no scenarios
+It searches from several starts: all replicas set, single replicas with the spare slots empty, and the best result so
+far with a few experts shuffled. The shuffles are seeded, so the same load gives the same answer. It knows no scenarios
 and no current placement.
 """
 

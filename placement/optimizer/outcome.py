@@ -1,4 +1,4 @@
-"""What the optimizer answers: slots, shares, and a certificate of how good they are. Values; knows no algorithm."""
+"""What the optimizer answers: slots, shares, and a certificate of how good they are. Values; it knows no algorithm."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""What a placement is asked for: the nodes, the loads, the prices and the wishes, checked once.
+"""The question for the optimizer: nodes, loads, prices and wishes, checked once.
 
-Values only. Nothing here decides anything; `balance.py` reads a `Problem` and answers it.
+Values only. Nothing is decided here; `balance.py` reads a `Problem` and answers it.
 """
 
 from collections.abc import Callable, Sequence

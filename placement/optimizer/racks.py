@@ -1,7 +1,7 @@
-"""Which rack each node's experts stand in: one expert's replicas in different racks, as far as equal nodes allow.
+"""Exchanges equal nodes so that the replicas of one expert stand in different racks, as far as that is possible.
 
-Loads, shares and slots stay what they are; only the numbers of equal nodes change. Greedy, most entangled nodes
-first.
+Loads, shares and slots stay as they are; only the numbers of equal nodes change. It is greedy and begins with the nodes
+that share experts with most others.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""A placement for loads that are not known exactly: replicas by expected need, spread so that traffic can be shifted.
+"""A placement for loads that are not known exactly: replicas by expected need, where traffic can be shifted later.
 
-Every replica goes where it raises the fourth-power norm of the node loads least, summed over the scenarios. An
-expert's further replicas avoid nodes that already share an expert with its first ones: the graph whose edges
-are shared experts then connects every node with many others, and a later split of traffic can level loads that
-nobody foresaw. Knows no current placement.
+Each replica goes to the node where it raises the 4-norm of the node loads least, summed over the scenarios. Further
+replicas of an expert avoid nodes that already share an expert with its first ones. So each node shares experts with
+many different nodes, and a later split of the traffic can level a load that no scenario showed. It knows no current
+placement.
 """
 
 import numpy as np

@@ -1,4 +1,7 @@
-"""One memory budget over all layers: how many slots a node gets in each. It knows savings, not how they are reached."""
+"""Divides one memory budget over the layers: how many slots each node gets in each layer.
+
+It knows what a further slot saves in each layer, not how that is reached.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,12 +1,13 @@
-"""How each expert's rows are divided over its replicas, optimally, for a placement that stands.
+"""Divides each expert's rows over its replicas, optimally, for a given placement.
 
     minimise  sum_n speed_n/2 * (load_n / speed_n)^2 + sum_k risk_e/2 * y_k^2    over y >= 0, sum_k y_k = load_e
 
-Without risk the optimum of this convex program is the lexicographic min-max: the same y minimises the largest
-load_n / speed_n, then the second largest, and so on. (On a polymatroid base the least-squares point is also the
-least-majorised one; Fujishige 1980.) With risk it is mean^2 + variance of the nodes' loads for independent
-experts. A primal-dual interior point solves it; only experts with two or more replicas are unknowns. Knows no
-moves.
+Without risk the optimum of this convex program is the lexicographic min-max: the same y minimises the largest load_n /
+speed_n, then the second largest, and so on. (On a polymatroid base the least-squares point is also the least-majorised
+one; Fujishige 1980.) Example: expert a with 60 rows stands on nodes 0 and 1, and node 0 has 50 rows of its own, node 1
+has 10; the split 10 and 50 gives both 60. With risk the objective is mean^2 + variance of the nodes' loads for
+independent experts. A primal-dual interior-point method solves it; its unknowns are the experts with two or more
+replicas. It knows no moves.
 """
 
 import numpy as np

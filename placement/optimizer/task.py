@@ -1,4 +1,4 @@
-"""A problem in arrays, and the ways to answer it from nothing. It does not choose between moving and staying."""
+"""A `Problem` as arrays, and the ways to answer it from nothing. It does not choose between moving and staying."""
 
 import numpy as np
 from numpy.typing import NDArray

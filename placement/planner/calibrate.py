@@ -1,7 +1,7 @@
-"""Curves fitted from measured kernel rows: one function per CSV layout, rows in (dicts of text), a `Curve` out.
+"""Fits curves to measured kernel times: one function for each CSV layout, rows in (dicts of text), a `Curve` out.
 
-Layouts are those of the public AIConfigurator kernel files (columns named in each function). Latencies are in ms.
-It opens no file; the caller reads and filters rows and knows which device they were measured on.
+The layouts are those of the public AIConfigurator kernel files; each function names the columns. Latencies are in ms.
+It opens no file: the caller reads and filters rows and knows on which device they were measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence

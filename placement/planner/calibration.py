@@ -261,8 +261,13 @@ def _by_row(rows: Sequence[Mapping[str, float]]) -> Curve:
 
 
 def _link(rows: Sequence[Mapping[str, float]], kernel: Curve, answer: Curve, chip: Hardware) -> Curve:
-    """Launch and share of the link, over and above the chip file's latency. Of a direction, a kernel at the attention
-    side and half an expert node's answer (a second kernel, where that was not measured) are no link's."""
+    """Launch and share of bandwidth of the link alone, beyond the latency that the chip's file gives.
+
+    A measured one-way time contains the work of both ends, which is subtracted first: a send or receive at the
+    attention side (`kernel`) and half of an expert node's work on a message (`answer`; a second `kernel` where no
+    answer was measured). Example: 20 us one way, a kernel of 5 us and an answer of 8 us leave 20 - 5 - 4 = 11 us for
+    the link.
+    """
     if len(rows) < _LEAST:
         return Curve(0.0, 1.0, 1.0)
     requests, size, whole = (_column(rows, name) for name in ("requests", "bytes", "seconds"))

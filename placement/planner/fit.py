@@ -1,7 +1,8 @@
-"""Small robust least squares in log space: what turns measured rows into the curves of `perf_curve.py`.
+"""Robust least squares in log space, for the curves of `perf_curve.py`.
 
-All parameters are positive and are moved by their logarithm; errors are log ratios, so 10 us and 10 ms rows count
-alike. Huber weights keep a few broken rows from bending the rest. It knows nothing of kernels or devices.
+All parameters are positive and are varied by their logarithm. Errors are log ratios, so being 10 % off counts the same
+for a row of 10 us and for one of 10 ms. Huber weights keep a few broken rows from bending the rest. It knows nothing of
+kernels or devices.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Why nothing meets the targets: which constraint fails, by how much, and the nearest plan that works.
+"""Why no deployment meets the targets: which constraint fails, by how much, and the nearest plan that works.
 
-Called only when a search came back empty, of all kinds or of one.
+Called only when a search found nothing, for all kinds of deployment or for one.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
-"""What fits: bytes of weights and of caches per device, and the largest batch they leave room for.
+"""What fits into memory: bytes of weights and caches per device, and the largest batch that they leave room for.
 
-Caches are sized for the sum of many random lengths, at the 99th percentile, not for the mean and not for the maximum.
+Requests have random lengths, so the cache is sized for the 99th percentile of their sum. Sizing for the mean would
+overflow about half of the time, and sizing for the maximum length would waste most of the memory.
 """
 
 import numpy as np

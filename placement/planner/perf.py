@@ -1,7 +1,8 @@
 """Stage times of a deployment: what one micro-batch costs at each station of the ping-pong, for AFD and colocated.
 
-The layouts are vectorised: ranks, expert devices and batch may be arrays that broadcast, everything else is fixed.
-`afserve/pipeline.py` turns stage times into iteration time; `search.py` tries layouts. Docstrings state assumptions.
+It computes many layouts at once: ranks, expert devices and batch may be arrays that broadcast; all else is fixed.
+`afserve/pipeline.py` turns stage times into the time of a step; `search.py` tries layouts. Docstrings state
+assumptions.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
-"""Seconds the attention half of one micro-batch step takes on one device, part by part, decode and prefill.
+"""Seconds of the attention half of one micro-batch step on one device, part by part, for decode and prefill.
 
-Everything an attention node does: projections, attention over the cache, routers, shared experts, dense layers, the
-LM head, and the all-reduce of tensor parallelism. Vectorised over the batch. It knows no links to expert nodes.
+The parts are all that an attention node does: projections, attention over the cache, routers, shared experts, dense
+layers, the LM head, and the all-reduce of tensor parallelism. The batch may be an array. It knows no links to expert
+nodes.
 """
 
 from dataclasses import dataclass

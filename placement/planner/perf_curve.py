@@ -1,9 +1,9 @@
 """Efficiency curves: from bytes and FLOPs of one operation to its seconds on a device.
 
 A curve is an affine roofline, t = launch + smooth max(bytes / (bandwidth * memory), FLOPs / (peak * compute)): small
-operations are ruled by `launch`, large ones by the share of the peak they reach. `calibrate.py` fits curves from
-measured rows, with the spread that becomes the error bar. Curves measured on one device stand for the shares reached
-on others until someone measures those.
+operations cost `launch`, large ones reach the shares `memory` and `compute` of the device's peaks. Example: 1 GB at
+3,000 GB/s with memory = 0.8 and launch = 5 us takes 5 + 417 us. `calibrate.py` fits curves to measured rows, with the
+spread that becomes the error bar. Other devices are assumed to reach the same shares until they are measured.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
-"""Expert popularity and what it does to a device: how many distinct experts it reads, how many rows the worst one gets.
+"""Expert popularity and its cost: how many distinct experts a device reads, and how many rows the fullest one gets.
 
-Decode time of the expert half follows the distinct activated experts while batches are small (each is read once)
-and the most loaded device's rows when they are large. Replicating hot experts evens out rows and adds reads.
+With small batches the expert half takes as long as reading the distinct experts that are chosen, each once. With large
+batches it takes as long as the rows of the most loaded device. Example: 64 rows that each choose 8 of 256 equally
+popular experts touch 256 * (1 - (1 - 8/256)^64) = 222 of them. Replicas of hot experts even out rows and add experts to
+read.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
-"""Seconds the expert half of one micro-batch takes on the most loaded expert device, and the M2N transfers.
+"""Seconds of the expert half of one micro-batch on the most loaded expert device, and of the M2N transfers.
 
-Vectorised over the batch. Rows and distinct experts come from `perf_experts.py`; this file turns them into time.
+`perf_experts.py` says how many rows and distinct experts there are; this file turns them into time. The batch may be an
+array.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""A plan: one deployment with its predicted figures, and how to read them (what binds, how sure).
+"""A plan: one deployment with its predicted figures, what binds it, and how certain the figures are.
 
-Built from a searched family and one of its layouts. Values only.
+It is built from a family of deployments that was searched and one of its layouts. Values only.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""What one more tenth of each resource would bring: the best plan's layout again, with one figure scaled.
+"""What 10 % more of each resource would bring: the best plan's layout is computed again with one figure scaled.
 
-Also the words of the verdict on disaggregation, from the stage times of both sides.
+The words of the verdict on disaggregation are here too, from the stage times of both sides.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
-"""End-to-end times of other engines (vLLM, SGLang, TensorRT-LLM) as measured: features of each row.
+"""Measured end-to-end times of other engines (vLLM, SGLang, TensorRT-LLM) as features, to check the planner with them.
 
-A row is one served configuration under a fixed number of concurrent requests. Its TPOT is a decode step plus the
-prompts that run between steps; each part is bytes, FLOPs or counts of the model's shape over the chip's peaks, times
-rates fitted per engine. Used to check the planner against rows it has not seen. It opens no files.
+A row is one served configuration under a fixed number of concurrent requests. Its TPOT is one decode step plus the
+prompts that run between steps. Each part is bytes, FLOPs or counts of the model's shape, divided by the chip's peaks,
+times a rate that is fitted per engine. It opens no files.
 """
 
 from dataclasses import dataclass

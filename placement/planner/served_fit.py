@@ -1,7 +1,8 @@
-"""Rates of served engines, fitted to rows with priors and used to predict others: `ServedModel`.
+"""Fits the rates of served engines to some rows and predicts others: `ServedModel`.
 
-Rates are global, times a factor per engine and feature, a factor per chip and a factor per engine and model; every
-factor is pulled to 1, so what few rows say moves little. Predictions carry the spread of held-in errors.
+A rate is one global number, times a factor per engine and feature, a factor per chip, and a factor per engine and
+model. Priors pull every factor to 1, so a few rows move it little. A prediction carries the spread of the fit's own
+errors.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """From a Hugging Face `config.json` (already parsed) to a `ModelShape`, for more families than afserve serves.
 
-The layers are those of `afserve/families`: of the family's own file where the engine serves it, else by the names of
-their dimensions. Reads no files.
+Where the engine serves the family, its own file in `afserve/families` reads the layers. Otherwise they are read by the
+names that dimensions usually have. It reads no files.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""A discrete-event run of one deployment: ranks, micro-batches and layers play the ping-pong with random lengths,
-skewed routing and stragglers; requests come and go.
+"""A discrete-event simulation of one deployment: ranks, micro-batches and layers play the ping-pong.
 
-Stations serve in the order of arrival: each attention rank, each direction of its link, and the expert side (all its
-devices; it holds a layer's rows for the other ranks up to a deadline and answers when its slowest device is done).
-Time comes from the same stage functions as the plan. Knows no files and no terminal.
+Lengths are random, routing is skewed, there are stragglers, and requests come and go. Each station serves in the order
+of arrival. Stations are each attention rank, each direction of its link, and the expert side, which holds a layer's
+rows for the other ranks up to a deadline and answers when its slowest device is done. Stage times come from the
+functions that the plan uses. It knows no files and no terminal.
 """
 
 import heapq

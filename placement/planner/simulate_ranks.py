@@ -1,4 +1,7 @@
-"""From a plan to what the request simulation needs: step seconds by occupancy, prompt seconds, arrivals per rank."""
+"""From a plan to the inputs of the request simulation: seconds of steps and prompts, arrivals per rank.
+
+Seconds of a step are by the number of requests in it.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

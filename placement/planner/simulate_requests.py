@@ -1,7 +1,8 @@
-"""Requests through one deployment: arrivals, waiting, prompts, decoding to the last token; TTFT, TPOT and goodput.
+"""Simulates requests on one deployment, from arrival over waiting, prompt and decoding to the last token.
 
-Ranks are independent queues fed in turn. A rank's step lasts what the closed form says for the requests it holds
-just then, times a factor drawn from the layer-level simulation, plus the prompts it admits. Values in, values out.
+It gives TTFT, TPOT and goodput. Ranks are independent queues, fed in turn. A step of a rank lasts what the closed form
+says for the requests that it holds then, times a random factor from the layer-level simulation, plus the prompts that
+it admits. Values in, values out.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,8 @@
-"""Stage times for the simulator: the plan's own closed forms, tabulated, plus the randomness the closed form averages.
+"""Stage times for the simulator: the closed forms of the plan in tables, with the randomness that those average away.
 
-A rank's attention time follows the sum of its requests' lengths, redrawn as requests finish; the expert side's time
-follows the rows of its fullest device in this draw. Merged messages cost what their rows together cost.
+The attention time of a rank follows the sum of its requests' lengths, which are drawn anew as requests finish. The
+expert time follows the rows of the fullest device in this draw. Messages that are merged cost what their rows cost
+together.
 """
 
 from dataclasses import replace

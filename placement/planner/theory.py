@@ -1,7 +1,8 @@
-"""Theoretical decode cost by Step-3's formula (arXiv 2507.19427): peak hardware, everything hidden behind everything.
+"""The theoretical cost of decoding by Step-3's formula (arXiv 2507.19427), on hardware that reaches its peaks.
 
-attention = max(core FLOPs, cache bytes) + projection FLOPs; experts = FLOPs of all FFN layers. It is a lower bound
-on cost and says which hardware suits which half; `perf.py` is the model with efficiencies, latencies and weights.
+attention = max(core FLOPs, cache bytes) + projection FLOPs; experts = FLOPs of all FFN layers. All transfers are
+assumed to be hidden. It is a lower bound on cost and says which hardware suits which half. The model with efficiencies,
+latencies and bytes of weights is `perf.py`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Request traces: Mooncake JSON lines and Azure CSV text to a `Workload`. Errors name file and line.
+"""Reads request traces, Mooncake JSON lines and Azure CSV, into a `Workload`. Errors name file and line.
 
-It is given text lines, not paths.
+It is given lines of text, not paths.
 """
 
 import json

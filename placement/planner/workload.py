@@ -1,7 +1,8 @@
-"""What the requests look like: prompt and answer lengths, arrivals, and the cache a decode step sees.
+"""What the requests look like: lengths of prompts and answers, arrivals, and the cache that a decode step sees.
 
-Lengths come from numbers, from distributions ("lognormal 1000 0.8") or from a trace; `trace_reader.py` parses files.
-A decode step meets a request in proportion to its answer length, so contexts are weighted by it.
+Lengths are numbers, distributions ("lognormal 1000 0.8") or from a trace (`trace_reader.py`). A long answer takes part
+in more decode steps than a short one, so contexts are weighted by the answer's length. Example: answers of 100 and of
+300 tokens are equally frequent; three of four requests in a decode step have the long one.
 """
 
 from dataclasses import dataclass

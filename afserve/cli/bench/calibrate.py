@@ -1,8 +1,8 @@
-"""`afserve bench calibrate`: this machine's stage times through the real engine, as rows that `afserve plan` fits.
+"""`afserve bench calibrate`: measures this machine's stage times through the real engine, as rows for `afserve plan`.
 
-Attention halves and whole steps by requests and context, expert calls by rows and distinct experts, exchanges between
-two processes by size, what the control plane adds to a step, how cores slow each other down, and what it costs to have
-more processes than cores. Nothing here is a prediction.
+The rows are: attention halves and whole steps by requests and context; expert calls by rows and distinct experts;
+exchanges between two processes by size; what the control plane adds to a step; how much cores slow each other down; and
+the cost of more processes than cores. Nothing here is a prediction.
 """
 
 import itertools

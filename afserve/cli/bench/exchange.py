@@ -1,8 +1,8 @@
-"""An expert node that only lets time pass, in a process of its own, and what an exchange with it costs.
+"""Measures an exchange with an expert node that computes nothing: a process that lets a given time pass instead.
 
-Started as a module with one JSON argument: prints its address, answers until its standard input ends, and takes as long
-for a call as the last line there said: who waits long parks, and being woken is part of the cost. Everything but the
-experts is real: mailboxes in shared memory, link, port, soft barrier.
+Started as a module with one JSON argument, the process prints its address and answers until its standard input ends.
+Each line there says how long a call takes from then on, because a caller that waits long parks, and its wake-up is part
+of the cost. All else is real: mailboxes in shared memory, link, port, soft barrier.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A link without experts that notes when rows leave and when the sum is back: what an attention node does by itself.
+"""A link without experts that notes when rows leave and when their sum is back, to time an attention node by itself.
 
 The partial sums are zero. It knows neither processes nor hardware; `stages.py` turns the notes into stage times.
 Shapes: T tokens, H hidden, K top-k.

@@ -1,7 +1,7 @@
-"""Another process that computes experts all the time, and how much longer stages take beside it.
+"""Measures how much longer stages take while another process computes experts all the time.
 
-Cores share memory bandwidth, and often more than that: two nodes on one machine are slower than one of them alone.
-Started as a module with one JSON argument: prints a line when it is at it, ends with its standard input.
+The cores of a machine share memory bandwidth and often more, so two nodes on it are slower than one alone. Started as a
+module with one JSON argument, the process prints a line when it computes and ends with its standard input.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""One node of a pipeline measurement in a process of its own, driven by lines on its standard input.
+"""One node of a pipeline measurement, a process of its own that is driven by lines on its standard input.
 
-Started as a module with one JSON argument. An expert node prints its address; an attention node says `ready`, decodes
-after `go`, and says `steady` and `ending` where the counted part begins and ends. Asked for `stats`, either says what
-it has counted so far; at the end of its input it ends. Everything but the requests is what `afserve up` runs.
+Started as a module with one JSON argument. An expert node prints its address. An attention node prints `ready`, decodes
+after the line `go`, and prints `steady` and `ending` where the counted part begins and ends. On the line `stats` either
+prints its counters so far; it ends with its input. Everything but the requests is what `afserve up` runs.
 """
 
 import json

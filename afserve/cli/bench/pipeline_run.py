@@ -1,7 +1,7 @@
-"""Starts the nodes of one pipeline measurement, asks them twice what they have counted, and makes a row of it.
+"""Starts the nodes of one pipeline measurement, reads their counters twice, and makes a row of the differences.
 
-Shares are of the counted time: a bubble is time in which a node had nothing to compute; hidden is the share of the time
-that rows were under way during which their attention node computed something else.
+A *bubble* is the share of the time in which a node had nothing to compute. *Hidden* is the share of the time that rows
+were under way during which their attention node computed something else.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Stage times of the real engine on this machine: attention halves, whole steps, expert calls. Medians of repeats.
+"""Measures stage times of the real engine: attention halves, whole steps, expert calls. Medians of repeats.
 
-An attention node runs decode steps over whatever link it is given; the link decides what is in a step. Rows are plain
-values in the form that `placement/planner/calibration.py` reads; this file knows no planner and no processes.
+An attention node runs decode steps over the link that it is given, and the link decides what a step contains. Rows are
+plain values as `placement/planner/calibration.py` reads them; this file knows no planner and no processes.
 Shapes: T tokens, H hidden, K top-k.
 """
 

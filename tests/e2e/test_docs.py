@@ -1,0 +1,123 @@
+"""The pages of docs/ followed literally: their `sh` and `python` blocks in order, in one shell, with the real program.
+
+Only what two runs at once would fight over is replaced: the port 8000 and the names of network namespaces.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 240.0
+PREFIX = "afs-"  # of the page's namespaces a and b
+# page: what has to stand in its output
+PAGES = {
+    "serve-a-checkpoint": ["+ bundled model", "ready in", "text_completion", "data: [DONE]", "expert-1", "length"],
+    "place-experts": ["most replicas", "moves lower the largest load by", '"moving"', "counts.afroute"],
+    "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json"],
+    "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],
+    "two-hosts": ["scp -p ", "transport: tcp", "expert-1"],
+}  # fmt: skip
+
+
+def script_of(page: str) -> str:
+    """All blocks that the page says are run; a `python` block is given to the interpreter."""
+    lines = []
+    for language, block in re.findall(r"^```(sh|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        lines.append(block if language == "sh" else f"python - <<'PYTHON'\n{block}PYTHON\n")
+    return "\n".join(lines)
+
+
+def with_port(script: str, port: int) -> str:
+    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace(
+        "afserve up ", f"afserve up --port {port} "
+    )
+    return re.sub(r"afserve (complete|chat|status)\b", rf"afserve \1 --url http://127.0.0.1:{port}", script)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A place to follow a page in: a checkout's configs, and `afserve` and `python` on the path."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "bin").mkdir()
+    for name, words in (("afserve", "-m afserve "), ("python", "")):
+        command = tmp_path / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+        command.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    """This run's own; the namespaces are gone at the end."""
+    mine = f"afd{os.getpid() % 100000}"
+    yield mine
+    for side in "ab":
+        subprocess.run(["ip", "netns", "del", mine + side], capture_output=True, check=False)
+
+
+def follow(folder: Path, script: str) -> str:
+    """What the blocks print, with the logs that they write. Nothing that they start is left."""
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "200",
+    }
+    with open(folder / "printed", "w+") as printed:
+        shell = subprocess.Popen(
+            ["bash", "-eu", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,
+        )
+        try:
+            code = shell.wait(DEADLINE)
+        finally:
+            left = alive(shell.pid)
+            if left:
+                os.killpg(shell.pid, signal.SIGKILL)
+    said = "\n".join(path.read_text(errors="replace") for path in (folder / "printed", *folder.glob("*.log")))
+    assert code == 0, said[-4000:]
+    assert not left, f"{left} processes were left running"
+    return said
+
+
+def alive(group: int) -> int:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return 0
+    return 1
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_works_as_it_stands(name: str, folder: Path, prefix: str):
+    script = script_of((ROOT / f"docs/{name}.md").read_text())
+    if "ip netns" in script:
+        if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+            pytest.skip("needs root and ip(8)")
+        script = script.replace(PREFIX, prefix)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    said = follow(folder, with_port(script, port))
+    for wanted in PAGES[name]:
+        assert wanted in said, f"{wanted!r} is not in:\n{said[-4000:]}"
+
+
+def test_every_page_is_listed_and_run():
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
+    listed = set(re.findall(r"\]\(([\w-]+)\.md\)", (ROOT / "docs/README.md").read_text()))
+    assert listed == pages == set(PAGES) | {"add-a-family", "add-a-transport"}
