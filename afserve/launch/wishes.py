@@ -5,11 +5,14 @@ Values only; importing this loads neither torch nor numpy, so that `afserve up -
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
-from afserve.launch.gpus import Gpus
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, setting
+
+if TYPE_CHECKING:
+    from afserve.launch.gpus import Gpus
 
 TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -48,7 +51,7 @@ class Wishes:
     rebalance: bool = False
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
-    gpus: Gpus | None = None
+    gpus: "Gpus | None" = None
 
     def shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""
