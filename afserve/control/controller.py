@@ -6,7 +6,7 @@ for. It lives in the gateway's event loop, imports no torch, and starts no proce
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -48,17 +48,20 @@ from afserve.control.membership.recovery import Rules
 from afserve.control.membership.state import Assign, Membership, same_everywhere
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import (
+    Answer,
+    Ask,
     FromNode,
     Identity,
     Progress,
     Ready,
     Register,
     Routed,
+    Serve,
     Shutdown,
     ToNode,
 )
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
-from afserve.member import NodeId
+from afserve.member import NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 
@@ -99,6 +102,7 @@ class Controller:
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
         self.on_start: Callable[[NodeId], None] = lambda node: None
+        self.on_ask: Callable[[Ask], Awaitable[Answer]] = _unknown
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
@@ -184,10 +188,15 @@ class Controller:
             return False
         return True
 
+    def interrupt(self, error: AfserveError) -> None:
+        """Gateways end what is open, with this reason."""
+        for gateway in self.members.of(Role.GATEWAY):
+            self._tell(gateway.id, Shutdown(error))
+
     async def stop(self) -> None:
         self._stopping = True
         for stream in self._streams.values():
-            stream.put(Shutdown())
+            stream.put(Shutdown(self._failure))
         await asyncio.sleep(0)  # lets the writers pick the message up before the server closes
         if self._server is not None:
             await self._server.stop(_GRACE)
@@ -261,12 +270,18 @@ class Controller:
         return "its control stream ended"
 
     def _hear(self, member: MemberId, value: FromNode) -> None:
-        """Routing counts are no business of the membership."""
-        if isinstance(value, Routed):
-            self.balancing.heard(value.rows, self._clock.now())
-            return
-        self._on(Said(member, value))
-        self._follow(member, value)
+        """Routing counts and questions are no business of the membership."""
+        match value:
+            case Routed(rows):
+                self.balancing.heard(rows, self._clock.now())
+            case Ask():
+                self._spawn(self._answer(member, value))
+            case _:
+                self._on(Said(member, value))
+                self._follow(member, value)
+
+    async def _answer(self, member: MemberId, ask: Ask) -> None:
+        self._tell(member, await self.on_ask(ask))
 
     def _follow(self, member: MemberId, value: FromNode) -> None:
         """What else hangs on it."""
@@ -275,6 +290,8 @@ class Controller:
         found = self.members.get(member)
         if found is not None and isinstance(value, Progress | Ready):
             self.on_progress(found)
+            if found.node.role is Role.GATEWAY and found.serving and self._settled.is_set():
+                self._tell(member, Serve())  # it came after all were ready
 
     # ---- events in, effects carried out
 
@@ -351,8 +368,10 @@ class Controller:
         return self.membership.settled and not (self.own is not None and self.own.busy)
 
     def _settle(self) -> None:
-        if self._all_here:
+        if self._all_here and not self._settled.is_set():
             self._settled.set()
+            for gateway in self.members.of(Role.GATEWAY):
+                self._tell(gateway.id, Serve())
 
     # ---- time
 
@@ -393,3 +412,7 @@ class Controller:
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the controller failed", exc_info=bug)
             self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
+
+
+async def _unknown(ask: Ask) -> Answer:
+    return Answer(ask.number, error=ConfigError(f"{ask.what}: nobody here answers gateways"))

@@ -3,46 +3,39 @@
 Closing the iterator of `generate` early cancels the request on its node. It knows no HTTP and no text.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from afserve.clock import Clock
 from afserve.control.affinity import Affinity
-from afserve.control.controller import Controller
+from afserve.control.backend import ClusterView, ServedModel
+from afserve.control.cluster import Cluster
 from afserve.control.gateway import Gateway
 from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Request
 from afserve.control.wire.values import Cancel, Submit
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError
-from afserve.member import NodeId, Role, attention_node
-from afserve.placement.placement import Placement
-from afserve.server.backend import ClusterView, NodeView, ServedModel
+from afserve.member import NodeId, attention_node
 from afserve.trace import Trace
 
 
 class Frontend:
-    """One per gateway. `picked` is what the launcher chose and why, for `view`; `trace` is drawn into, if given."""
+    """One per gateway. `trace` is drawn into, if given."""
 
     def __init__(
         self,
-        controller: Controller,
+        cluster: Cluster,
         gateway: Gateway,
         model: ServedModel,
-        picked: Mapping[str, str],
-        clock: Clock,
         trace: Trace | None = None,
     ) -> None:
         self.model = model
-        self._controller = controller
+        self._cluster = cluster
         self._gateway = gateway
-        self._picked = picked
-        self._clock = clock
         self._drawn = RequestTrace(trace)
         self._accepting = True
-        deployment = controller.deployment
-        self._nodes = deployment.count(Role.ATTENTION)
-        self._affinity = Affinity(self._nodes, deployment.engine.block_size)
+        self._nodes = cluster.attention_nodes
+        self._affinity = Affinity(self._nodes, cluster.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         opened, drawn = self._submit(request), self._drawn.begin()
@@ -58,44 +51,26 @@ class Frontend:
             self._finish(opened)
 
     def ready(self) -> bool:
-        return self._accepting and self._controller.ready and self._gateway.is_attended(self._nodes)
+        return self._accepting and self._cluster.ready and self._gateway.is_attended(self._nodes)
 
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""
         self._accepting = False
 
-    def view(self) -> ClusterView:
-        now = self._clock.now()
-        nodes = tuple(
-            NodeView(str(m.node), m.node.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
-            for m in self._controller.members
-        )
-        balancing = self._controller.balancing
-        return ClusterView(
-            self._controller.placement.epoch,
-            nodes,
-            self._picked,
-            balancing.imbalance(),
-            tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
-            balancing.moves,
-            balancing.routed(),
-        )
+    async def view(self) -> ClusterView:
+        return await self._cluster.view()
 
-    def placement(self) -> str:
-        return self._controller.placement.to_json()
+    async def placement(self) -> str:
+        return await self._cluster.placement()
 
-    def apply_placement(self, text: str) -> None:
-        self._controller.apply(Placement.from_json(text))
+    async def apply_placement(self, text: str) -> None:
+        await self._cluster.apply_placement(text)
 
-    def record_routing(self, on: bool) -> bytes:
-        recorder = self._controller.balancing.recorder
-        if on:
-            recorder.start(self._clock.now())
-            return b""
-        return recorder.stop()
+    async def record_routing(self, on: bool) -> bytes:
+        return await self._cluster.record_routing(on)
 
-    def recorded_routing(self) -> bytes:
-        return self._controller.balancing.recorder.dump()
+    async def recorded_routing(self) -> bytes:
+        return await self._cluster.recorded_routing()
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""
@@ -106,7 +81,7 @@ class Frontend:
         await self._gateway.wait_attended(self._nodes)
 
     def _submit(self, request: GenerationRequest) -> Request:
-        self._controller.check()
+        self._cluster.check()
         if not self.ready():
             raise OverloadedError(
                 "the server is starting or stopping and takes no requests now", retry_after=2.0

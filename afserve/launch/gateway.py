@@ -26,9 +26,11 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
+from afserve.launch.gateway_node import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.http import Http, HttpHere, HttpInProcesses
 from afserve.launch.loading import LoadingBars
-from afserve.launch.local_run import LocalRun
+from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
@@ -36,10 +38,8 @@ from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addre
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
-from afserve.server.app import build_app
 from afserve.server.gate import hosts_of
-from afserve.server.serve import bind, serve
-from afserve.server.service import Service
+from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings, read_keys
 from afserve.settings import flag_of, in_range
 from afserve.tokenizer import Tokenizer
@@ -245,17 +245,23 @@ class _Gateway:
         self._insisted = False
         self._record = flags.run.record_routing
         self._trace = flags.run.trace
-        self._run = LocalRun(topology, found, self._name, processes, balance, seating)
-        self._app = build_app(self._run.frontend, Tokenizer.from_folder(found.tokenizer), settings)
-        self._service: Service = self._app.state.service
+        options = options_of(self._name, str(found.tokenizer), settings)
+        gateways = GatewayProcesses(options, sock) if flags.wishes.gateways else None
+        self._run = LocalRun(topology, found, self._name, processes, balance, seating, gateways)
+        self._http: Http
+        if gateways is None:
+            tokenizer = Tokenizer.from_folder(found.tokenizer)
+            self._http = HttpHere(self._run.frontend, tokenizer, settings, sock)
+        else:
+            self._http = HttpInProcesses(self._run.controller, settings.drain_seconds)
 
     async def run(self) -> None:
         if self._record is not None:
-            self._run.frontend.record_routing(True)
+            await self._run.frontend.record_routing(True)
         self._listen_for_signals()
         gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with self._run:
-            serving = asyncio.create_task(serve(self._app, self._sock, self._stop))
+            serving = asyncio.create_task(self._http.run(self._stop))
             try:
                 await self._until_over()
             finally:
@@ -263,7 +269,7 @@ class _Gateway:
                 await serving
                 if self._insisted:
                     self._end_at_once()
-                self._save_recording()
+                await self._save_recording()
         if self._insisted:
             self._end_at_once()
         if self._trace is not None:
@@ -276,7 +282,7 @@ class _Gateway:
         ending = asyncio.create_task(self._stop.wait())
         failing = asyncio.create_task(self._run.controller.wait_failure())
         starting = asyncio.create_task(self._show_start())
-        template = asyncio.create_task(self._service.text.check())
+        template = asyncio.create_task(self._http.check())
         checking = {ending, failing, template}
         try:
             await asyncio.wait(checking, return_when=asyncio.FIRST_COMPLETED)
@@ -289,9 +295,9 @@ class _Gateway:
             for task in (ending, failing, starting, template):
                 task.cancel()
 
-    def _save_recording(self) -> None:
+    async def _save_recording(self) -> None:
         if self._record is not None:
-            data = self._run.frontend.record_routing(False)
+            data = await self._run.frontend.record_routing(False)
             self._record.write_bytes(data)
             self._console.print(f"routing counts: {self._record} ({len(data):,} bytes)", style="dim")
 
@@ -329,7 +335,7 @@ class _Gateway:
             self._end_at_once()
         if self._stop.is_set():
             self._insisted = True
-            self._service.inflight.insist()
+            self._http.insist()
             asyncio.get_running_loop().call_later(INSIST_SECONDS, self._end_at_once)
             return
         self._console.print("stopping; once more to stop at once", style="dim")

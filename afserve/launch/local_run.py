@@ -4,14 +4,17 @@ It owns the order of starting and ending and knows neither HTTP nor a terminal.
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from afserve.clock import AwakeClock
+from afserve.control.backend import ServedModel
+from afserve.control.cluster import OwnCluster
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -22,17 +25,25 @@ from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, PeerLost
+from afserve.launch.gateway_node import GatewayOptions
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
-from afserve.member import MODEL_ROLES, NodeId
+from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
-from afserve.server.backend import ServedModel
 from afserve.trace import Trace
 
 DRAIN_SECONDS = 5.0
 ATTEND_SECONDS = 30.0  # from when all nodes are ready until each has a stream to the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcesses:
+    """What each of them is started with: `listening` is held here and shared by all."""
+
+    options: GatewayOptions
+    listening: socket.socket
 
 
 class LocalRun:
@@ -49,6 +60,7 @@ class LocalRun:
         processes: NodeProcesses,
         balance: BalanceRules | None,
         seating: Seating,
+        gateways: GatewayProcesses | None = None,
     ) -> None:
         clock = (
             AwakeClock()
@@ -58,6 +70,7 @@ class LocalRun:
         self.topology = topology
         self.processes = processes
         self.seating = seating
+        self._gateways = gateways
         self.controller = Controller(
             topology.deployment,
             token,
@@ -78,7 +91,9 @@ class LocalRun:
             created=int(time.time()),
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
-        self.frontend = Frontend(self.controller, self._gateway, served, topology.picked, clock, self._trace)
+        cluster = OwnCluster(self.controller, topology.picked, clock)
+        self.controller.on_ask = cluster.answer
+        self.frontend = Frontend(cluster, self._gateway, served, self._trace)
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "LocalRun":
@@ -101,7 +116,12 @@ class LocalRun:
 
     def _start_here(self, node: NodeId) -> None:
         """Who is on another host is started there."""
-        if self.seating.is_here(node):
+        if node.role is Role.GATEWAY:
+            assert self._gateways is not None
+            self.processes.spawn(
+                node, self.controller.address, self._gateways.options.to_plain(), self._gateways.listening
+            )
+        elif self.seating.is_here(node):
             self.processes.spawn(node, self.controller.address)
 
     def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:
@@ -115,7 +135,8 @@ class LocalRun:
         """Raises what kept a node from becoming ready, with the node's last words."""
         try:
             await self.controller.wait_ready()
-            await self._wait_attended()
+            if not self.topology.deployment.count(Role.GATEWAY):
+                await self._wait_attended()
         except AfserveError as error:
             raise self.explained(error) from None
 

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from afserve.control.wire import channel
 from afserve.launch.zygote import Order
@@ -78,14 +79,24 @@ class NodeProcesses:
                 env=_environment(),
             )
 
-    def spawn(self, node: NodeId, join: str) -> None:
+    def spawn(
+        self,
+        node: NodeId,
+        join: str,
+        gateway: dict[str, Any] | None = None,
+        listening: socket.socket | None = None,
+    ) -> None:
+        """A gateway's options go along, and the socket that it accepts on."""
         assert self._socket is not None, "start() first"
         name = str(node)
         self._spawned = True
         self._nodes[name] = node
-        order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)))
+        order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)), gateway)
         try:
-            self._socket.sendall(order.to_line())
+            if listening is None:
+                self._socket.sendall(order.to_line())
+            else:
+                _send_with(self._socket, order.to_line(), listening)
         except OSError:
             return  # the helper is gone; `watch` says so, with the reason
 
@@ -161,6 +172,12 @@ class NodeProcesses:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def _send_with(to: socket.socket, line: bytes, passed: socket.socket) -> None:
+    """The descriptor travels with the first byte."""
+    sent = socket.send_fds(to, [line], [passed.fileno()])
+    to.sendall(line[sent:])
 
 
 def _ended(code: int) -> str:

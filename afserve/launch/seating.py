@@ -17,7 +17,7 @@ from afserve.errors import ConfigError
 from afserve.launch.cluster import Cluster, Host
 from afserve.launch.gpus import Gpus
 from afserve.launch.wishes import Share
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role
 
 LOOPBACK = "127.0.0.1"
 TOGETHER_SECONDS = 300.0  # for people to start what is elsewhere
@@ -51,7 +51,7 @@ class Seating:
         return cls(
             tuple(
                 Seat(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
-                for number, node in enumerate(deployment.nodes)
+                for number, node in enumerate(n for n in deployment.nodes if n.role in MODEL_ROLES)
             )
         )
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.server.settings import Listening, ServerSettings
-from afserve.settings import File, setting
+from afserve.settings import File, in_range, setting
 
 if TYPE_CHECKING:
     from afserve.launch.gpus import Gpus
 
 TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+MOST_GATEWAYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,17 @@ class Wishes:
     max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
     threads: int | None = setting(None, "Compute threads of each node.")
     redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
+    gateways: int = setting(
+        0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
+    )
     engine: EngineSettings = field(default_factory=EngineSettings)
     rebalance: bool = False
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
     gpus: "Gpus | None" = None
+
+    def __post_init__(self) -> None:
+        in_range("--gateways", self.gateways, 0, MOST_GATEWAYS)
 
     def shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""

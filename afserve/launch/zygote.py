@@ -16,20 +16,27 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from afserve.control.node.worker import Serve
+    from afserve.member import Role
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _TERM_SECONDS = 3.0
 _LINE = 1 << 16
+_DESCRIPTORS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Order:
-    """Become a node. `log` takes its stdout and stderr."""
+    """Become a node. `log` takes its stdout and stderr. `listening` is known at the receiving end only."""
 
     name: str
     role: str
@@ -37,6 +44,10 @@ class Order:
     join: str
     token_file: str
     log: str
+    gateway: dict[str, Any] | None = (
+        None  # of a gateway: its options; a listening socket comes with the order
+    )
+    listening: int | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -49,6 +60,7 @@ class Nursery:
         self._orders = orders
         self._children: dict[int, str] = {}
         self._pending = b""
+        self._sockets: deque[int] = deque()  # came with orders that have not been read yet
         self._reaper, self._bell = socket.socketpair()
         self._reaper.setblocking(False)
         self._bell.setblocking(False)
@@ -67,7 +79,8 @@ class Nursery:
                     return None
                 self._reap()
             if self._orders in readable:
-                data = self._orders.recv(_LINE)
+                data, descriptors, _, _ = socket.recv_fds(self._orders, _LINE, _DESCRIPTORS)
+                self._sockets.extend(descriptors)
                 if not data:
                     return None
                 for order in self._lines(data):
@@ -92,10 +105,13 @@ class Nursery:
             yield Order(**json.loads(line))
 
     def _fork(self, order: Order) -> bool:
+        order.listening = self._sockets.popleft() if order.gateway is not None else None
         pid = os.fork()
         if pid == 0:
             self._leave_nest()
             return True
+        if order.listening is not None:
+            os.close(order.listening)
         self._children[pid] = order.name
         self._report({"started": order.name, "pid": pid})
         return False
@@ -152,10 +168,22 @@ def become(order: Order) -> None:
     name_process(order.name)
     faulthandler.register(signal.SIGUSR1)  # `kill -USR1` writes where every thread is into the log
     try:
-        run_node(NodeSettings(order.role, order.join, order.token_file, order.index))
+        run_node(NodeSettings(order.role, order.join, order.token_file, order.index), _roles(order))
     except AfserveError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _roles(order: Order) -> "Mapping[Role, Serve]":
+    from afserve.control.node.worker import default_roles
+    from afserve.member import Role
+
+    if order.gateway is None or order.listening is None:
+        return default_roles()
+    from afserve.launch.gateway_node import GatewayOptions, gateway_role, inherited
+
+    options = GatewayOptions.from_plain(order.gateway)
+    return {Role.GATEWAY: gateway_role(options, inherited(order.listening))}
 
 
 def preload() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from afserve.config import ModelSource
 from afserve.digest_cache import DigestCache
 from afserve.errors import CheckpointError
+from afserve.member import MODEL_ROLES, Role
 from afserve.models.shards import SINGLE, ShardFile, Stored, read_index
 from afserve.models.tally import HOW, Tally, complete, sampled
 
@@ -67,17 +68,18 @@ def identify(
     `full` adds digests of all bytes, read anew; `progress` is told how far that is.
     """
     found: Identity = {}
+    reading = [role for role in roles if role in MODEL_ROLES]
     if source.load_format == "dummy":
         made = f"random, seed {source.seed}, scale {DUMMY_SCALE}, format {_DUMMY_FORMAT}"
-        found = {weights_of(role, each): made for role in roles for each in {False, full}}
+        found = {weights_of(role, each): made for role in reading for each in {False, full}}
     else:
         folder = Path(source.path)
         shards = _shards(folder)
-        for role in roles:
+        for role in reading:
             found[weights_of(role)] = str(_sampled(folder, shards, role, cache))
         if full:
-            found |= _all_bytes(folder, shards, roles, progress)
-    if "attention" in roles:
+            found |= _all_bytes(folder, shards, reading, progress)
+    if {Role.ATTENTION, Role.GATEWAY}.intersection(roles):
         found |= {name: _text_digest(Path(source.path) / name, cache) for name in TEXT_FILES}
     cache.save()
     return found

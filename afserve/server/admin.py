@@ -17,7 +17,7 @@ class Admin:
 
     async def placement(self, request: Request) -> Response:
         """The placement in force, as `afserve place --json` prints it."""
-        return Response(self._backend.placement(), media_type="application/json")
+        return Response(await self._backend.placement(), media_type="application/json")
 
     async def apply(self, request: Request) -> Response:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
@@ -25,17 +25,17 @@ class Admin:
         with await self._service.bodies.read(request) as body:
             text = await self._service.text.prepare(Kind.PLACEMENT, body.data)
         assert isinstance(text, bytes)
-        self._backend.apply_placement(text.decode())
+        await self._backend.apply_placement(text.decode())
         return json_response({"status": "moving"}, 202)
 
     async def start(self, request: Request) -> Response:
-        self._backend.record_routing(True)
+        await self._backend.record_routing(True)
         return json_response({"status": "recording"})
 
     async def stop(self, request: Request) -> Response:
         """Ends the recording and returns it."""
-        return Response(self._backend.record_routing(False), media_type=RECORDING)
+        return Response(await self._backend.record_routing(False), media_type=RECORDING)
 
     async def dump(self, request: Request) -> Response:
         """What was recorded so far; recording goes on."""
-        return Response(self._backend.recorded_routing(), media_type=RECORDING)
+        return Response(await self._backend.recorded_routing(), media_type=RECORDING)

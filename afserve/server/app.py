@@ -6,9 +6,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from afserve.control.backend import Backend
 from afserve.errors import AfserveError
 from afserve.server.admin import Admin
-from afserve.server.backend import Backend
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.gate import Gate

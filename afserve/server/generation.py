@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from afserve.control.backend import Backend
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.errors import ProtocolError
-from afserve.server.backend import Backend
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
 from afserve.tokenizer import Tokenizer

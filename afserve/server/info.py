@@ -61,13 +61,13 @@ class Info:
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
-        text = service.metrics.text(service.backend, len(service.inflight), len(service.connections))
+        text = await service.metrics.text(service.backend, len(service.inflight), len(service.connections))
         return PlainTextResponse(text, headers={"content-type": METRICS_TYPE})
 
     async def status(self, request: Request) -> Response:
         """The model and the cluster as the controller sees them, for `afserve status` and `afserve top`."""
         backend = self._service.backend
-        view = backend.view()
+        view = await backend.view()
         return json_response(
             {
                 "model": self._model(),

@@ -6,6 +6,7 @@ Counts and draws; knows neither HTTP nor when anything happens beyond the clock 
 from collections.abc import Iterator
 
 from afserve.clock import Clock, MonotonicClock
+from afserve.control.backend import Backend, ClusterView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.metrics import (
@@ -20,7 +21,6 @@ from afserve.metrics import (
     gauge,
     render,
 )
-from afserve.server.backend import Backend, ClusterView
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
 MAX_EXPERT_SERIES = 4096
@@ -44,9 +44,9 @@ class ServerMetrics:
     def timer(self, arrived: float) -> "RequestTimer":
         return RequestTimer(self, arrived)
 
-    def text(self, backend: Backend, in_flight: int, connections: int) -> str:
+    async def text(self, backend: Backend, in_flight: int, connections: int) -> str:
         open_now = gauge(("afserve_http_connections",), "Open connections.", [((), connections)])
-        families = (*self._own(in_flight), open_now, *_cluster(backend.view()))
+        families = (*self._own(in_flight), open_now, *_cluster(await backend.view()))
         return render(families, (("model_name", backend.model.name),))
 
     def _own(self, in_flight: int) -> Iterator[Family]:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from afserve.control.backend import Backend
 from afserve.errors import CapacityError
-from afserve.server.backend import Backend
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.generation import Generator

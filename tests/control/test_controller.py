@@ -12,6 +12,7 @@ from afserve import __version__
 from afserve.clock import FakeClock, MonotonicClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
+from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -51,7 +52,6 @@ from afserve.errors import (
 )
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
-from afserve.server.backend import ServedModel
 
 TOKEN = "a-token"
 PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1)

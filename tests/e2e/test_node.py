@@ -9,6 +9,7 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
+from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -19,7 +20,6 @@ from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
-from afserve.server.backend import ServedModel
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0

@@ -127,7 +127,7 @@ def test_the_kv_cache_is_cut_for_the_gpus_memory():
     large = choose(
         spec, source, host, Wishes(gpus=gpus(4), max_model_len=512, engine=EngineSettings(device="cuda"))
     )
-    assert small.deployment.counts == {Role.ATTENTION: 2, Role.EXPERT: 2}
+    assert small.deployment.counts == {Role.ATTENTION: 2, Role.EXPERT: 2, Role.GATEWAY: 0}
     assert small.attention.total < 1 << 30
     assert small.kv_tokens <= large.kv_tokens
     shared = choose(

@@ -14,11 +14,11 @@ import pytest
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from afserve.control.backend import ClusterView, NodeView, ServedModel
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
 from afserve.server.app import build_app
-from afserve.server.backend import ClusterView, NodeView, ServedModel
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer

@@ -6,10 +6,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from afserve.clock import FakeClock
+from afserve.control.backend import NodeView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Family, Histogram, gauge, render
-from afserve.server.backend import NodeView
 from afserve.server.observe import ServerMetrics
 
 

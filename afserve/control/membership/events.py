@@ -168,7 +168,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No attention node has a request left."""
+    """No attention node and no gateway has a request left."""
 
 
 @dataclass(frozen=True, slots=True)

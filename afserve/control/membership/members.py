@@ -5,14 +5,14 @@ generation. A mismatch names the node and the field.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.membership.events import MemberId
 from afserve.control.wire.values import PROTOCOL, Endpoint, Gateways, Progress, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role
 
 CONTROLLER = "the controller"
 STARTING = Progress(0.0, "starting")
@@ -44,7 +44,7 @@ class Member:
     identified: bool = False
     epoch: int = 0  # of the placement that it knows
     asked: int = 0  # of the one that it was told last
-    stats: AttentionStats | ExpertStats = field(default_factory=AttentionStats)
+    stats: AttentionStats | ExpertStats | None = None
 
     @property
     def node(self) -> NodeId:
@@ -158,8 +158,8 @@ class Members:
     def admit(self, node: NodeId, request: Register, now: float) -> Member:
         generation = self._generation[node] = self._generation.get(node, -1) + 1
         member = Member(MemberId(node, generation), request.pid, request.host, now, progress_at=now)
-        if node.role is Role.EXPERT:
-            member.stats = ExpertStats()
+        if node.role in MODEL_ROLES:
+            member.stats = ExpertStats() if node.role is Role.EXPERT else AttentionStats()
         self._places[node] = member
         return member
 

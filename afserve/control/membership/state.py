@@ -62,7 +62,7 @@ from afserve.errors import (
     ProtocolError,
     RendezvousError,
 )
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role
 
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
 
@@ -144,7 +144,7 @@ class Membership:
                 return []
             case DrainAll():
                 self._draining = True
-                return [e for m in self.members.of(Role.ATTENTION) for e in self._drain(m)]
+                return [e for m in self.members if m.node.role is not Role.EXPERT for e in self._drain(m)]
 
     def _disagreed(self, event: Event, error: RendezvousError, now: float) -> list[Effect]:
         """A member of another run is sent away, and told why. Whether the run goes on is the rules' business."""
@@ -231,13 +231,13 @@ class Membership:
     def _catch_up(self, member: Member) -> list[Effect]:
         """It has loaded. It serves once it knows the placement in force, which may be another than when it began."""
         in_force = self.migration.placement
-        if member.epoch != in_force.epoch:
+        if member.epoch != in_force.epoch and member.node.role in MODEL_ROLES:
             if member.asked == in_force.epoch:
                 return []
             member.asked = in_force.epoch
             phase = Phase.FILLING if member.node.role is Role.EXPERT else Phase.ADOPTING
             return [Tell(member.id, asks(phase, in_force))]
-        if self._draining and member.node.role is Role.ATTENTION:
+        if self._draining and member.node.role is not Role.EXPERT:
             member.state = State.DRAINED
             return []
         member.state = State.READY
@@ -388,7 +388,8 @@ class Membership:
         for node in sorted(self._leaving):
             effects += self._see_off(node, now)
         effects += self._replan()
-        if self._draining and not self._drained and not self._serving(Role.ATTENTION):
+        busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
+        if self._draining and not self._drained and not busy:
             self._drained = True
             effects.append(Drained())
         if not self.settled and self.members.all_ready:
@@ -412,7 +413,7 @@ class Membership:
         alive = member is not None and member.alive
         if self.migration.holds(node):
             return []
-        if member is not None and member.serving and node.role is Role.ATTENTION:
+        if member is not None and member.serving and node.role is not Role.EXPERT:
             return self._drain(member)
         self._leaving.discard(node)
         self.members.remove(node)

@@ -13,7 +13,7 @@ from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Heartbeat
 from afserve.engine.stats import AttentionStats, ExpertStats
 
-Stats = AttentionStats | ExpertStats
+Stats = AttentionStats | ExpertStats | None
 SECONDS = 1.0  # between two heartbeats
 ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70

@@ -15,7 +15,7 @@ from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
-from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.heartbeat import HeartbeatThread, Stats
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire import channel
 from afserve.control.wire.values import Assigned, Failed, Register
@@ -24,6 +24,10 @@ from afserve.errors import AfserveError, ConfigError
 from afserve.member import Role
 
 JOIN_SECONDS = 30.0
+_EMPTY: dict[Role, Stats] = {
+    Role.ATTENTION: AttentionStats(),
+    Role.EXPERT: ExpertStats(),
+}  # before the node says more
 Serve = Callable[[ControlStream, Assigned, HeartbeatThread], None]
 
 
@@ -59,8 +63,7 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
-    empty = AttentionStats() if assigned.node.role is Role.ATTENTION else ExpertStats()
-    heartbeat = HeartbeatThread(stream, empty)
+    heartbeat = HeartbeatThread(stream, _EMPTY.get(assigned.node.role))
     heartbeat.start()
     try:
         serve(stream, assigned, heartbeat)

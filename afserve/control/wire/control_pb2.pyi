@@ -55,11 +55,12 @@ class FromNode(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
-    __slots__ = ("assigned", "peers", "gateways", "answer", "drain", "shutdown", "fill_slots", "adopt", "retire")
+    __slots__ = ("assigned", "peers", "gateways", "answer", "serve", "drain", "shutdown", "fill_slots", "adopt", "retire")
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SERVE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     FILL_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -69,12 +70,13 @@ class ToNode(_message.Message):
     peers: Peers
     gateways: Gateways
     answer: Answer
+    serve: Serve
     drain: Drain
     shutdown: Shutdown
     fill_slots: FillSlots
     adopt: Adopt
     retire: Retire
-    def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
+    def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol", "version", "role", "index", "pid", "host")
@@ -382,6 +384,10 @@ class Acknowledge(_message.Message):
     requests: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Serve(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Ask(_message.Message):
     __slots__ = ("number", "what", "body")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +397,53 @@ class Ask(_message.Message):
     what: str
     body: bytes
     def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class ClusterView(_message.Message):
+    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed")
+    class PickedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    PICKED_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
+    picked: _containers.ScalarMap[str, str]
+    balance: _containers.RepeatedScalarFieldContainer[float]
+    decisions: _containers.RepeatedScalarFieldContainer[str]
+    moves: int
+    layers: int
+    routed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NodeView(_message.Message):
+    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    state: str
+    pid: int
+    heartbeat_age: float
+    resident_bytes: int
+    attention: AttentionStats
+    expert: ExpertStats
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("number", "body", "error")
@@ -473,8 +526,10 @@ class Drain(_message.Message):
     def __init__(self) -> None: ...
 
 class Shutdown(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: Error
+    def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class FillSlots(_message.Message):
     __slots__ = ("placement",)

@@ -42,6 +42,7 @@ from afserve.control.wire.values import (
     Register,
     Retire,
     Routed,
+    Serve,
     Shutdown,
     Submit,
     ToAttention,
@@ -58,6 +59,7 @@ from afserve.placement.stats import RoutedRows
 from afserve.settings import build
 
 Value = TypeVar("Value")
+Stats = AttentionStats | ExpertStats | None
 Proto = Any  # generated classes carry no types that mypy can follow
 
 _KINDS = {
@@ -196,16 +198,28 @@ def _put_identity(value: Identity, proto: Proto) -> None:
 
 def _put_heartbeat(value: Heartbeat, proto: Proto) -> None:
     proto.resident_bytes = value.resident_bytes
-    stats = value.stats
-    body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
-    body.SetInParent()
-    _put_flat(stats, body)
+    put_stats(value.stats, proto)
 
 
 def _take_heartbeat(proto: Proto) -> Heartbeat:
-    if proto.WhichOneof("stats") == "attention":
-        return Heartbeat(proto.resident_bytes, _take_flat(AttentionStats, proto.attention))
-    return Heartbeat(proto.resident_bytes, _take_flat(ExpertStats, proto.expert))
+    return Heartbeat(proto.resident_bytes, take_stats(proto))
+
+
+def put_stats(stats: Stats, proto: Proto) -> None:
+    """Into a message that has one of both kinds, or none."""
+    if stats is not None:
+        body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
+        body.SetInParent()
+        _put_flat(stats, body)
+
+
+def take_stats(proto: Proto) -> Stats:
+    match proto.WhichOneof("stats"):
+        case "attention":
+            return _take_flat(AttentionStats, proto.attention)
+        case "expert":
+            return _take_flat(ExpertStats, proto.expert)
+    return None
 
 
 def _put_routed(value: Routed, proto: Proto) -> None:
@@ -387,7 +401,16 @@ def _put_answer(value: Answer, proto: Proto) -> None:
 
 
 def _take_answer(proto: Proto) -> Answer:
-    return Answer(proto.number, proto.body, _take_error(proto.error) if proto.HasField("error") else None)
+    return Answer(proto.number, proto.body, _optional_error(proto))
+
+
+def _put_shutdown(value: Shutdown, proto: Proto) -> None:
+    if value.error is not None:
+        _put_error(value.error, proto.error)
+
+
+def _optional_error(proto: Proto) -> AfserveError | None:
+    return _take_error(proto.error) if proto.HasField("error") else None
 
 
 def _put_placement(value: FillSlots | Adopt, proto: Proto) -> None:
@@ -442,10 +465,11 @@ _TO_NODE: dict[type, Codec] = {
     Assigned: ("assigned", _put_assigned, _take_assigned),
     Peers: ("peers", _put_peers, _take_peers),
     Drain: _flat("drain", Drain),
-    Shutdown: _flat("shutdown", Shutdown),
+    Shutdown: ("shutdown", _put_shutdown, lambda p: Shutdown(_optional_error(p))),
     FillSlots: ("fill_slots", _put_placement, lambda p: FillSlots(Placement.from_json(p.placement))),
     Adopt: ("adopt", _put_placement, lambda p: Adopt(Placement.from_json(p.placement))),
     Retire: _flat("retire", Retire),
+    Serve: _flat("serve", Serve),
     Gateways: ("gateways", _put_gateways, _take_gateways),
     Answer: ("answer", _put_answer, _take_answer),
 }

@@ -61,7 +61,7 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     resident_bytes: int
-    stats: AttentionStats | ExpertStats
+    stats: AttentionStats | ExpertStats | None = None  # of a gateway: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,11 @@ class Gateways:
 
 
 @dataclass(frozen=True, slots=True)
+class Serve:
+    """To gateways: everyone is ready, take requests."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """To a gateway: what it asked for, or why it cannot have it."""
 
@@ -172,7 +177,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Exit now."""
+    """Exit now. `error` is why the run ends, where it does not end by wish; a gateway answers open requests with it."""
+
+    error: AfserveError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +251,6 @@ FromNode = (
     | Adopted
     | Ask
 )
-ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Answer
+ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Serve | Answer
 FromAttention = Attend | Tokens | Refused
 ToAttention = Submit | Cancel | Acknowledge

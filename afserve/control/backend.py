@@ -21,7 +21,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One member as the controller sees it. `role` is "attention" or "expert"; ages and times in seconds."""
+    """One member as the controller sees it. Ages and times in seconds; a gateway has no `stats`."""
 
     name: str
     role: str
@@ -29,7 +29,7 @@ class NodeView:
     pid: int
     heartbeat_age: float
     resident_bytes: int
-    stats: AttentionStats | ExpertStats
+    stats: AttentionStats | ExpertStats | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,20 @@ class Backend(Protocol):
 
     def ready(self) -> bool: ...
 
-    def view(self) -> ClusterView: ...
+    async def view(self) -> ClusterView: ...
 
-    def placement(self) -> str:
+    async def placement(self) -> str:
         """The placement in force, as its JSON file."""
         ...
 
-    def apply_placement(self, text: str) -> None:
+    async def apply_placement(self, text: str) -> None:
         """Go to another placement while serving. Raises ConfigError where it does not fit."""
         ...
 
-    def record_routing(self, on: bool) -> bytes:
+    async def record_routing(self, on: bool) -> bytes:
         """Start recording routing counts, or stop and return what was recorded."""
         ...
 
-    def recorded_routing(self) -> bytes:
+    async def recorded_routing(self) -> bytes:
         """What was recorded so far; recording goes on."""
         ...

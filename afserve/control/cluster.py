@@ -1,0 +1,171 @@
+"""What a gateway asks of whoever knows the cluster: the controller in its own process, or one that it is joined to.
+
+Both answer with the same values. Over the wire an answer has a deadline; that the cluster is ready is said once.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Protocol
+
+from afserve.clock import Clock
+from afserve.control.backend import ClusterView, NodeView
+from afserve.control.controller import Controller
+from afserve.control.wire import views
+from afserve.control.wire.values import Answer, Ask
+from afserve.errors import AfserveError, ConfigError, DeadlineError
+from afserve.member import Role
+from afserve.placement.placement import Placement
+
+ANSWER_SECONDS = 10.0
+
+
+class Cluster(Protocol):
+    attention_nodes: int
+    block_size: int
+
+    @property
+    def ready(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raises what ended the run, if anything did."""
+        ...
+
+    async def view(self) -> ClusterView: ...
+
+    async def placement(self) -> str: ...
+
+    async def apply_placement(self, text: str) -> None: ...
+
+    async def record_routing(self, on: bool) -> bytes: ...
+
+    async def recorded_routing(self) -> bytes: ...
+
+
+class OwnCluster:
+    """The controller is in this process. `picked` is what the launcher chose and why."""
+
+    def __init__(self, controller: Controller, picked: Mapping[str, str], clock: Clock) -> None:
+        self.attention_nodes = controller.deployment.count(Role.ATTENTION)
+        self.block_size = controller.deployment.engine.block_size
+        self._controller = controller
+        self._picked = picked
+        self._clock = clock
+
+    @property
+    def ready(self) -> bool:
+        return self._controller.ready
+
+    def check(self) -> None:
+        self._controller.check()
+
+    async def view(self) -> ClusterView:
+        now, balancing = self._clock.now(), self._controller.balancing
+        nodes = tuple(
+            NodeView(str(m.node), m.node.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
+            for m in self._controller.members
+        )
+        return ClusterView(
+            self._controller.placement.epoch,
+            nodes,
+            self._picked,
+            balancing.imbalance(),
+            tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
+            balancing.moves,
+            balancing.routed(),
+        )
+
+    async def placement(self) -> str:
+        return self._controller.placement.to_json()
+
+    async def apply_placement(self, text: str) -> None:
+        self._controller.apply(Placement.from_json(text))
+
+    async def record_routing(self, on: bool) -> bytes:
+        recorder = self._controller.balancing.recorder
+        if not on:
+            return recorder.stop()
+        recorder.start(self._clock.now())
+        return b""
+
+    async def recorded_routing(self) -> bytes:
+        return self._controller.balancing.recorder.dump()
+
+    async def answer(self, ask: Ask) -> Answer:
+        """To a gateway elsewhere. What went wrong is the answer's error."""
+        try:
+            return Answer(ask.number, await self._answer(ask))
+        except AfserveError as error:
+            return Answer(ask.number, error=error)
+
+    async def _answer(self, ask: Ask) -> bytes:
+        match ask.what:
+            case "view":
+                return views.encode_view(await self.view())
+            case "placement":
+                return (await self.placement()).encode()
+            case "apply_placement":
+                await self.apply_placement(ask.body.decode())
+                return b""
+            case "record_routing":
+                return await self.record_routing(bool(ask.body))
+            case "recorded_routing":
+                return await self.recorded_routing()
+        raise ConfigError(f"a gateway asked for {ask.what!r}, which this controller does not know")
+
+
+class DistantCluster:
+    """The controller is elsewhere: `send` carries a question to it, `answered` brings what came back."""
+
+    def __init__(self, attention_nodes: int, block_size: int, send: Callable[[Ask], None]) -> None:
+        self.attention_nodes = attention_nodes
+        self.block_size = block_size
+        self.failure: AfserveError | None = None
+        self._send = send
+        self._numbers = count(1)
+        self._open: dict[int, asyncio.Future[Answer]] = {}
+        self.serving = False  # until the controller has said that everyone is ready
+
+    @property
+    def ready(self) -> bool:
+        return self.serving and self.failure is None
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def answered(self, answer: Answer) -> None:
+        if (found := self._open.pop(answer.number, None)) is not None and not found.done():
+            found.set_result(answer)
+
+    async def view(self) -> ClusterView:
+        return views.decode_view(await self._ask("view"))
+
+    async def placement(self) -> str:
+        return (await self._ask("placement")).decode()
+
+    async def apply_placement(self, text: str) -> None:
+        await self._ask("apply_placement", text.encode())
+
+    async def record_routing(self, on: bool) -> bytes:
+        return await self._ask("record_routing", b"1" if on else b"")
+
+    async def recorded_routing(self) -> bytes:
+        return await self._ask("recorded_routing")
+
+    async def _ask(self, what: str, body: bytes = b"") -> bytes:
+        number = next(self._numbers)
+        future = self._open[number] = asyncio.get_running_loop().create_future()
+        self._send(Ask(number, what, body))
+        try:
+            answer = await asyncio.wait_for(future, ANSWER_SECONDS)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the controller did not answer ({what}) within {ANSWER_SECONDS:.0f} s"
+            ) from None
+        finally:
+            self._open.pop(number, None)
+        if answer.error is not None:
+            raise answer.error
+        found: bytes = answer.body
+        return found

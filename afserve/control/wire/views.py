@@ -1,0 +1,64 @@
+"""What gateways show of the cluster, as bytes and back: the answer to one question, not a message of its own."""
+
+from itertools import chain
+
+from google.protobuf.message import DecodeError
+
+from afserve.control.backend import ClusterView, NodeView
+from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire.messages import Proto, put_stats, take_stats
+from afserve.errors import ProtocolError
+
+
+def encode_view(view: ClusterView) -> bytes:
+    proto = pb.ClusterView(
+        epoch=view.epoch,
+        picked=dict(view.picked),
+        balance=view.balance,
+        decisions=view.decisions,
+        moves=view.moves,
+        layers=len(view.routed),
+        routed=list(chain.from_iterable(view.routed)),
+    )
+    for node in view.nodes:
+        _put_node(node, proto.nodes.add())
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def decode_view(data: bytes) -> ClusterView:
+    """Raises ProtocolError for bytes that are none."""
+    try:
+        proto = pb.ClusterView.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"{len(data)} bytes are no view of the cluster: {error}") from error
+    if proto.layers and len(proto.routed) % proto.layers:
+        raise ProtocolError(f"{len(proto.routed)} counts are not {proto.layers} layers of the same size")
+    width = len(proto.routed) // proto.layers if proto.layers else 0
+    return ClusterView(
+        proto.epoch,
+        tuple(_take_node(node) for node in proto.nodes),
+        dict(proto.picked),
+        tuple(proto.balance),
+        tuple(proto.decisions),
+        proto.moves,
+        tuple(tuple(proto.routed[y * width : (y + 1) * width]) for y in range(proto.layers)),
+    )
+
+
+def _put_node(node: NodeView, proto: Proto) -> None:
+    proto.name, proto.role, proto.state, proto.pid = node.name, node.role, node.state, node.pid
+    proto.heartbeat_age, proto.resident_bytes = node.heartbeat_age, node.resident_bytes
+    put_stats(node.stats, proto)
+
+
+def _take_node(proto: Proto) -> NodeView:
+    return NodeView(
+        proto.name,
+        proto.role,
+        proto.state,
+        proto.pid,
+        proto.heartbeat_age,
+        proto.resident_bytes,
+        take_stats(proto),
+    )

@@ -1,0 +1,191 @@
+"""A gateway as a process of its own: HTTP on one side, streams of attention nodes and the controller's on the other.
+
+Several gateways of a host accept on one listening socket that whoever started them holds. A gateway refuses, drains and
+stops as the one process of `afserve up` does; what ended the run reaches its clients in their last event.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from afserve.control.backend import ServedModel
+from afserve.control.cluster import DistantCluster
+from afserve.control.frontend import Frontend
+from afserve.control.gateway import Gateway
+from afserve.control.identifying import reading
+from afserve.control.node import worker
+from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire import channel
+from afserve.control.wire.values import (
+    Answer,
+    Assigned,
+    Drain,
+    Drained,
+    Endpoint,
+    Identity,
+    Ready,
+    Serve,
+    Shutdown,
+)
+from afserve.errors import AfserveError
+from afserve.families.table import load_spec
+from afserve.member import Role
+from afserve.server.app import build_app
+from afserve.server.serve import serve
+from afserve.server.service import Service
+from afserve.server.settings import ServerSettings
+from afserve.tokenizer import Tokenizer
+from afserve.trace import Trace
+
+log = logging.getLogger("afserve.gateway")
+_RECEIVE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """What a gateway is told by whoever starts it, beside what the controller assigns. `created` in Unix seconds."""
+
+    name: str
+    tokenizer: str
+    settings: ServerSettings
+    created: int
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        plain = asdict(self)
+        plain["settings"]["hosts"] = sorted(self.settings.hosts)
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "GatewayOptions":
+        settings = dict(plain["settings"])
+        for name in ("api_keys", "admin_keys", "origins"):
+            settings[name] = tuple(settings[name])
+        settings["hosts"] = frozenset(settings["hosts"])
+        return cls(plain["name"], plain["tokenizer"], ServerSettings(**settings), plain["created"])
+
+
+def gateway_role(options: GatewayOptions, sock: socket.socket) -> worker.Serve:
+    """What `run_node` runs for a gateway that accepts on `sock`."""
+
+    def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+        asyncio.run(_GatewayNode(options, sock, stream, assigned, heartbeat).run())
+
+    return run
+
+
+class _GatewayNode:
+    def __init__(
+        self,
+        options: GatewayOptions,
+        sock: socket.socket,
+        stream: ControlStream,
+        assigned: Assigned,
+        heartbeat: HeartbeatThread,
+    ) -> None:
+        self._options, self._sock, self._stream, self._assigned = options, sock, stream, assigned
+        self._heartbeat = heartbeat
+        self._stop = asyncio.Event()
+        self._released = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the controller says stop, or its stream ends. Raises what ended the run."""
+        deployment = self._assigned.deployment
+        spec = load_spec(deployment.source.path)
+        served = ServedModel(
+            self._options.name,
+            self._options.tokenizer,
+            deployment.engine.max_model_len,
+            spec.vocab_size,
+            self._options.created,
+        )
+        gateway = Gateway(self._stream.token, self._assigned.node.index)
+        cluster = DistantCluster(
+            deployment.count(Role.ATTENTION), deployment.engine.block_size, self._stream.send
+        )
+        trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
+        frontend = Frontend(cluster, gateway, served, trace)
+        app = build_app(frontend, Tokenizer.from_folder(self._options.tokenizer), self._options.settings)
+        service: Service = app.state.service
+        server = await self._listen(gateway)
+        found = await asyncio.wrap_future(
+            reading(deployment.source, (Role.GATEWAY,), full=False, progress=lambda done: None)
+        )
+        self._stream.send(Identity(found))
+        await service.text.check()
+        obeying = asyncio.create_task(self._obey(cluster, gateway, service))
+        attended = asyncio.create_task(self._when_attended(gateway, cluster))
+        try:
+            await serve(app, self._sock, self._stop)
+            frontend.close()
+            self._stream.send(Drained())
+            await self._released.wait()
+        finally:
+            obeying.cancel()
+            attended.cancel()
+            gateway.stop()
+            await server.stop(0.5)
+            if trace is not None:
+                trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
+        cluster.check()
+
+    async def _when_attended(self, gateway: Gateway, cluster: DistantCluster) -> None:
+        """Ready is who can pass on a request."""
+        await gateway.wait_attended(cluster.attention_nodes)
+        self._stream.send(Ready(self._heartbeat.resident_bytes()))
+
+    async def _listen(self, gateway: Gateway) -> grpc.aio.Server:
+        """For attention nodes, at the address by which the controller's host knows this one."""
+        server = grpc.aio.server(options=channel.options(receive="from_node"))
+        server.add_generic_rpc_handlers((gateway.handler,))
+        host = self._stream.own_address()
+        where = f"[{host}]" if ":" in host else host
+        port = server.add_insecure_port(f"{where}:0")
+        await server.start()
+        self._stream.send(Endpoint(f"{where}:{port}", {}))
+        return server
+
+    async def _obey(self, cluster: DistantCluster, gateway: Gateway, service: Service) -> None:
+        try:
+            while not self._released.is_set():
+                for command in await asyncio.to_thread(self._stream.receive, _RECEIVE_SECONDS):
+                    match command:
+                        case Answer():
+                            cluster.answered(command)
+                        case Serve():
+                            cluster.serving = True
+                        case Drain():
+                            self._stop.set()
+                        case Shutdown(error):
+                            self._over(cluster, gateway, error)
+        except AfserveError as error:
+            service.inflight.insist()
+            self._over(cluster, gateway, error)
+
+    def _over(self, cluster: DistantCluster, gateway: Gateway, error: AfserveError | None) -> None:
+        """Open requests are answered with the reason, if there is one; else they had their time to end."""
+        cluster.failure = error
+        if error is not None:
+            gateway.requests.fail(error)
+        self._stop.set()
+        self._released.set()
+
+
+def options_of(name: str, tokenizer: str, settings: ServerSettings) -> GatewayOptions:
+    return GatewayOptions(name, tokenizer, settings, int(time.time()))
+
+
+def inherited(descriptor: int) -> socket.socket:
+    """The listening socket that whoever started this process holds."""
+    sock = socket.socket(fileno=descriptor)
+    sock.setblocking(False)
+    os.set_inheritable(descriptor, False)
+    return sock

@@ -1,0 +1,66 @@
+"""Where HTTP is served: in the process of `afserve up` itself, or in gateway processes that it starts."""
+
+import asyncio
+import socket
+from typing import Protocol
+
+from afserve.control.controller import Controller
+from afserve.control.frontend import Frontend
+from afserve.errors import CapacityError
+from afserve.server.app import build_app
+from afserve.server.serve import serve
+from afserve.server.service import Service
+from afserve.server.settings import ServerSettings
+from afserve.tokenizer import Tokenizer
+
+_TO_SAY_SO = 1.0  # seconds beyond the drain, for gateways to say that they are done
+
+
+class Http(Protocol):
+    async def check(self) -> None:
+        """Raises what keeps this model from being served."""
+        ...
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Answers until `stop` is set, then drains."""
+        ...
+
+    def insist(self) -> None:
+        """A drain, now or later, waits for nobody."""
+        ...
+
+
+class HttpHere:
+    def __init__(
+        self, frontend: Frontend, tokenizer: Tokenizer, settings: ServerSettings, sock: socket.socket
+    ) -> None:
+        self._app = build_app(frontend, tokenizer, settings)
+        self._service: Service = self._app.state.service
+        self._sock = sock
+
+    async def check(self) -> None:
+        await self._service.text.check()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await serve(self._app, self._sock, stop)
+
+    def insist(self) -> None:
+        self._service.inflight.insist()
+
+
+class HttpInProcesses:
+    """The gateways check, serve and drain; the controller tells them when."""
+
+    def __init__(self, controller: Controller, drain_seconds: float) -> None:
+        self._controller = controller
+        self._seconds = drain_seconds + _TO_SAY_SO
+
+    async def check(self) -> None:
+        """A gateway whose check fails says so to the controller."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await self._controller.drain(self._seconds)
+
+    def insist(self) -> None:
+        self._controller.interrupt(CapacityError("the server was stopped at once; try again when it is back"))
