@@ -114,8 +114,8 @@ class GoalFlags:
     micro_batches: str = option(default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]")
 
 
-_GROUPS = (ModelFlags, HardwareFlags, RequestFlags, RoutingFlags, GoalFlags)
-question_flags = group_options(*_GROUPS)
+GROUPS = (ModelFlags, HardwareFlags, RequestFlags, RoutingFlags, GoalFlags)
+question_flags = group_options(*GROUPS)
 
 
 def asked_question(flags: dict[str, Any]) -> "Question":
