@@ -40,11 +40,11 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads(out)
     assert code == 0
     assert set(values) >= {"best", "alternatives", "verdict"}
-    for plan in [values["best"], *values["alternatives"]]:
-        assert plan["kind"] in ("colocated", "afd")
+    for found in [values["best"], *values["alternatives"]]:
+        assert found["kind"] in ("colocated", "afd")
         assert (
-            set(plan["attention"])
-            == set(plan["experts"])
+            set(found["attention"])
+            == set(found["experts"])
             == {"hardware", "devices", "nodes", "tensor_parallel"}
         )
         assert set(plan) >= {
@@ -56,8 +56,8 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
             "usd_per_mtok",
             "bound_by",
         }
-        assert 0 < plan["tpot_ms"] <= 30
-    costs = [plan["usd_per_mtok"] for plan in [values["best"], *values["alternatives"]]]
+        assert 0 < found["tpot_ms"] <= 30
+    costs = [found["usd_per_mtok"] for found in [values["best"], *values["alternatives"]]]
     assert costs == sorted(costs)
 
 
