@@ -1,9 +1,16 @@
 """`afserve node`: one node, for hosts that are started by other means than `afserve up`."""
 
 import click
+from click.core import ParameterSource
 
+from afserve.cli.settings import gather, settings_options
 from afserve.config import FULL, SAMPLES
+from afserve.errors import ConfigError
 from afserve.member import Role
+from afserve.server.settings import Listening, ServerSettings
+from afserve.settings import settings_of
+
+_OF_GATEWAYS = {one.name: one.flag for group in (Listening, ServerSettings) for one in settings_of(group)}
 
 
 @click.command()
@@ -20,6 +27,7 @@ from afserve.member import Role
 @click.option(
     "--index", type=click.IntRange(min=0), help="Which node of its role; any free one if not given."
 )
+@settings_options(Listening, ServerSettings)
 @click.option(
     "--verify",
     default=SAMPLES,
@@ -27,17 +35,43 @@ from afserve.member import Role
     type=click.Choice((SAMPLES, FULL)),
     help="full: compare all bytes of the checkpoint here with the controller's.",
 )
-def node(role: str, join: str, token_file: str, index: int | None, verify: str) -> None:
+@click.pass_context
+def node(
+    ctx: click.Context,
+    /,
+    role: str,
+    join: str,
+    token_file: str,
+    index: int | None,
+    verify: str,
+    **gateway: object,
+) -> None:
     """Start one node that joins a controller elsewhere.
 
     Model, sizes and limits come from the controller; the checkpoint must be at the same path here:
     a copy with other weights or another tokenizer is refused. An
     expert node listens for rows on the address that it reaches the controller from.
+
+    A gateway serves the OpenAI API on an address of its own, given by --host and --port; the options from there on
+    are a gateway's, with the meaning that they have for `afserve up`.
     """
     from afserve.control.node.worker import NodeSettings, run_node
 
     _show_progress()
-    run_node(NodeSettings(role, join, token_file, index, verify))
+    settings = NodeSettings(role, join, token_file, index, verify)
+    if role != Role.GATEWAY:
+        _check_no_gateway(ctx, role)
+        run_node(settings)
+        return
+    from afserve.launch.gateway_node import joining
+
+    run_node(settings, {Role.GATEWAY: joining(gather(Listening, gateway), gather(ServerSettings, gateway))})
+
+
+def _check_no_gateway(ctx: click.Context, role: str) -> None:
+    for name, flag in _OF_GATEWAYS.items():
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise ConfigError(f"{flag}: is for --role gateway; drop it for --role {role}", param=name)
 
 
 def _show_progress() -> None:

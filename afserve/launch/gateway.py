@@ -28,7 +28,7 @@ from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gateway_node import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
-from afserve.launch.http import Http, HttpHere, HttpInProcesses
+from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
@@ -38,9 +38,8 @@ from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addre
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
-from afserve.server.gate import hosts_of
 from afserve.server.serve import bind
-from afserve.server.settings import ServerSettings, read_keys
+from afserve.server.settings import ServerSettings
 from afserve.settings import flag_of, in_range
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
@@ -61,7 +60,7 @@ _IN_FILE = {  # flag -> the key of a cluster file that says the same
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     _log(flags)
-    settings = _settings(flags)
+    settings = settings_for(flags.listening, flags.limits)
     if not settings.api_keys and _reachable(flags.listening.host):
         log.warning(
             "%s is open to other machines and asks for no key; see --api-key-file", flags.listening.host
@@ -95,18 +94,6 @@ def _log(flags: UpFlags) -> None:
     logging.basicConfig(level=flags.run.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
     if flags.run.verify == FULL and not Console(stderr=True).is_terminal:
         logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
-
-
-def _settings(flags: UpFlags) -> ServerSettings:
-    """The limits, with what the keys' files and the lists of names stand for."""
-    asked = flags.listening
-    return replace(
-        flags.limits,
-        api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
-        admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
-        hosts=hosts_of(asked.host, asked.allowed_host),
-        origins=asked.allowed_origin,
-    )
 
 
 def balance_rules(flags: UpFlags) -> BalanceRules:

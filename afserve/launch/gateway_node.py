@@ -37,11 +37,12 @@ from afserve.control.wire.values import (
 )
 from afserve.errors import AfserveError
 from afserve.families.table import load_spec
+from afserve.launch.http import settings_for
 from afserve.member import Role
 from afserve.server.app import build_app
-from afserve.server.serve import serve
+from afserve.server.serve import bind, serve
 from afserve.server.service import Service
-from afserve.server.settings import ServerSettings
+from afserve.server.settings import Listening, ServerSettings
 from afserve.tokenizer import Tokenizer
 from afserve.trace import Trace
 
@@ -78,6 +79,21 @@ def gateway_role(options: GatewayOptions, sock: socket.socket) -> worker.Serve:
 
     def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
         asyncio.run(_GatewayNode(options, sock, stream, assigned, heartbeat).run())
+
+    return run
+
+
+def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
+    """What `run_node` runs for a gateway that was started by hand: it listens on an address of its own."""
+    settings = settings_for(asked, limits)
+    sock = bind(asked.host, asked.port)
+
+    def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+        source = assigned.deployment.source
+        options = options_of(asked.served_model_name or source.name, source.path, settings)
+        host, port = sock.getsockname()[:2]
+        log.warning("gateway %d serves on http://%s:%d", assigned.node.index, host, port)
+        gateway_role(options, sock)(stream, assigned, heartbeat)
 
     return run
 

@@ -1,19 +1,32 @@
-"""Where HTTP is served: in the process of `afserve up` itself, or in gateway processes that it starts."""
+"""Where HTTP is served, in the process of `afserve up` or in gateway processes that it starts, and with what limits."""
 
 import asyncio
 import socket
+from dataclasses import replace
 from typing import Protocol
 
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.errors import CapacityError
 from afserve.server.app import build_app
+from afserve.server.gate import hosts_of
 from afserve.server.serve import serve
 from afserve.server.service import Service
-from afserve.server.settings import ServerSettings
+from afserve.server.settings import Listening, ServerSettings, read_keys
 from afserve.tokenizer import Tokenizer
 
 _TO_SAY_SO = 1.0  # seconds beyond the drain, for gateways to say that they are done
+
+
+def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
+    """The limits, with what the keys' files and the lists of names stand for."""
+    return replace(
+        limits,
+        api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
+        admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
+        hosts=hosts_of(asked.host, asked.allowed_host),
+        origins=asked.allowed_origin,
+    )
 
 
 class Http(Protocol):

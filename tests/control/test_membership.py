@@ -11,14 +11,16 @@ from afserve.control.membership.events import (
     EndRun,
     Joined,
     Known,
+    Left,
     Said,
     Scale,
     Settled,
     Start,
+    Tell,
 )
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.state import Membership
-from afserve.control.wire.values import Endpoint, Identity, Ready, Register
+from afserve.control.wire.values import Endpoint, Gateways, Identity, Ready, Register
 from afserve.errors import ConfigError, RendezvousError
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
@@ -85,3 +87,17 @@ def test_counts_that_cannot_be_are_refused_and_nothing_changes():
     with pytest.raises(ConfigError, match="colocated run has no expert nodes"):
         run_of(experts=0).on(Scale(Role.EXPERT, 1), 0.0)
     assert membership.deployment.counts == {Role.ATTENTION: 1, Role.EXPERT: 2}
+
+
+def test_a_gateway_beyond_those_that_were_asked_for_comes_and_goes():
+    membership = run_of()
+    first = join(membership, attention_node(0))
+    say(membership, first, Endpoint("", {}), Ready(1))
+    say(membership, join(membership, expert_node(0)), Endpoint("a", {}), Ready(1))
+    register = Register(Role.GATEWAY, None, 1, "host", "1.0")
+    guest = next(e.member for e in membership.on(Joined(7, register), 0.0) if isinstance(e, Admit))
+    assert str(guest) == "gateway-1", "the controller's own is gateway-0"
+    (told,) = say(membership, guest, Endpoint("host:1", {}))
+    assert told == Tell(first, Gateways(((0, ""), (1, "host:1"))))
+    assert membership.on(Left(guest, "killed"), 1.0) == [Tell(first, Gateways(((0, ""),)))]
+    assert not membership.members.missing() and not membership.ended

@@ -259,7 +259,8 @@ class World:
         elif choice < 0.6 and self.said:
             self.on(rng.choice(self.said))
         elif choice < 0.7:
-            self.join(NodeId(rng.choice(list(MODEL_ROLES)), rng.randrange(5)), index=rng.random() < 0.5)
+            role = rng.choice(list(Role))
+            self.join(NodeId(role, rng.randrange(5)), index=role is not Role.GATEWAY and rng.random() < 0.5)
         elif choice < 0.85:
             role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))

@@ -2,6 +2,9 @@
 
 import json
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -117,3 +120,58 @@ def test_a_killed_gateway_process_is_named(up):
     psutil.Process(server.status()["gateway-1"]).kill()
     code, printed = server.wait()
     assert code != 0 and "gateway-1: its process was killed by SIGKILL" in printed
+
+
+def test_a_gateway_joins_by_hand_and_goes_without_harm(up):
+    server = up("--experts", "2")
+    ((_, expected),) = texts(server, 1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    joined = next(
+        c.laddr for c in psutil.Process(server.process.pid).net_connections() if is_for_nodes(c, server)
+    )
+    command = ["node", "--role", "gateway", "--join", f"127.0.0.1:{joined.port}", "--port", str(port)]
+    token = str(server.folder() / "token")
+    guest = subprocess.Popen([sys.executable, "-m", "afserve", *command, "--token-file", token])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 60
+        while not is_ready(url):
+            assert time.monotonic() < until and guest.poll() is None
+            time.sleep(0.05)
+        assert "gateway-1" in server.status()
+        answer = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60)
+        assert answer.json()["choices"][0]["text"] == expected
+        guest.kill()
+        guest.wait(10)
+        assert texts(server, 4) == [(200, expected)] * 4
+        until = time.monotonic() + 30
+        while "gateway-1" in server.status():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        guest.kill()
+        guest.wait(10)
+    assert server.stop()[0] == 0
+
+
+def is_for_nodes(connection, server):
+    return connection.status == psutil.CONN_LISTEN and connection.laddr.port != server.port
+
+
+def is_ready(url):
+    try:
+        return httpx.get(f"{url}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_options_of_a_gateway_are_refused_elsewhere(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("x")
+    command = ["node", "--role", "expert", "--join", "h:1", "--token-file", str(token), "--port", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "afserve", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "--port: is for --role gateway" in done.stderr

@@ -15,6 +15,7 @@ from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
 
 CONTROLLER = "the controller"
+OWN_GATEWAY = 0  # the index of the gateway in the controller's process, where there is one
 STARTING = Progress(0.0, "starting")
 
 
@@ -67,6 +68,7 @@ class Members:
         self._generation: dict[NodeId, int] = {}
         self._version = version
         self._colocated = colocated
+        self._own_gateway = not any(node.role is Role.GATEWAY for node in nodes)
         self._agreed: tuple[str, dict[str, str]] | None = None
         self._told: dict[str, tuple[str, str]] = {}  # thing of the checkpoint -> who said first what it is
 
@@ -92,6 +94,8 @@ class Members:
     def add(self, role: Role) -> NodeId:
         """A place with the lowest index that is free."""
         taken = {node.index for node in self._places if node.role is role}
+        if role is Role.GATEWAY and self._own_gateway:
+            taken.add(OWN_GATEWAY)
         node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
         self._places[node] = None
         return node
@@ -144,6 +148,8 @@ class Members:
         places = self.places(role)
         missing = [node for node in self.missing() if node.role is role and node not in taken]
         if index is None:
+            if not missing and role is Role.GATEWAY:
+                return self.add(role)  # there may be any number of them
             if not missing:
                 raise RendezvousError(f"index: all {len(places)} places for {role} nodes are taken")
             return missing[0]
@@ -201,11 +207,10 @@ class Members:
             raise RendezvousError(f"{member.node} is ready, but has not said what it has of the checkpoint")
 
     def gateways(self) -> Gateways:
-        """Where attention nodes reach the gateways. Without processes for them there is one, at the controller."""
-        if not self.places(Role.GATEWAY):
-            return Gateways(((0, ""),))
+        """Where attention nodes reach the gateways. Where none was asked for there is one, at the controller."""
+        own = ((OWN_GATEWAY, ""),) if self._own_gateway else ()
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
-        return Gateways(tuple((index, address) for index, address in known if address))
+        return Gateways((*own, *((index, address) for index, address in known if address)))
 
     def addresses(self) -> tuple[tuple[int, str], ...] | None:
         """(index, mailboxes' address) of the expert nodes, once all that have a place are there."""

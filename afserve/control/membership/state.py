@@ -91,6 +91,9 @@ class Membership:
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
+        self._guests: set[NodeId] = (
+            set()
+        )  # gateways that came by themselves, beyond those that were asked for
         self._asked: frozenset[int] | None = None  # expert nodes that a placement is being thought out for
         self._seen: frozenset[int] | None = (
             None  # those that the placement in force or under way was thought out for
@@ -151,7 +154,8 @@ class Membership:
         found = self.members.get(event.member) if isinstance(event, Said) else None
         if found is None:
             return [EndRun(error)]
-        if self._recovery.rules.on_loss is OnLoss.END or not self.settled:
+        ends = self._recovery.rules.on_loss is OnLoss.END or not self.settled
+        if ends and found.node not in self._guests:
             return [Dismiss(found.id, error), EndRun(error)]
         return self._give_up(found, error, now)
 
@@ -170,6 +174,8 @@ class Membership:
 
     def _admit(self, event: Joined, node: NodeId, now: float) -> list[Effect]:
         member = self.members.admit(node, event.register, now)
+        if node not in self.deployment.nodes and node.role is Role.GATEWAY:
+            self._guests.add(node)
         member.epoch = member.asked = self.migration.placement.epoch
         self._since.pop(node, None)
         self._recovery.forget(node)
@@ -268,7 +274,8 @@ class Membership:
 
     def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         if isinstance(error, PeerError):
-            self._recovery.accused(member.node, error.message, now)
+            if member.node not in self._guests:
+                self._recovery.accused(member.node, error.message, now)
             return []
         return self._give_up(member, self._recovery.failed(member.node, error), now)
 
@@ -282,11 +289,15 @@ class Membership:
         effects = self._tell(self.migration.lost(node, now))
         if node.role is Role.GATEWAY:
             effects += self._announce_gateways()
+        if node in self._guests:
+            self._guests.discard(node)
+            self.members.remove(node)
+            return effects
         return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         """A member that is there, but of no use any more."""
-        if self._recovery.rules.on_loss is OnLoss.END:
+        if self._recovery.rules.on_loss is OnLoss.END and member.node not in self._guests:
             return [EndRun(error)]
         return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
 
@@ -392,9 +403,13 @@ class Membership:
         if self._draining and not self._drained and not busy:
             self._drained = True
             effects.append(Drained())
-        if not self.settled and self.members.all_ready:
+        if not self.settled and self._all_ready():
             effects.append(self._settle())
         return effects
+
+    def _all_ready(self) -> bool:
+        waited_for = [member for member in self.members if member.node not in self._guests]
+        return not self.members.missing() and all(member.state is State.READY for member in waited_for)
 
     def _settle(self) -> Effect:
         """Somebody may have become ready before anybody said what its checkpoint is."""
