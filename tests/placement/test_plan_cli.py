@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from afserve.cli.main import run
-from afserve.cli.plan import plan
+from afserve.cli.plan import plan as plan_command
 from afserve.cli.plan_options import GROUPS, build_question
 from afserve.cli.simulate import simulate
 from afserve.placement.record import encode_header, encode_record
@@ -279,7 +279,9 @@ def test_a_cluster_file_names_the_folder_of_a_model_without_a_name(
 def test_the_flags_of_a_question_travel_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(inspect.signature(build_question).parameters) == len(GROUPS) <= 6
     in_groups = [field.name for group in GROUPS for field in fields(group)]
-    of_plan, of_simulate = ({option.name for option in command.params} for command in (plan, simulate))
+    of_plan, of_simulate = (
+        {option.name for option in command.params} for command in (plan_command, simulate)
+    )
     assert len(in_groups) == len(set(in_groups)) and set(in_groups) <= of_plan & of_simulate
     code, _, err = call(capsys, "plan --pool h20=8")
     assert code == 2 and "--model" in err
