@@ -1,22 +1,25 @@
 """What a run is configured with: frozen values, checked once at construction, read-only afterwards.
 
-Each object is given only its own section. Errors name the key, the value and the range. Flags and their TOML file are
-read by the command line (`cli/`), what they leave open is chosen by `launch/topology`; nothing here looks at the
-environment or at the machine.
+Each object is given only its own section. Errors name the key, the value and the range. Flags, environment and TOML
+file are read by the command line (`cli/`), what they leave open is chosen by `launch/topology`; nothing here looks at
+the environment or at the machine.
+
+A new setting of the engine is one field of `EngineSettings` and the code that obeys it.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
+from afserve.config_ranges import Range
 from afserve.errors import ConfigError
+from afserve.settings import check, flag_of, in_range, setting
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
 SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/identity.py
 EXPERT_DTYPES = ("auto", "int8")
 WIRE_DTYPES = ("auto", "fp8")
-WAITING, MAX_WAITING = 1024, 1 << 20  # requests
-BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 1024  # tokens
 MAX_MICRO_BATCHES = 4
+THREADS = Range(1, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,61 +28,69 @@ class ModelSource:
 
     path: str
     name: str
-    dtype: str = "auto"
-    load_format: str = "safetensors"
-    layers: int | None = None
+    dtype: str = setting("auto", "auto: the checkpoint's own.", DTYPES)
+    load_format: str = setting("safetensors", "dummy: random weights.", LOAD_FORMATS)
+    layers: int | None = setting(None, "With dummy weights: only the first N layers.", metavar="N")
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_of("dtype", self.dtype, DTYPES)
-        one_of("load_format", self.load_format, LOAD_FORMATS)
+        check(self)
         if self.layers is not None:
             in_range("layers", self.layers, 1, 1 << 12)
             if self.load_format != "dummy":
                 raise ConfigError("layers: only a dummy model can be cut short; add --load-format dummy")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """One attention node's limits. Sizes are per node; tokens are tokens of KV cache or of a batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What a user sets of the engine and every node is told as it is.
 
-    `adaptive`: how many of the `micro_batches` are in flight is decided by measuring. `expert_dtype` is what routed
-    experts are kept in, auto being the model's dtype, or the checkpoint's FP8 where the kernels multiply it;
-    `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
+    `expert_dtype` is what routed experts are kept in, auto being the model's dtype, or the checkpoint's FP8 where the
+    kernels multiply it; `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
     """
 
-    max_model_len: int
-    kv_blocks: int
-    block_size: int = BLOCK_SIZE
-    max_sequences: int = 256
-    max_waiting: int = WAITING
-    max_batch_tokens: int = 512
-    micro_batches: int = 2
-    adaptive: bool = False
-    prefix_caching: bool = True
-    threads: int = 1
-    device: str = "cpu"
-    expert_dtype: str = "auto"
-    wire_dtype: str = "auto"
+    device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")
+    expert_dtype: str = setting(
+        "auto", "int8: a byte per weight of the routed experts, on CPUs.", EXPERT_DTYPES
+    )
+    wire_dtype: str = setting(
+        "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES
+    )
+    block_size: int = setting(
+        16,
+        "Tokens of a KV block; CPUs read multiples of 16 fastest.",
+        Range(1, 1024),
+        metavar="TOKENS",
+        shows_range=True,
+    )
+    prefix_caching: bool = setting(True, "Keep blocks of finished requests for prompts that begin alike.")
+    max_waiting: int = setting(
+        1024,
+        "Requests that may wait on an attention node; more are told to come again.",
+        Range(1, 1 << 20),
+        metavar="N",
+        shows_range=True,
+    )
 
     def __post_init__(self) -> None:
-        one_of("expert_dtype", self.expert_dtype, EXPERT_DTYPES)
-        one_of("wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        in_range("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        in_range("kv_blocks", self.kv_blocks, 1, 1 << 31)
-        in_range("max_model_len", self.max_model_len, 2, 1 << 24)
-        in_range("max_sequences", self.max_sequences, 1, 1 << 16)
-        in_range("max_waiting", self.max_waiting, 1, MAX_WAITING)
-        in_range("max_batch_tokens", self.max_batch_tokens, 1, 1 << 20)
-        in_range("micro_batches", self.micro_batches, 1, MAX_MICRO_BATCHES)
-        in_range("threads", self.threads, 1, 1024)
+        check(self, flag_of)
 
 
-def in_range(key: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{key}: {value} is outside [{low}, {high}]", param=key)
+@dataclass(frozen=True, slots=True)
+class EngineConfig(EngineSettings):
+    """One attention node's limits: the settings, and beside them what was chosen for the model and the machine.
 
+    Sizes are per node; tokens are tokens of KV cache or of a batch. `adaptive`: how many of the `micro_batches` are in
+    flight is decided by measuring.
+    """
 
-def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}", param=key)
+    max_model_len: int = setting(MISSING, "Longest sequence.", Range(2, 1 << 24))
+    kv_blocks: int = setting(MISSING, "Blocks of the KV cache.", Range(1, 1 << 31))
+    max_sequences: int = setting(256, "Sequences in flight.", Range(1, 1 << 16))
+    max_batch_tokens: int = setting(512, "Tokens of one step.", Range(1, 1 << 20))
+    micro_batches: int = setting(2, "In flight at most.", Range(1, MAX_MICRO_BATCHES))
+    adaptive: bool = False
+    threads: int = setting(1, "Compute threads.", THREADS)
+
+    def __post_init__(self) -> None:
+        check(self)

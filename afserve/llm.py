@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from afserve.config import BLOCK_SIZE, WAITING, ModelSource
+from afserve.config import EngineSettings, ModelSource
 from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, ConfigError
 from afserve.families.table import load_spec
@@ -24,9 +24,11 @@ from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import Seating
-from afserve.launch.topology import Topology, Wishes, choose
+from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import choose_transport
+from afserve.launch.wishes import Wishes
 from afserve.server.choice import ChoiceDecoder, Piece
+from afserve.settings import build, keywords
 from afserve.spec import ModelSpec
 from afserve.tokenizer import Tokenizer
 
@@ -56,10 +58,11 @@ class LLM:
     """`with LLM("nano", attention=2, experts=3, micro_batches=2) as llm: llm.generate([...], params)`.
 
     What is not given is picked for the machine, as in `afserve up`, whose flags have the same names. `colocated` keeps
-    the experts in the attention nodes. Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start,
-    PeerLost when a node dies.
+    the experts in the attention nodes. `engine` stands for the settings of `EngineSettings`, each a keyword of its own.
+    Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start, PeerLost when a node dies.
     """
 
+    @keywords(EngineSettings)
     def __init__(
         self,
         model: str | Path = "nano",
@@ -74,12 +77,7 @@ class LLM:
         dtype: str = "auto",
         load_format: str = "safetensors",
         layers: int | None = None,
-        device: str = "cpu",
-        expert_dtype: str = "auto",
-        wire_dtype: str = "auto",
-        max_waiting: int = WAITING,
-        block_size: int = BLOCK_SIZE,
-        prefix_caching: bool = True,
+        **engine: bool | int | str,
     ) -> None:
         self._model = str(model)
         self._source = ModelSource("", self._model, dtype, load_format, layers)
@@ -91,12 +89,7 @@ class LLM:
             kv_tokens,
             max_model_len,
             threads,
-            device,
-            expert_dtype=expert_dtype,
-            wire_dtype=wire_dtype,
-            max_waiting=max_waiting,
-            block_size=block_size,
-            prefix_caching=prefix_caching,
+            engine=build(EngineSettings, engine),
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
@@ -170,10 +163,10 @@ class LLM:
         found = find_model(self._model, self._processes.folder)
         source = replace(self._source, path=str(found.folder), name=found.name)
         wishes, gpus = self._wishes, Gpus()
-        check_device(wishes.device)
-        if wishes.device != "cpu":
+        check_device(wishes.engine.device)
+        if wishes.engine.device != "cpu":
             gpus = await asyncio.to_thread(probe_gpus)
-            wishes = replace(wishes, gpus=gpus.chosen(wishes.device))
+            wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
         topology = choose(_spec(source, found), source, this_machine(), wishes)
         seating = Seating.all_here(topology.deployment, gpus)
         choice = choose_transport("auto", seating.seats, gpus)

@@ -1,13 +1,18 @@
-"""Option types that several commands share."""
+"""Option types that several commands share, and options that travel in groups."""
 
-import tomllib
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError, shown
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+Group = TypeVar("Group")
+_OPTION = "option"
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -41,20 +46,27 @@ class Within(click.ParamType[int | float]):
             return None
 
 
-def config_file(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
-    """Take a command's defaults from a TOML file; flags still win. Raises ConfigError naming an unknown key."""
-    if path is None:
-        return
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}", param="config") from error
-    known = {p.name for p in ctx.command.params if p.name not in (None, option.name)}
-    defaults = {key.replace("-", "_"): value for key, value in values.items()}
-    for key, value in defaults.items():
-        if key not in known:
-            names = ", ".join(sorted(str(name) for name in known))
-            raise ConfigError(f"--config {path}: {key} is not one of {names}", param=key)
-        if isinstance(value, dict | list):
-            raise ConfigError(f"--config {path}: {key}: {value!r} is not a single value", param=key)
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+def option(*names: str, default: Any = None, **attributes: Any) -> Any:
+    """A field of a frozen dataclass, declared as click would have it; its flag is the field's name if none is given."""
+    if default is not None:
+        attributes["default"] = default
+    return dataclasses.field(metadata={_OPTION: (names, attributes)})
+
+
+def group_options(*groups: type) -> Callable[[Command], Command]:
+    """An option for each field of the groups, in their order."""
+
+    def with_options(command: Command) -> Command:
+        for group in reversed(groups):
+            for field in reversed(dataclasses.fields(group)):
+                names, attributes = field.metadata[_OPTION]
+                spelled = names or (f"--{field.name.replace('_', '-')}",)
+                click.option(*spelled, field.name, **attributes)(command)
+        return command
+
+    return with_options
+
+
+def gather_group(group: type[Group], flags: dict[str, Any]) -> Group:
+    """Takes a group's values out of what click read."""
+    return group(**{field.name: flags.pop(field.name) for field in dataclasses.fields(group)})  # type: ignore[arg-type]

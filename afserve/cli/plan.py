@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within
-from afserve.cli.plan_options import build_question, question_flags
+from afserve.cli.plan_options import asked_question, question_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,8 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     for chart in charts:
         if chart.suffix not in (".png", ".html"):
             raise ConfigError(f"--chart {chart}: the name must end in .png or .html", param="chart")
-    question = build_question(**flags)
+    model = flags["model"]
+    question = asked_question(flags)
     found = answer(question)
     best = found.best()
     if best is None:
@@ -67,7 +68,7 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     else:
         click.echo(as_table(question, found, words, changes, top))
     if cluster is not None:
-        _write_cluster(cluster, question, found.plans, flags["model"])
+        _write_cluster(cluster, question, found.plans, model)
     if charts:
         _draw(charts, question)
 

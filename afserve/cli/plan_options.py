@@ -1,14 +1,16 @@
-"""The flags of `afserve plan` and `afserve simulate` that describe the question, and how they become a `Question`."""
+"""The flags of `afserve plan` and `afserve simulate` that describe the question, and how they become a `Question`.
+
+The flags travel in groups, one per thing that the question names: model, hardware, requests, routing, goal.
+"""
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from afserve.cli.options import Within
+from afserve.cli.options import Within, gather_group, group_options, option
 from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -23,76 +25,108 @@ PRECISIONS = ("bf16", "fp8", "fp4", "int4")
 _SHORTEST, _LONGEST = 1e-9, 1e6  # of a target, seconds
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 
-_FLAGS = (
-    click.option("--model", "-m", required=True, help="A known model, a config.json or its folder."),
-    click.option(
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """Which model, and in how many bits."""
+
+    model: str = option("--model", "-m", required=True, help="A known model, a config.json or its folder.")
+    precision: str = option(default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]")
+    attention_precision: str | None = option(
+        type=click.Choice(PRECISIONS), help="Attention weights, if different."
+    )
+    kv_precision: str = option(
+        default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
+    )
+    mtp: float = option(
+        default=0.0,
+        type=Within(0, 1),
+        help="Multi-token prediction: accepted share of one draft token, 0 to 1.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFlags:
+    """What is on offer, and how fast it was measured to be."""
+
+    pools: tuple[str, ...] = option(
         "--pool",
-        "pools",
         multiple=True,
         required=True,
         metavar="NAME=COUNT[@USD]",
         help="Hardware on offer, with a price per device hour if not the listed one. Repeatable.",
-    ),
-    click.option("--network", type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."),
-    click.option("--link", type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools."),
-    click.option("--tpot", help="Time per output token at most, such as 50ms."),
-    click.option("--ttft", help="Time to first token at most, such as 2s. Needs --input."),
-    click.option(
-        "--p99/--mean", default=False, help="Whether --tpot is for the 99th percentile. Default: the mean."
-    ),
-    click.option("--context", type=Within(1, LONGEST), help="Cached tokens per request; decode only."),
-    click.option("--input", "prompt", help="Prompt tokens: a number or 'lognormal MEAN DEVIATION'."),
-    click.option("--output", "answer", help="Answer tokens, likewise."),
-    click.option("--trace", type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace."),
-    click.option("--decode-only", is_flag=True, help="Prompts are prefilled elsewhere."),
-    click.option(
-        "--precision", default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]"
-    ),
-    click.option(
-        "--attention-precision", type=click.Choice(PRECISIONS), help="Attention weights, if different."
-    ),
-    click.option(
-        "--kv-precision", default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
-    ),
-    click.option(
-        "--mtp",
-        default=0.0,
-        type=Within(0, 1),
-        help="Multi-token prediction: accepted share of one draft token, 0 to 1.",
-    ),
-    click.option(
-        "--skew",
+    )
+    network: float | None = option(
+        type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."
+    )
+    link: float | None = option(type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools.")
+    curves: str = option(
+        default="h200",
+        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlags:
+    """How long requests are."""
+
+    context: float | None = option(type=Within(1, LONGEST), help="Cached tokens per request; decode only.")
+    prompt: str | None = option("--input", help="Prompt tokens: a number or 'lognormal MEAN DEVIATION'.")
+    answer: str | None = option("--output", help="Answer tokens, likewise.")
+    trace: Path | None = option(type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace.")
+    decode_only: bool = option(default=False, is_flag=True, help="Prompts are prefilled elsewhere.")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingFlags:
+    """How unevenly experts are chosen, and what stands against it."""
+
+    skew: float = option(
         default=0.4,
         type=Within(0, 4),
         help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]",
-    ),
-    click.option("--counts", type=Path, help="Measured routing counts instead of --skew."),
-    click.option(
-        "--redundant",
+    )
+    counts: Path | None = option(type=Path, help="Measured routing counts instead of --skew.")
+    redundant: int = option(
         default=0,
         type=Within(0, 1 << 16, whole=True),
         help="Spare expert slots for replicas of hot experts.",
-    ),
-    click.option(
-        "--objective",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GoalFlags:
+    """What a plan must reach, what it is judged by, and what is tried."""
+
+    tpot: str | None = option(help="Time per output token at most, such as 50ms.")
+    ttft: str | None = option(help="Time to first token at most, such as 2s. Needs --input.")
+    p99: bool = option(
+        "--p99/--mean",
+        default=False,
+        help="Whether --tpot is for the 99th percentile. Default: the mean.",
+    )
+    objective: str = option(
         default="dollar",
         type=click.Choice(("dollar", "device", "watt", "latency", "count")),
         help="Tokens per dollar, device or watt, lowest TPOT, or fewest devices for --rate.  [default: dollar]",
-    ),
-    click.option("--rate", default=0.0, type=Within(0, 1e9), help="Requests per second to sustain."),
-    click.option("--micro-batches", default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]"),
-    click.option(
-        "--curves",
-        default="h200",
-        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]",
-    ),
-)
+    )
+    rate: float = option(default=0.0, type=Within(0, 1e9), help="Requests per second to sustain.")
+    micro_batches: str = option(default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]")
 
 
-def question_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    for flag in reversed(_FLAGS):
-        command = flag(command)
-    return command
+GROUPS = (ModelFlags, HardwareFlags, RequestFlags, RoutingFlags, GoalFlags)
+question_flags = group_options(*GROUPS)
+
+
+def asked_question(flags: dict[str, Any]) -> "Question":
+    """Takes the flags above out of what click read. Raises ConfigError or NotFoundError naming the flag."""
+    return build_question(
+        gather_group(ModelFlags, flags),
+        gather_group(HardwareFlags, flags),
+        gather_group(RequestFlags, flags),
+        gather_group(RoutingFlags, flags),
+        gather_group(GoalFlags, flags),
+    )
 
 
 def seconds(text: str | None, option: str) -> float:
@@ -113,29 +147,11 @@ def seconds(text: str | None, option: str) -> float:
 
 
 def build_question(
-    model: str,
-    pools: tuple[str, ...],
-    network: float | None,
-    link: float | None,
-    tpot: str | None,
-    ttft: str | None,
-    p99: bool,
-    context: float | None,
-    prompt: str | None,
-    answer: str | None,
-    trace: Path | None,
-    decode_only: bool,
-    precision: str,
-    attention_precision: str | None,
-    kv_precision: str,
-    mtp: float,
-    skew: float,
-    counts: Path | None,
-    redundant: int,
-    objective: str,
-    rate: float,
-    micro_batches: str,
-    curves: str,
+    model: ModelFlags,
+    hardware: HardwareFlags,
+    requests: RequestFlags,
+    routing: RoutingFlags,
+    goal: GoalFlags,
 ) -> "Question":
     """Raises ConfigError or NotFoundError naming the flag."""
     from afserve.cli.catalog import load_curves, load_model, read_counts
@@ -145,14 +161,39 @@ def build_question(
     from afserve.placement.planner.planner import Question
     from afserve.placement.planner.search import Targets
 
-    if objective == "count" and rate <= 0:
+    if goal.objective == "count" and goal.rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
-    work = _workload(context, prompt, answer, trace, decode_only)
-    if rate > 0 and trace is None and answer is None:
+    work = _workload(requests)
+    if goal.rate > 0 and requests.trace is None and requests.answer is None:
         raise ConfigError(
             "--rate: a request's answer length is not known; add --input and --output", param="rate"
         )
-    shape, offered = load_model(model), tuple(_pool(text, network, link) for text in pools)
+    shape, offered = load_model(model.model), _pools(hardware)
+    widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
+    counts = read_counts(routing.counts) if routing.counts else ()
+    setting = Setting(
+        shape=shape,
+        curves=load_curves(hardware.curves, shape, offered[0].chip, widths),
+        workload=work,
+        precision=widths,
+        routing=Routing(routing.skew, counts, routing.redundant),
+        draft_tokens=1 if model.mtp > 0 else 0,
+        acceptance=model.mtp,
+        percentile99=goal.p99,
+    )
+    setting.routing.popularity(setting.shape.experts.experts)
+    return Question(
+        setting=setting,
+        pools=offered,
+        targets=Targets(seconds(goal.tpot, "tpot"), _ttft(goal.ttft, work)),
+        objective=goal.objective,
+        micro_batches=_micro_batches(goal.micro_batches),
+        tokens_per_second=goal.rate * work.mean_answer,
+    )
+
+
+def _pools(hardware: HardwareFlags) -> "tuple[Pool, ...]":
+    offered = tuple(_pool(text, hardware.network, hardware.link) for text in hardware.pools)
     names = [pool.chip.name for pool in offered]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -160,26 +201,7 @@ def build_question(
             f"--pool {twice}: given twice; add the counts, or give a copy of its file another name",
             param="pool",
         )
-    widths = Precision(attention_precision or precision, precision, kv_precision)
-    setting = Setting(
-        shape=shape,
-        curves=load_curves(curves, shape, offered[0].chip, widths),
-        workload=work,
-        precision=widths,
-        routing=Routing(skew, read_counts(counts) if counts else (), redundant),
-        draft_tokens=1 if mtp > 0 else 0,
-        acceptance=mtp,
-        percentile99=p99,
-    )
-    setting.routing.popularity(setting.shape.experts.experts)
-    return Question(
-        setting=setting,
-        pools=offered,
-        targets=Targets(seconds(tpot, "tpot"), _ttft(ttft, work)),
-        objective=objective,
-        micro_batches=_micro_batches(micro_batches),
-        tokens_per_second=rate * work.mean_answer,
-    )
+    return offered
 
 
 def _ttft(text: str | None, work: "Workload") -> float:
@@ -190,13 +212,12 @@ def _ttft(text: str | None, work: "Workload") -> float:
     return seconds(text, "ttft")
 
 
-def _workload(
-    context: float | None, prompt: str | None, answer: str | None, trace: Path | None, decode_only: bool
-) -> "Workload":
+def _workload(requests: RequestFlags) -> "Workload":
     from afserve.cli.catalog import read_lines
     from afserve.placement.planner.trace_reader import read_trace
     from afserve.placement.planner.workload import fixed_context, from_lengths, parse_lengths
 
+    context, prompt, answer, trace = requests.context, requests.prompt, requests.answer, requests.trace
     given = [
         name
         for name, value in (("--context", context), ("--input", prompt), ("--trace", trace))
@@ -205,14 +226,14 @@ def _workload(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} both say how long requests are; keep one")
     if trace is not None:
-        return read_trace(str(trace), read_lines(trace, "trace"), decode_only)
+        return read_trace(str(trace), read_lines(trace, "trace"), requests.decode_only)
     if prompt is not None or answer is not None:
         if prompt is None or answer is None:
             raise ConfigError(
                 "--input and --output go together", param="input" if prompt is None else "output"
             )
         return from_lengths(
-            parse_lengths(prompt, "input"), parse_lengths(answer, "output"), decode_only=decode_only
+            parse_lengths(prompt, "input"), parse_lengths(answer, "output"), decode_only=requests.decode_only
         )
     return fixed_context(4096 if context is None else context)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within
-from afserve.cli.plan_options import build_question, question_flags
+from afserve.cli.plan_options import asked_question, question_flags
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
@@ -79,7 +79,7 @@ def simulate(
     from afserve.placement.planner.infeasible import explain
     from afserve.placement.planner.planner import answer
 
-    question = build_question(**flags)
+    question = asked_question(flags)
     if kind is not None:
         question = replace(question, kinds=(kind,))
     best = answer(question).best()

@@ -15,7 +15,8 @@ from afserve.config import ModelSource
 from afserve.families.table import load_spec
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.topology import Wishes, choose, gib
+from afserve.launch.topology import choose, gib
+from afserve.launch.wishes import Wishes
 from afserve.member import Role
 
 OK, NOTE, BAD = "ok", "note", "missing"

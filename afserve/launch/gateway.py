@@ -14,15 +14,13 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from afserve.config import BLOCK_SIZE, FULL, SAMPLES, WAITING, ModelSource, in_range
+from afserve.config import FULL
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
@@ -37,11 +35,13 @@ from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addresses, seat
-from afserve.launch.topology import Share, Topology, Wishes, choose, needs
+from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
+from afserve.launch.wishes import UpFlags
 from afserve.server.gate import hosts_of
 from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings, read_keys
+from afserve.settings import flag_of, in_range
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
@@ -58,157 +58,114 @@ _IN_FILE = {  # flag -> the key of a cluster file that says the same
 }
 
 
-@dataclass(frozen=True, slots=True)
-class UpFlags:
-    """What the user asked for; None is picked for the machine. `given` names what was not left at its default.
-
-    `batch` and `hosts` come from a cluster file only.
-    """
-
-    model: str
-    attention: int | None
-    experts: int | None
-    micro_batches: str
-    colocated: bool
-    host: str
-    port: int
-    kv_tokens: int | None
-    max_model_len: int | None
-    dtype: str
-    load_format: str
-    layers: int | None
-    threads: int | None
-    device: str
-    redundant_experts: int
-    rebalance: str | None
-    record_routing: str | None
-    trace: str | None
-    api_key_file: Path | None
-    admin_key_file: Path | None
-    served_model_name: str | None
-    log_level: str
-    cluster: Path | None = None
-    listen: str | None = None
-    transport: str = "auto"
-    verify: str = SAMPLES
-    given: frozenset[str] = frozenset()
-    batch: int | None = None
-    hosts: tuple[Share, ...] = ()
-    expert_dtype: str = "auto"
-    wire_dtype: str = "auto"
-    max_waiting: int = WAITING
-    block_size: int = BLOCK_SIZE
-    prefix_caching: bool = True
-    server: Mapping[str, Any] = field(default_factory=dict)
-    gateways: int = 0
-
-    @property
-    def wishes(self) -> Wishes:
-        return Wishes(
-            self.attention,
-            self.experts,
-            self.micro_batches,
-            self.colocated,
-            self.kv_tokens,
-            self.max_model_len,
-            self.threads,
-            self.device,
-            self.redundant_experts,
-            self.balance_rules.act,
-            self.batch,
-            self.hosts,
-            self.expert_dtype,
-            self.wire_dtype,
-            self.max_waiting,
-            self.block_size,
-            self.prefix_caching,
-            gateways=self.gateways,
-        )
-
-    @property
-    def balance_rules(self) -> BalanceRules:
-        """`--rebalance`: auto where there are redundant experts, unless the user says."""
-        when = self.rebalance or ("auto" if self.redundant_experts else "off")
-        if when in ("auto", "off"):
-            return BalanceRules(act=when == "auto")
-        try:
-            seconds = float(when)
-        except ValueError:
-            raise ConfigError(f"--rebalance: {when!r} is not auto, off or a number of seconds") from None
-        in_range("--rebalance", seconds, 0.1, 86_400)
-        return BalanceRules(act=True, every=seconds)
-
-
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
-    logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
-    if flags.verify == FULL and not Console(stderr=True).is_terminal:
-        logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
-    keys = read_keys(flags.api_key_file) if flags.api_key_file else ()
-    admin = read_keys(flags.admin_key_file) if flags.admin_key_file else ()
-    settings = _settings(flags, keys, admin)
-    if not keys and _reachable(flags.host):
-        log.warning("%s is open to other machines and asks for no key; see --api-key-file", flags.host)
-    cluster = None if flags.cluster is None else read_cluster(flags.cluster)
-    check_device(flags.device)
-    gpus = Gpus() if (cluster or flags).device == "cpu" else probe_gpus()
+    _log(flags)
+    settings = _settings(flags)
+    if not settings.api_keys and _reachable(flags.listening.host):
+        log.warning(
+            "%s is open to other machines and asks for no key; see --api-key-file", flags.listening.host
+        )
+    cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
+    check_device(flags.wishes.engine.device)
+    device = flags.wishes.engine.device if cluster is None else cluster.device
+    gpus = Gpus() if device == "cpu" else probe_gpus()
     flags, seated = _seated(flags, cluster, gpus)
-    found = find_model(flags.model, processes.folder)
+    found = find_model(flags.run.model, processes.folder)
+    balance = balance_rules(flags)
+    flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
     topology = plan_here(flags, found, this_machine(), gpus)
     seating = seated or Seating.all_here(topology.deployment, gpus)
     if seated is not None:
         _check_elsewhere(flags, seated, found, processes.folder)
-    choice = choose_transport(flags.transport, seating.seats, gpus)
+    choice = choose_transport(flags.run.transport, seating.seats, gpus)
     topology = topology.over(choice.kind, choice.reason)
-    topology = topology.verified(flags.verify)
-    name = flags.served_model_name or found.name
-    for path in filter(None, (flags.record_routing, flags.trace)):
-        check_writable(path)
-    with bind(flags.host, flags.port) as sock, ExitStack() as until_end:
-        if flags.trace:
+    topology = topology.verified(flags.run.verify)
+    for path in filter(None, (flags.run.record_routing, flags.run.trace)):
+        check_writable(str(path))
+    with bind(flags.listening.host, flags.listening.port) as sock, ExitStack() as until_end:
+        if flags.run.trace:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
             topology = topology.traced(parts)
-        asyncio.run(_Gateway(topology, found, name, settings, sock, processes, flags, seating).run())
+        asyncio.run(_Gateway(topology, found, settings, sock, processes, flags, balance, seating).run())
 
 
-def _settings(flags: UpFlags, keys: tuple[str, ...], admin: tuple[str, ...]) -> ServerSettings:
-    limits = dict(flags.server)
-    hosts, origins = limits.pop("allowed_host", ()), limits.pop("allowed_origin", ())
-    return ServerSettings(
-        **limits, api_keys=keys, admin_keys=admin, hosts=hosts_of(flags.host, hosts), origins=tuple(origins)
+def _log(flags: UpFlags) -> None:
+    logging.basicConfig(level=flags.run.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    if flags.run.verify == FULL and not Console(stderr=True).is_terminal:
+        logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
+
+
+def _settings(flags: UpFlags) -> ServerSettings:
+    """The limits, with what the keys' files and the lists of names stand for."""
+    asked = flags.listening
+    return replace(
+        flags.limits,
+        api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
+        admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
+        hosts=hosts_of(asked.host, asked.allowed_host),
+        origins=asked.allowed_origin,
     )
+
+
+def balance_rules(flags: UpFlags) -> BalanceRules:
+    """`--rebalance`: auto where there are redundant experts, unless the user says."""
+    when = flags.run.rebalance or ("auto" if flags.wishes.redundant_experts else "off")
+    if when in ("auto", "off"):
+        return BalanceRules(act=when == "auto")
+    try:
+        seconds = float(when)
+    except ValueError:
+        raise ConfigError(f"--rebalance: {when!r} is not auto, off or a number of seconds") from None
+    in_range("--rebalance", seconds, 0.1, 86_400)
+    return BalanceRules(act=True, every=seconds)
 
 
 def _seated(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, Seating | None]:
     """What a cluster file says, as flags, and who runs where. Raises ConfigError where a flag says otherwise."""
     if cluster is None:
-        if flags.listen is not None:
+        if flags.run.listen is not None:
             raise ConfigError("--listen: is for the nodes on other hosts of a --cluster FILE", param="listen")
         return flags, None
-    seating = seat(cluster, flags.listen, look_up, own_addresses())
+    seating = seat(cluster, flags.run.listen, look_up, own_addresses())
     _check_cuda(cluster, seating, gpus)
     found = replace(
         flags,
-        model=cluster.model,
-        attention=cluster.attention,
-        experts=cluster.experts or None,
-        colocated=not cluster.experts,
-        micro_batches=str(cluster.micro_batches),
-        device=cluster.device,
-        batch=cluster.batch,
-        hosts=seating.shares(),
+        run=replace(flags.run, model=cluster.model),
+        wishes=replace(
+            flags.wishes,
+            attention=cluster.attention,
+            experts=cluster.experts or None,
+            colocated=not cluster.experts,
+            micro_batches=str(cluster.micro_batches),
+            engine=replace(flags.wishes.engine, device=cluster.device),
+            batch=cluster.batch,
+            hosts=seating.shares(),
+        ),
     )
+    asked, wanted = _in_file(flags), _in_file(found)
     for name, key in _IN_FILE.items():
-        if name in flags.given and getattr(flags, name) != getattr(found, name):
-            flag = (
-                "--colocated" if name == "colocated" else f"--{name.replace('_', '-')} {getattr(flags, name)}"
-            )
+        if name in flags.given and asked[name] != wanted[name]:
+            flag = flag_of(name) if name == "colocated" else f"{flag_of(name)} {asked[name]}"
             raise ConfigError(
                 f"{flag}: {cluster.file} has {key} = {_as_written(cluster, name)}; drop the flag or edit the file",
                 param=name,
             )
     return found, seating
+
+
+def _in_file(flags: UpFlags) -> dict[str, object]:
+    """What a cluster file says too, by the flags' names."""
+    wishes = flags.wishes
+    return {
+        "model": flags.run.model,
+        "attention": wishes.attention,
+        "experts": wishes.experts,
+        "colocated": wishes.colocated,
+        "micro_batches": wishes.micro_batches,
+        "device": wishes.engine.device,
+    }
 
 
 def _as_written(cluster: Cluster, flag: str) -> str:
@@ -233,7 +190,7 @@ def _check_elsewhere(flags: UpFlags, seating: Seating, found: FoundModel, scratc
     """What works on one machine only."""
     if not seating.elsewhere:
         return
-    if flags.trace:
+    if flags.run.trace:
         raise ConfigError("--trace: the nodes on other hosts cannot write it here; drop it", param="trace")
     if found.folder.is_relative_to(scratch):
         raise ConfigError(
@@ -252,17 +209,17 @@ def _reachable(host: str) -> bool:
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
-    source = ModelSource(str(found.folder), found.name, flags.dtype, flags.load_format, flags.layers)
+    source = replace(flags.source, path=str(found.folder), name=found.name)
+    wishes = flags.wishes
     spec = load_spec(found.folder)
-    spec = spec if flags.layers is None else spec.cut(flags.layers)
-    if flags.load_format == "safetensors" and not found.weights:
+    spec = spec if source.layers is None else spec.cut(source.layers)
+    if source.load_format == "safetensors" and not found.weights:
         raise DoesNotFitError(
             f"{found.name} is known by its shape only; there are no weights here.\n"
-            f"{needs(spec, source, machine, flags.expert_dtype)}"
+            f"{needs(spec, source, machine, wishes.engine.expert_dtype)}"
         )
-    wishes = flags.wishes
-    if flags.device != "cpu" and not flags.hosts:
-        wishes = replace(wishes, gpus=gpus.chosen(flags.device))
+    if wishes.engine.device != "cpu" and not wishes.hosts:
+        wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
     return choose(spec, source, machine, wishes)
 
 
@@ -271,26 +228,26 @@ class _Gateway:
         self,
         topology: Topology,
         found: FoundModel,
-        name: str,
         settings: ServerSettings,
         sock: socket.socket,
         processes: NodeProcesses,
         flags: UpFlags,
+        balance: BalanceRules,
         seating: Seating,
     ) -> None:
         self._started = time.monotonic()
         self._topology = topology
-        self._name = name
+        self._name = flags.listening.served_model_name or found.name
         self._sock = sock
         self._processes = processes
         self._console = Console(stderr=True)
         self._stop = asyncio.Event()
         self._insisted = False
-        self._record = Path(flags.record_routing) if flags.record_routing else None
-        self._trace = Path(flags.trace) if flags.trace else None
-        options = options_of(name, str(found.tokenizer), settings)
-        gateways = GatewayProcesses(options, sock) if flags.gateways else None
-        self._run = LocalRun(topology, found, name, processes, flags.balance_rules, seating, gateways)
+        self._record = flags.run.record_routing
+        self._trace = flags.run.trace
+        options = options_of(self._name, str(found.tokenizer), settings)
+        gateways = GatewayProcesses(options, sock) if flags.wishes.gateways else None
+        self._run = LocalRun(topology, found, self._name, processes, balance, seating, gateways)
         self._http: Http
         if gateways is None:
             tokenizer = Tokenizer.from_folder(found.tokenizer)

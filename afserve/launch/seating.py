@@ -16,7 +16,7 @@ from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.launch.cluster import Cluster, Host
 from afserve.launch.gpus import Gpus
-from afserve.launch.topology import Share
+from afserve.launch.wishes import Share
 from afserve.member import MODEL_ROLES, NodeId, Role
 
 LOOPBACK = "127.0.0.1"

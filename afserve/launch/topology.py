@@ -4,27 +4,17 @@ It keeps what the user fixed, chooses the rest, and gives a reason for every cho
 is needed by role, what there is, and the ways on. All sizes are bytes.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
-from afserve.config import (
-    BLOCK_SIZE,
-    EXPERT_DTYPES,
-    MAX_BLOCK_SIZE,
-    MAX_MICRO_BATCHES,
-    MAX_WAITING,
-    WAITING,
-    WIRE_DTYPES,
-    EngineConfig,
-    ModelSource,
-    in_range,
-    one_of,
-)
+from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine
+from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
 from afserve.placement.placement import Placement
+from afserve.settings import in_range
 from afserve.spec import BYTES, ModelSpec
 
 GIB = 1 << 30
@@ -36,65 +26,6 @@ _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
 _MOST_NODES = 1024
-_MOST_GATEWAYS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One host's nodes. What is not `here` is taken to be like this machine, and refuses for itself."""
-
-    attention: int
-    experts: int
-    here: bool = True
-
-    @property
-    def total(self) -> int:
-        return self.attention + self.experts
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the user fixed; None is for us to choose. `micro_batches` may also be "auto".
-
-    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once. `gpus` are this
-    machine's, where nodes run on them.
-    """
-
-    attention: int | None = None
-    experts: int | None = None
-    micro_batches: str = "auto"
-    colocated: bool = False
-    kv_tokens: int | None = None
-    max_model_len: int | None = None
-    threads: int | None = None
-    device: str = "cpu"
-    redundant_experts: int = 0
-    rebalance: bool = False
-    batch: int | None = None
-    hosts: tuple[Share, ...] = ()
-    expert_dtype: str = "auto"
-    wire_dtype: str = "auto"
-    max_waiting: int = WAITING
-    block_size: int = BLOCK_SIZE
-    prefix_caching: bool = True
-    gpus: Gpus | None = None
-    gateways: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("--expert-dtype", self.expert_dtype, EXPERT_DTYPES)
-        one_of("--wire-dtype", self.wire_dtype, WIRE_DTYPES)
-        in_range("--max-waiting", self.max_waiting, 1, MAX_WAITING)
-        in_range("--block-size", self.block_size, 1, MAX_BLOCK_SIZE)
-        in_range("--gateways", self.gateways, 0, _MOST_GATEWAYS)
-
-    def shares(self, nodes: Share) -> tuple[Share, ...]:
-        """What shares one memory: the nodes of a host, or of a GPU."""
-        if self.gpus is None or self.hosts:
-            return self.hosts or (nodes,)
-        used = 1 if self.device != "cuda" else min(len(self.gpus), nodes.total)
-        roles = ["attention"] * nodes.attention + ["experts"] * nodes.experts
-        dealt = [roles[number::used] for number in range(used)]
-        return tuple(Share(d.count("attention"), d.count("experts")) for d in dealt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +92,13 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
     engine = EngineConfig(
         max_model_len=longest,
-        kv_blocks=kv_tokens // wishes.block_size,
-        block_size=wishes.block_size,
+        kv_blocks=kv_tokens // wishes.engine.block_size,
         max_sequences=wishes.batch or _SEQUENCES,
-        max_waiting=wishes.max_waiting,
         max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
-        prefix_caching=wishes.prefix_caching,
         threads=threads,
-        device=wishes.device,
-        expert_dtype=wishes.expert_dtype,
-        wire_dtype=wishes.wire_dtype,
+        **asdict(wishes.engine),
     )
     placement = Placement.contiguous(
         layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
@@ -192,7 +118,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
     for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
         if value is not None:
             in_range(f"--{key}", value, 1, _MOST_NODES)
-    gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.device == "cuda" else 0
+    gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.engine.device == "cuda" else 0
     attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
     if wishes.attention is None:
         picked["attention"] = f"{attention}, " + (
@@ -222,17 +148,17 @@ def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, s
 
 def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
     """int8 experts and FP8 rows where there is nothing that keeps or sends them so."""
-    if wishes.wire_dtype == "fp8" and not nodes.experts:
+    if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
         raise ConfigError(
             "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
         )
-    if wishes.expert_dtype != "int8":
+    if wishes.engine.expert_dtype != "int8":
         return
     dtype = spec.dtype if source.dtype == "auto" else source.dtype
-    if wishes.device != "cpu":
+    if wishes.engine.device != "cpu":
         raise ConfigError(
-            f"--expert-dtype int8: is for CPU nodes; on {wishes.device} experts are multiplied in 16 bits, or in the "
-            "checkpoint's own FP8",
+            f"--expert-dtype int8: is for CPU nodes; on {wishes.engine.device} experts are multiplied in 16 bits, or "
+            "in the checkpoint's own FP8",
             param="expert_dtype",
         )
     if dtype == "float16":
@@ -261,7 +187,7 @@ def _micro_batches(wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int 
 
 def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
     if wishes.threads is not None:
-        in_range("--threads", wishes.threads, 1, 1024)
+        in_range("--threads", wishes.threads, THREADS.low, THREADS.high)
         return wishes.threads
     most = max(share.total for share in wishes.hosts or (nodes,))
     threads = max(1, machine.cores // most)
@@ -289,7 +215,7 @@ def _slots(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[str, str]
 
 def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
-    own, routed = _role_bytes(spec, source, wishes.expert_dtype)
+    own, routed = _role_bytes(spec, source, wishes.engine.expert_dtype)
     if not nodes.experts:
         return _Weights(own + routed, 0)
     return _Weights(own, slots * routed // spec.experts)
@@ -317,12 +243,12 @@ def _kv(
         picked["kv-tokens"] = (
             f"{tokens} per attention node, {gib(tokens * per_token)} of {gib(machine.memory)} free"
         )
-    block = wishes.block_size
+    block = wishes.engine.block_size
     tokens = tokens // block * block
     used = max(0, tokens) * per_token
     full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
     if tokens < block or full:
-        needed = needs(spec, source, machine, wishes.expert_dtype)
+        needed = needs(spec, source, machine, wishes.engine.expert_dtype)
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens

@@ -5,20 +5,39 @@ A limit is declared here once, with its range and what it is for; `afserve up` h
 
 import os
 import stat
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afserve.config_ranges import Range
-from afserve.errors import ConfigError, shown
+from afserve.errors import ConfigError
+from afserve.settings import File, check, flag_of, setting
 
 KIB, MIB = 1 << 10, 1 << 20
-_RANGE, _HELP = "range", "help"
 _SECONDS = Range(0.01, 86_400, whole=False)
 
 
 def _limit(default: float, allowed: Range, help: str) -> Any:
-    return field(default=default, metadata={_RANGE: allowed, _HELP: help})
+    return setting(default, help, allowed, metavar="N" if allowed.whole else "SECONDS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where the API listens, by which names, and who may ask it: files and lists as the user wrote them."""
+
+    host: str = setting("127.0.0.1", "Where the API listens.")
+    port: int = setting(8000, "0 takes a free one.", Range(0, 65535), shows_range=True)
+    served_model_name: str | None = setting(None, "What clients call the model.")
+    api_key_file: Path | None = setting(
+        None, "Clients must send one of these keys (one per line).", File.READ
+    )
+    admin_key_file: Path | None = setting(None, "Keys for /admin and /status (one per line).", File.READ)
+    allowed_host: tuple[str, ...] = setting(
+        (), "Further names that requests may call this server by.", metavar="NAME[,NAME]"
+    )
+    allowed_origin: tuple[str, ...] = setting(
+        (), "Web pages, as https://chat.example.org, that may ask this server.", metavar="ORIGIN[,ORIGIN]"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +67,14 @@ class ServerSettings:
     drain_seconds: float = _limit(
         4.0, Range(0, 86_400, whole=False), "Seconds that a stop waits for answers."
     )
-    open_metrics: bool = False
+    open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for limit in LIMITS:
-            value, allowed = getattr(self, limit.name), range_of(limit)
-            if not allowed.holds(value):
-                name = flag_of(limit)
-                raise ConfigError(f"{name}: {shown(value)} is not {allowed}", param=limit.name)
-
-
-LIMITS: tuple["Field[Any]", ...] = tuple(f for f in fields(ServerSettings) if _RANGE in f.metadata)
-
-
-def range_of(limit: "Field[Any]") -> Range:
-    allowed: Range = limit.metadata[_RANGE]
-    return allowed
-
-
-def help_of(limit: "Field[Any]") -> str:
-    return str(limit.metadata[_HELP])
-
-
-def flag_of(limit: "Field[Any]") -> str:
-    return f"--{limit.name.replace('_', '-')}"
+        check(self, flag_of)
 
 
 def read_keys(path: str | Path) -> tuple[str, ...]:

@@ -235,11 +235,48 @@ def test_counts_that_do_not_add_up_are_refused():
 
 @pytest.mark.parametrize(
     ("value", "wire"),
-    [(ModelSource, pb.ModelSource), (EngineConfig, pb.EngineConfig), (AttentionStats, pb.AttentionStats),
+    [(ModelSource, pb.ModelSource), (AttentionStats, pb.AttentionStats),
      (ExpertStats, pb.ExpertStats), (Register, pb.Register), (Progress, pb.Progress)],
 )  # fmt: skip
 def test_a_new_field_is_not_forgotten_on_the_wire(value, wire):
     assert {field.name for field in fields(value)} == {field.name for field in wire.DESCRIPTOR.fields}
+
+
+ENGINE = EngineConfig(64, 9, adaptive=True, prefix_caching=False, device="cuda:3", max_waiting=1 << 20)
+
+
+def wired(engine):
+    proto = pb.EngineConfig()
+    messages.put_settings(engine, proto)
+    return proto
+
+
+def test_every_setting_travels_with_its_type():
+    assert messages.take_settings(EngineConfig, wired(ENGINE)) == ENGINE
+    assert set(wired(ENGINE).settings) == {field.name for field in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize(
+    ("name", "scalar", "said"),
+    [("max_wait", {"whole": 3}, "max_wait is not one of adaptive"), ("block_size", None, "block_size: missing"),
+     ("block_size", {}, "block_size: None is not a whole number in"),
+     ("block_size", {"whole": 0}, "block_size: 0 is outside [1, 1024]"),
+     ("block_size", {"text": "16"}, "block_size: '16' is not a whole number"),
+     ("prefix_caching", {"whole": 1}, "prefix_caching: 1 is not true or false"),
+     ("device", {"flag": True}, "device: True is not a text"),
+     ("wire_dtype", {"text": "fp4"}, "wire_dtype: 'fp4' is not one of auto, fp8")],
+)  # fmt: skip
+def test_other_settings_are_refused_by_name(name, scalar, said):
+    proto = pb.ToNode(
+        assigned=pb.Assigned(role="attention", placement=PLACEMENT.to_json(), engine=wired(ENGINE))
+    )
+    proto.assigned.source.dtype, proto.assigned.source.load_format = "auto", "dummy"
+    proto.assigned.engine.settings.pop(name, None)
+    if scalar is not None:
+        proto.assigned.engine.settings[name].CopyFrom(pb.Scalar(**scalar))
+    with pytest.raises(errors.ProtocolError) as refused:
+        messages.decode_to_node(proto.SerializeToString())
+    assert said in refused.value.message
 
 
 def test_a_new_sampling_parameter_is_not_forgotten():

@@ -13,7 +13,8 @@ from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.report import Row, record, table
 from afserve.cli.main import COMMANDS, LazyGroup, run
-from afserve.cli.options import config_file, existing_file
+from afserve.cli.options import existing_file
+from afserve.cli.settings import config_file
 from afserve.cli.status import row
 
 

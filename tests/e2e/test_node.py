@@ -19,7 +19,8 @@ from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.topology import Wishes, choose
+from afserve.launch.topology import choose
+from afserve.launch.wishes import Wishes
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0

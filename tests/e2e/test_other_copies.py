@@ -23,7 +23,8 @@ from afserve.errors import RendezvousError
 from afserve.families.table import load_spec
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.topology import Wishes, choose
+from afserve.launch.topology import choose
+from afserve.launch.wishes import Wishes
 from afserve.member import MODEL_ROLES
 from afserve.models.shards import ShardFile
 

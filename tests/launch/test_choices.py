@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from afserve.config import ModelSource
+from afserve.config import EngineSettings, ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import banner, examples, ranges
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
-from afserve.launch.topology import NODE_OVERHEAD, Wishes, choose, needs
+from afserve.launch.topology import NODE_OVERHEAD, choose, needs
+from afserve.launch.wishes import Wishes
 from afserve.member import Role
 
 GIB = 1 << 30
@@ -74,12 +75,24 @@ def test_what_the_user_fixed_is_not_explained():
         (Wishes(max_model_len=1 << 20), "--max-model-len"),
         (Wishes(kv_tokens=64, max_model_len=100), "--kv-tokens: 64"),
         (Wishes(threads=0), "--threads: 0"),
-        (Wishes(colocated=True, wire_dtype="fp8"), "--wire-dtype fp8: a colocated run sends no rows"),
-        (Wishes(device="cuda:0", expert_dtype="int8"), "--expert-dtype int8: is for CPU nodes; on cuda:0"),
-        (lambda: Wishes(expert_dtype="int4"), "--expert-dtype: 'int4' is not one of auto, int8"),
-        (lambda: Wishes(wire_dtype="int8"), "--wire-dtype: 'int8' is not one of auto, fp8"),
-        (lambda: Wishes(max_waiting=0), "--max-waiting: 0 is outside [1, 1048576]"),
-        (lambda: Wishes(block_size=1025), "--block-size: 1025 is outside [1, 1024]"),
+        (
+            Wishes(colocated=True, engine=EngineSettings(wire_dtype="fp8")),
+            "--wire-dtype fp8: a colocated run sends no rows",
+        ),
+        (
+            Wishes(engine=EngineSettings(device="cuda:0", expert_dtype="int8")),
+            "--expert-dtype int8: is for CPU nodes; on cuda:0",
+        ),
+        (
+            lambda: Wishes(engine=EngineSettings(expert_dtype="int4")),
+            "--expert-dtype: 'int4' is not one of auto, int8",
+        ),
+        (
+            lambda: Wishes(engine=EngineSettings(wire_dtype="int8")),
+            "--wire-dtype: 'int8' is not one of auto, fp8",
+        ),
+        (lambda: Wishes(engine=EngineSettings(max_waiting=0)), "--max-waiting: 0 is outside [1, 1048576]"),
+        (lambda: Wishes(engine=EngineSettings(block_size=1025)), "--block-size: 1025 is outside [1, 1024]"),
     ],
 )
 def test_a_bad_wish_is_named(wishes, said):
@@ -90,7 +103,11 @@ def test_a_bad_wish_is_named(wishes, said):
 
 def test_settings_reach_the_engine():
     asked = Wishes(
-        1, 2, max_waiting=7, block_size=48, prefix_caching=False, expert_dtype="int8", wire_dtype="fp8"
+        1,
+        2,
+        engine=EngineSettings(
+            max_waiting=7, block_size=48, prefix_caching=False, expert_dtype="int8", wire_dtype="fp8"
+        ),
     )
     engine = choose(NANO, SOURCE, machine(), asked).deployment.engine
     assert (engine.max_waiting, engine.block_size, engine.prefix_caching) == (7, 48, False)
@@ -100,7 +117,8 @@ def test_settings_reach_the_engine():
 
 def test_int8_experts_take_a_byte_and_a_scale_per_output():
     plain, bytes_each = (
-        choose(NANO, SOURCE, machine(), Wishes(1, 2, expert_dtype=d)) for d in ("auto", "int8")
+        choose(NANO, SOURCE, machine(), Wishes(1, 2, engine=EngineSettings(expert_dtype=d)))
+        for d in ("auto", "int8")
     )
     assert plain.expert is not None and bytes_each.expert is not None
     slots = NANO.moe_layers * -(-NANO.experts // 2)
@@ -112,7 +130,7 @@ def test_int8_experts_take_a_byte_and_a_scale_per_output():
     with pytest.raises(
         ConfigError, match="--expert-dtype int8: multiplies bfloat16 or float32 rows, not float16"
     ):
-        choose(NANO, half, machine(), Wishes(expert_dtype="int8"))
+        choose(NANO, half, machine(), Wishes(engine=EngineSettings(expert_dtype="int8")))
 
 
 def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
@@ -124,7 +142,7 @@ def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
     here = machine(memory=48)
     with pytest.raises(DoesNotFitError):
         choose(spec, source, here, Wishes(1, 1))
-    chosen = choose(spec, source, here, Wishes(1, 1, expert_dtype="int8"))
+    chosen = choose(spec, source, here, Wishes(1, 1, engine=EngineSettings(expert_dtype="int8")))
     assert chosen.attention.total + chosen.expert.total <= here.memory
     assert needs(spec, source, here, "int8") != needs(spec, source, here)
 
@@ -236,9 +254,18 @@ def test_the_banner_shows_who_has_what():
         assert wanted in text, wanted
     text = drawn(choose(NANO, SOURCE, machine(), Wishes(colocated=True)))
     assert "colocated" in text and "expert-0" not in text
-    text = drawn(choose(NANO, SOURCE, machine(), Wishes(1, 1, expert_dtype="int8", wire_dtype="fp8")))
+    text = drawn(
+        choose(
+            NANO,
+            SOURCE,
+            machine(),
+            Wishes(1, 1, engine=EngineSettings(expert_dtype="int8", wire_dtype="fp8")),
+        )
+    )
     assert "int8 weights" in text and "rows in fp8" in text
-    assert "in int8" in drawn(choose(NANO, SOURCE, machine(), Wishes(colocated=True, expert_dtype="int8")))
+    assert "in int8" in drawn(
+        choose(NANO, SOURCE, machine(), Wishes(colocated=True, engine=EngineSettings(expert_dtype="int8")))
+    )
 
 
 def test_the_examples_can_be_copied():

@@ -11,7 +11,8 @@ from afserve.launch.cluster import Host, read_cluster
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.seating import Seating, look_up, own_addresses, seat
-from afserve.launch.topology import Share, Wishes, choose
+from afserve.launch.topology import choose
+from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role, attention_node, expert_node
 
 TEXT = """

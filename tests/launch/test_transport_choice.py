@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from afserve.config import EngineConfig, ModelSource
+from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
@@ -13,8 +13,9 @@ from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.seating import Seat, Seating
-from afserve.launch.topology import Share, Wishes, choose
+from afserve.launch.topology import choose
 from afserve.launch.transports import choose_transport
+from afserve.launch.wishes import Share, Wishes
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
 
@@ -108,18 +109,30 @@ def test_each_node_has_a_gpu_of_its_own_while_there_are_enough():
     ],
 )
 def test_a_gpus_memory_is_shared_by_the_nodes_on_it(device, count, attention, experts, shares):
-    assert list(Wishes(device=device, gpus=gpus(count)).shares(Share(attention, experts))) == shares
+    assert (
+        list(Wishes(gpus=gpus(count), engine=EngineSettings(device=device)).shares(Share(attention, experts)))
+        == shares
+    )
 
 
 def test_the_kv_cache_is_cut_for_the_gpus_memory():
     spec, source = load_spec(CONFIGS / "nano"), ModelSource(str(CONFIGS / "nano"), "nano")
     host = Machine(16, 512 << 30, 512 << 30)
-    small = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4, free=1 << 30), max_model_len=512))
-    large = choose(spec, source, host, Wishes(device="cuda", gpus=gpus(4), max_model_len=512))
-    assert small.deployment.counts == {Role.ATTENTION: 2, Role.EXPERT: 2}
+    small = choose(
+        spec,
+        source,
+        host,
+        Wishes(gpus=gpus(4, free=1 << 30), max_model_len=512, engine=EngineSettings(device="cuda")),
+    )
+    large = choose(
+        spec, source, host, Wishes(gpus=gpus(4), max_model_len=512, engine=EngineSettings(device="cuda"))
+    )
+    assert small.deployment.counts == {Role.ATTENTION: 2, Role.EXPERT: 2, Role.GATEWAY: 0}
     assert small.attention.total < 1 << 30
     assert small.kv_tokens <= large.kv_tokens
-    shared = choose(spec, source, host, Wishes(attention=3, experts=3, device="cuda", gpus=gpus(2)))
+    shared = choose(
+        spec, source, host, Wishes(attention=3, experts=3, gpus=gpus(2), engine=EngineSettings(device="cuda"))
+    )
     assert shared.picked["devices"] == "6 nodes on 2 GPUs, which they share"
 
 

@@ -17,7 +17,8 @@ from afserve.engine.request import SamplingParams
 from afserve.errors import CheckpointError, ConfigError, DoesNotFitError
 from afserve.families.table import FAMILIES, load_spec
 from afserve.launch.machine import Machine
-from afserve.launch.topology import Wishes, choose
+from afserve.launch.topology import choose
+from afserve.launch.wishes import Wishes
 from afserve.server.sampling import RECOMMENDED, model_defaults
 from afserve.spec import ModelSpec
 

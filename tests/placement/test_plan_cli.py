@@ -1,15 +1,20 @@
 """`afserve plan` and `afserve simulate` from the command line: outputs, files, mistakes. No torch is imported."""
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from afserve.cli.main import run
+from afserve.cli.plan import plan
+from afserve.cli.plan_options import GROUPS, build_question
+from afserve.cli.simulate import simulate
 from afserve.placement.record import encode_header, encode_record
 
 SMALL = "--model qwen3-30b-a3b --pool h20=8 --pool l40s=8 --tpot 30ms --context 2048"
@@ -35,11 +40,11 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads(out)
     assert code == 0
     assert set(values) >= {"best", "alternatives", "verdict"}
-    for plan in [values["best"], *values["alternatives"]]:
-        assert plan["kind"] in ("colocated", "afd")
+    for found in [values["best"], *values["alternatives"]]:
+        assert found["kind"] in ("colocated", "afd")
         assert (
-            set(plan["attention"])
-            == set(plan["experts"])
+            set(found["attention"])
+            == set(found["experts"])
             == {"hardware", "devices", "nodes", "tensor_parallel"}
         )
         assert set(plan) >= {
@@ -51,8 +56,8 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
             "usd_per_mtok",
             "bound_by",
         }
-        assert 0 < plan["tpot_ms"] <= 30
-    costs = [plan["usd_per_mtok"] for plan in [values["best"], *values["alternatives"]]]
+        assert 0 < found["tpot_ms"] <= 30
+    costs = [found["usd_per_mtok"] for found in [values["best"], *values["alternatives"]]]
     assert costs == sorted(costs)
 
 
@@ -269,3 +274,12 @@ def test_a_cluster_file_names_the_folder_of_a_model_without_a_name(
     for given in ("mine", "mine/config.json"):
         assert call(capsys, f"plan --model {tmp_path / given} --pool h20=4 --cluster {file}")[0] == 0
         assert tomllib.loads(file.read_text())["model"] == {"path": str((tmp_path / "mine").resolve())}
+
+
+def test_the_flags_of_a_question_travel_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(inspect.signature(build_question).parameters) == len(GROUPS) <= 6
+    in_groups = [field.name for group in GROUPS for field in fields(group)]
+    of_plan, of_simulate = ({option.name for option in command.params} for command in (plan, simulate))
+    assert len(in_groups) == len(set(in_groups)) and set(in_groups) <= of_plan & of_simulate
+    code, _, err = call(capsys, "plan --pool h20=8")
+    assert code == 2 and "--model" in err

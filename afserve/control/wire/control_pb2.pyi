@@ -332,34 +332,29 @@ class ModelSource(_message.Message):
     def __init__(self, path: _Optional[str] = ..., name: _Optional[str] = ..., dtype: _Optional[str] = ..., load_format: _Optional[str] = ..., layers: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
-    __slots__ = ("max_model_len", "kv_blocks", "block_size", "max_sequences", "max_waiting", "max_batch_tokens", "micro_batches", "prefix_caching", "threads", "device", "adaptive", "expert_dtype", "wire_dtype")
-    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
-    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
-    MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
-    THREADS_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
-    EXPERT_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    max_model_len: int
-    kv_blocks: int
-    block_size: int
-    max_sequences: int
-    max_waiting: int
-    max_batch_tokens: int
-    micro_batches: int
-    prefix_caching: bool
-    threads: int
-    device: str
-    adaptive: bool
-    expert_dtype: str
-    wire_dtype: str
-    def __init__(self, max_model_len: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., prefix_caching: _Optional[bool] = ..., threads: _Optional[int] = ..., device: _Optional[str] = ..., adaptive: _Optional[bool] = ..., expert_dtype: _Optional[str] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    __slots__ = ("settings",)
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Scalar
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Scalar, _Mapping]] = ...) -> None: ...
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.MessageMap[str, Scalar]
+    def __init__(self, settings: _Optional[_Mapping[str, Scalar]] = ...) -> None: ...
+
+class Scalar(_message.Message):
+    __slots__ = ("flag", "whole", "real", "text")
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    flag: bool
+    whole: int
+    real: float
+    text: str
+    def __init__(self, flag: _Optional[bool] = ..., whole: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Gateways(_message.Message):
     __slots__ = ("gateways",)

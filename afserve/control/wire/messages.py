@@ -56,6 +56,7 @@ from afserve.member import NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
+from afserve.settings import build
 
 Value = TypeVar("Value")
 Stats = AttentionStats | ExpertStats | None
@@ -150,6 +151,33 @@ def _take_flat(cls: type[Value], proto: Proto, **others: object) -> Value:
 
 def _flat(name: str, cls: type) -> Codec:
     return name, _put_flat, lambda proto: _take_flat(cls, proto)
+
+
+# ---- settings: by name, each with its type
+
+_SCALARS = {bool: "flag", int: "whole", float: "real", str: "text"}
+
+
+def put_settings(group: Any, proto: Proto) -> None:
+    for field in fields(group):
+        item, scalar = getattr(group, field.name), proto.settings[field.name]
+        if item is not None:
+            setattr(scalar, _SCALARS[type(item)], item)
+
+
+def take_settings(cls: type[Value], proto: Proto) -> Value:
+    """Every field, and no other: a peer that knows more or fewer settings is not obeyed by halves."""
+    values = {name: _take_scalar(scalar) for name, scalar in proto.settings.items()}
+    missing = {field.name for field in fields(cls)} - values.keys()  # type: ignore[arg-type]
+    if missing:
+        raise ValueError(f"{', '.join(sorted(missing))}: missing")
+    return build(cls, values)
+
+
+def _take_scalar(proto: Proto) -> bool | int | float | str | None:
+    which = proto.WhichOneof("value")
+    value: bool | int | float | str | None = None if which is None else getattr(proto, which)
+    return value
 
 
 # ---- the values that are not flat
@@ -329,7 +357,7 @@ def _put_assigned(value: Assigned, proto: Proto) -> None:
     proto.placement = deployment.placement.to_json()
     _put_flat(deployment, proto)
     _put_flat(deployment.source, proto.source)
-    _put_flat(deployment.engine, proto.engine)
+    put_settings(deployment.engine, proto.engine)
 
 
 def _take_assigned(proto: Proto) -> Assigned:
@@ -337,7 +365,7 @@ def _take_assigned(proto: Proto) -> Assigned:
         Deployment,
         proto,
         source=_take_flat(ModelSource, proto.source),
-        engine=_take_flat(EngineConfig, proto.engine),
+        engine=take_settings(EngineConfig, proto.engine),
         counts={Role(role): count for role, count in sorted(proto.counts.items())},
         placement=Placement.from_json(proto.placement),
     )

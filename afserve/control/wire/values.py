@@ -14,7 +14,7 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 # ---- node to controller

@@ -1,0 +1,112 @@
+"""What the user of `afserve up` or `LLM` asks of a run: the values from which `topology` chooses the rest.
+
+Values only; importing this loads neither torch nor numpy, so that `afserve up --help` answers at once.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
+from afserve.server.settings import Listening, ServerSettings
+from afserve.settings import File, in_range, setting
+
+if TYPE_CHECKING:
+    from afserve.launch.gpus import Gpus
+
+TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MOST_GATEWAYS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One host's nodes. What is not `here` is taken to be like this machine, and refuses for itself."""
+
+    attention: int
+    experts: int
+    here: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.attention + self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user fixed; None is for `topology` to choose. `micro_batches` may also be "auto".
+
+    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once. `gpus` are this
+    machine's, where nodes run on them.
+    """
+
+    attention: int | None = setting(None, "Attention nodes.", metavar="A")
+    experts: int | None = setting(None, "Expert nodes.", metavar="F")
+    micro_batches: str = setting("auto", "In flight per attention node, 1 to 4.", metavar="M")
+    colocated: bool = setting(False, "Experts inside the attention nodes: the baseline.")
+    kv_tokens: int | None = setting(None, "KV cache of each attention node, in tokens.")
+    max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
+    threads: int | None = setting(None, "Compute threads of each node.")
+    redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
+    gateways: int = setting(
+        0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
+    )
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    rebalance: bool = False
+    batch: int | None = None
+    hosts: tuple[Share, ...] = ()
+    gpus: "Gpus | None" = None
+
+    def __post_init__(self) -> None:
+        in_range("--gateways", self.gateways, 0, MOST_GATEWAYS)
+
+    def shares(self, nodes: Share) -> tuple[Share, ...]:
+        """What shares one memory: the nodes of a host, or of a GPU."""
+        if self.gpus is None or self.hosts:
+            return self.hosts or (nodes,)
+        used = 1 if self.engine.device != "cuda" else min(len(self.gpus), nodes.total)
+        roles = ["attention"] * nodes.attention + ["experts"] * nodes.experts
+        dealt = [roles[number::used] for number in range(used)]
+        return tuple(Share(d.count("attention"), d.count("experts")) for d in dealt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Which model, where it runs, and what the run leaves behind."""
+
+    model: str = setting("nano", "Bundled name, checkpoint folder, or Hugging Face id.")
+    cluster: Path | None = setting(
+        None, "Start what `afserve plan --cluster FILE` wrote.", File.READ, metavar="FILE"
+    )
+    listen: str | None = setting(
+        None, "With --cluster: where nodes on other hosts join, one address.", metavar="ADDRESS[:PORT]"
+    )
+    transport: str = setting(
+        "auto",
+        "Between nodes: shm on one host, tcp or dist between hosts, symm between GPUs of one NVLink domain.",
+        TRANSPORTS,
+    )
+    verify: str = setting(
+        SAMPLES, "How nodes' copies of the checkpoint are compared; full: all bytes.", (SAMPLES, FULL)
+    )
+    rebalance: str | None = setting(
+        None, "auto, off, or every so many SECONDS; auto with --redundant-experts.", metavar="WHEN"
+    )
+    record_routing: Path | None = setting(None, "Write routing counts here at the end.", File.WRITTEN)
+    trace: Path | None = setting(None, "Write a Perfetto trace of this run here at its end.", File.WRITTEN)
+    log_level: str = setting("warning", "", LOG_LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class UpFlags:
+    """All that `afserve up` was asked, group by group. `given` names what was not left at its default.
+
+    The source's path and name are open until the model is found.
+    """
+
+    run: RunSettings
+    source: ModelSource
+    wishes: Wishes
+    listening: Listening
+    limits: ServerSettings
+    given: frozenset[str] = frozenset()

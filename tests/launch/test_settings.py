@@ -1,0 +1,164 @@
+"""Each setting is declared once and reachable by flag, environment, file and, for the engine's, keyword and wire.
+
+The last test adds a setting to the source of `afserve/config.py` and follows it to a node, with nothing else changed.
+"""
+
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afserve import config
+from afserve.cli.up import asked_of, up
+from afserve.config import EngineSettings, ModelSource
+from afserve.config_ranges import Range
+from afserve.errors import ConfigError
+from afserve.launch.wishes import RunSettings, UpFlags, Wishes
+from afserve.llm import LLM
+from afserve.server.settings import Listening, ServerSettings
+from afserve.settings import File, Setting, settings_of
+
+GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings)
+SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in settings_of(group)]
+
+
+def asked(*arguments: str) -> UpFlags:
+    return asked_of(dict(up.make_context("up", list(arguments)).params))
+
+
+def held(flags: UpFlags, group: type) -> Any:
+    every = (flags.run, flags.source, flags.wishes, flags.wishes.engine, flags.listening, flags.limits)
+    return every[GROUPS.index(group)]
+
+
+def other(one: Setting, folder: Path) -> tuple[object, str]:
+    """A value that is not the default, and how a user writes it."""
+    if one.kind is bool:
+        return not one.default, str(not one.default).lower()
+    if isinstance(one.allowed, File):
+        (folder / "file").touch()
+        return folder / "file", str(folder / "file")
+    if isinstance(one.allowed, tuple):
+        return one.allowed[-1], one.allowed[-1]
+    if one.kind is tuple:
+        return ("a", "b"), "a, b"
+    if one.kind is str:
+        return "7", "7"
+    value = one.allowed.high if isinstance(one.allowed, Range) else 7
+    return one.kind(value), str(value)
+
+
+def needed(one: Setting) -> list[str]:
+    return ["--load-format", "dummy"] if one.name == "layers" else []
+
+
+@pytest.mark.parametrize(("group", "one"), SETTINGS)
+def test_a_setting_is_reached_by_flag_environment_and_file(group, one, tmp_path, monkeypatch):
+    value, written = other(one, tmp_path)
+    assert getattr(held(asked(), group), one.name) == one.default != value
+    by_flag = [one.flag, written]
+    if one.kind is bool:
+        by_flag = [one.flag if value else one.flag.replace("--", "--no-", 1)]
+    assert getattr(held(asked(*needed(one), *by_flag), group), one.name) == value
+
+    quoted = written if one.kind in (bool, int, float) else json.dumps(written)
+    (tmp_path / "up.toml").write_text(f"{one.flag[2:]} = {quoted}\n")
+    by_file = [*needed(one), "--config", str(tmp_path / "up.toml")]
+    assert getattr(held(asked(*by_file), group), one.name) == value
+
+    monkeypatch.setenv(f"AFSERVE_{one.name.upper()}", written)
+    assert getattr(held(asked(*needed(one)), group), one.name) == value
+
+
+def test_every_flag_is_a_setting():
+    names = [one.name for group in GROUPS for one in settings_of(group)]
+    assert sorted(names) == sorted({str(option.name) for option in up.params} - {"config"})
+    assert all(one.help or one.name == "log_level" for group in GROUPS for one in settings_of(group))
+
+
+def test_a_flag_comes_before_the_environment_and_that_before_the_file(tmp_path, monkeypatch):
+    (tmp_path / "up.toml").write_text("threads = 1\nkv-tokens = 10\nblock_size = 100\n")
+    monkeypatch.setenv("AFSERVE_CONFIG", str(tmp_path / "up.toml"))
+    monkeypatch.setenv("AFSERVE_THREADS", "2")
+    monkeypatch.setenv("AFSERVE_KV_TOKENS", "20")
+    found = asked("--threads", "3").wishes
+    assert (found.threads, found.kv_tokens, found.engine.block_size) == (3, 20, 100)
+
+
+def test_what_the_environment_says_has_the_same_range(monkeypatch):
+    monkeypatch.setenv("AFSERVE_MAX_BODY_BYTES", "nan")
+    with pytest.raises(ConfigError, match="--max-body-bytes: 'nan' is not a whole number in"):
+        asked()
+
+
+def test_llm_takes_every_setting_of_the_engine_by_name():
+    shown = inspect.signature(LLM).parameters
+    for one in settings_of(EngineSettings):
+        assert shown[one.name].default == one.default and shown[one.name].annotation is one.kind
+        assert shown[one.name].kind is inspect.Parameter.KEYWORD_ONLY
+    sources = {one.name for one in settings_of(ModelSource)}
+    sizes = {one.name for one in settings_of(Wishes)} - {"redundant_experts", "gateways"}
+    assert sources | sizes <= set(shown)
+    with pytest.raises(ConfigError, match="block_sice is not one of block_size, device"):
+        LLM(block_sice=16)
+
+
+FOLLOW = """
+import importlib.util, json, os, sys, types
+spec = importlib.util.find_spec("afserve.config")
+text = open(spec.origin, encoding="utf-8").read()
+assert text.count(sys.argv[1]) == 1
+module = types.ModuleType("afserve.config")
+sys.modules["afserve.config"] = module
+exec(compile(text.replace(sys.argv[1], sys.argv[1] + sys.argv[2]), spec.origin, "exec"), module.__dict__)
+
+from afserve.cli.up import asked_of, up
+from afserve.control.wire import messages
+from afserve.control.wire.values import Assigned
+from afserve.families.table import load_spec
+from afserve.launch.machine import Machine
+from afserve.launch.models import CONFIGS
+from afserve.launch.topology import choose
+from afserve.llm import LLM
+from afserve.member import attention_node
+from afserve.config import ModelSource
+
+def asked(*arguments):
+    return asked_of(dict(up.make_context("up", list(arguments)).params)).wishes
+
+def at_the_node(wishes):
+    folder = CONFIGS / "nano"
+    machine = Machine(2, 8 << 30, 8 << 30, "")
+    run = choose(load_spec(folder), ModelSource(str(folder), "nano"), machine, wishes).deployment
+    data = messages.encode_to_node(Assigned(attention_node(0), 1, run))
+    return messages.decode_to_node(data).deployment.engine.longest_hold
+
+wishes = {"default": asked(), "flag": asked("--longest-hold", "0.5"), "file": asked("--config", sys.argv[3])}
+os.environ["AFSERVE_LONGEST_HOLD"] = "0.125"
+wishes["environment"] = asked()
+wishes["keyword"] = LLM(longest_hold=0.0625)._wishes
+print(json.dumps({door: at_the_node(each) for door, each in wishes.items()}))
+"""
+
+
+def test_a_new_setting_is_one_declaration(tmp_path):
+    (tmp_path / "up.toml").write_text("longest-hold = 0.25\n")
+    after = '    device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")\n'
+    line = '    longest_hold: float = setting(0.01, "Longest wait.", Range(0, 1, whole=False), metavar="SECONDS")\n'
+    arguments = [after, line, str(tmp_path / "up.toml")]
+    done = subprocess.run(
+        [sys.executable, "-c", FOLLOW, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    at_the_node = {"default": 0.01, "flag": 0.5, "file": 0.25, "environment": 0.125, "keyword": 0.0625}
+    assert json.loads(done.stdout) == at_the_node
+
+
+def test_no_default_is_missing_where_a_user_may_leave_it_open():
+    assert all(one.default is not MISSING for group in GROUPS for one in settings_of(group))
+    assert config.EngineConfig(64, 9) == config.EngineConfig(max_model_len=64, kv_blocks=9)
