@@ -68,6 +68,8 @@ def row(node: Fields) -> Sequence[str]:
         f"{node['resident_bytes'] / (1 << 20):,.0f}",
         f"{node['heartbeat_age']:.1f} s",
     )
+    if stats is None:  # a gateway counts in /metrics
+        return (*common, *("",) * 6)
     if node["role"] == "attention":
         use = stats["kv_blocks_used"] / stats["kv_blocks"] if stats["kv_blocks"] else 0.0
         counts = (stats["running"], stats["waiting"], f"{use:.0%}", stats["generated_tokens"])

@@ -46,9 +46,11 @@ def table(answer: Fields, before: Fields, seconds: float) -> object:
 
 
 def row(node: Fields, before: Fields, seconds: float) -> tuple[str | int, ...]:
-    """Cells in the order of COLUMNS; what the other role has stays empty."""
+    """Cells in the order of COLUMNS; those of other roles stay empty."""
     stats, old = node["stats"], before["stats"]
     common = (node["name"], node["state"], node["resident_bytes"] >> 20)
+    if stats is None or old is None:  # a gateway counts in /metrics
+        return (*common, *("",) * 6)
     if node["role"] == "attention":
         use = stats["kv_blocks_used"] / stats["kv_blocks"] if stats["kv_blocks"] else 0.0
         rate = round((stats["generated_tokens"] - old["generated_tokens"]) / seconds)

@@ -125,6 +125,13 @@ def test_status_rows_of_both_roles():
     )
 
 
+def test_a_gateway_has_a_row_without_counts():
+    node = {"name": "gateway-0", "role": "gateway", "state": "ready", "pid": 7, "heartbeat_age": 0.25}
+    node |= {"resident_bytes": 3 << 20, "stats": None}
+    assert row(node) == ("gateway-0", "ready", "7", "3", "0.2 s", "", "", "", "", "", "")
+    assert top.row(node, node, 2.0) == ("gateway-0", "ready", 3, "", "", "", "", "", "")
+
+
 def test_top_shows_what_happened_since():
     def node(role, **stats):
         return {"name": role, "role": role, "state": "ready", "resident_bytes": 5 << 20, "stats": stats}
