@@ -19,11 +19,11 @@ from afserve.engine.request import FinishReason, GenerationRequest, SamplingPara
 from afserve.errors import AfserveError, ConfigError
 from afserve.families.table import load_spec
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.hosts import HostAssignment
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.seating import Seating
 from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import Wishes
@@ -168,10 +168,10 @@ class LLM:
             gpus = await asyncio.to_thread(probe_gpus)
             wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
         topology = choose(_spec(source, found), source, this_machine(), wishes)
-        seating = Seating.all_here(topology.deployment, gpus)
-        choice = choose_transport("auto", seating.seats, gpus)
+        assignment = HostAssignment.all_here(topology.deployment, gpus)
+        choice = choose_transport("auto", assignment.hosted, gpus)
         topology = topology.over(choice.kind, choice.reason)
-        self._run = LocalRun(topology, found, found.name, self._processes, None, seating)
+        self._run = LocalRun(topology, found, found.name, self._processes, None, assignment)
         await self._run.start()
         self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
         await self._run.wait_ready()

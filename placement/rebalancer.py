@@ -14,13 +14,13 @@ import numpy as np
 
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import (
-    Breath,
     Floats,
     MovePrice,
     Nodes,
     Problem,
+    Throttle,
     scenarios,
-    unhurried,
+    unthrottled,
 )
 from afserve.placement.optimizer.split import node_load
 from afserve.placement.placement import Placement
@@ -82,10 +82,10 @@ class Rebalancer:
     """Owns the placement that is wanted, the streak of bad checks and the last decisions."""
 
     def __init__(
-        self, placement: Placement, nodes: Nodes, rules: Rules | None = None, breathe: Breath = unhurried
+        self, placement: Placement, nodes: Nodes, rules: Rules | None = None, throttle: Throttle = unthrottled
     ) -> None:
         self.placement, self.nodes, self.rules = placement, nodes, rules or Rules()
-        self._breathe = breathe
+        self._throttle = throttle
         self.decisions: deque[Decision] = deque(maxlen=64)
         self._streak = 0
         self._next = self._rested = float("-inf")
@@ -203,7 +203,7 @@ class Rebalancer:
     def _reshared(self, placement: Placement, load_LE: Floats) -> Placement:
         """The same slots (but for lost experts) with the shares that suit `load_LE`."""
         asked = Problem(load_LE[None], self.nodes, current=placement, moves=0)
-        return balance(asked, self._breathe).placement(self._epoch + 1)
+        return balance(asked, self._throttle).placement(self._epoch + 1)
 
     def _moved(self, stats: RoutingStats, load_LE: Floats) -> Placement:
         """Slots for what was seen, and a little for everything else that the windows remember."""
@@ -213,7 +213,7 @@ class Rebalancer:
         budget, price = self.rules.moves_per_layer * len(load_LE), self.rules.price
         loads = scenarios([load_LE, *others])
         asked = Problem(loads, self.nodes, weights, self.placement, budget, price, prior=0.0)
-        return self._reshared(balance(asked, self._breathe).placement(), load_LE)
+        return self._reshared(balance(asked, self._throttle).placement(), load_LE)
 
     def _stay(self, now: float, seen: _View, reason: str) -> Decision:
         decision = Decision(now, Action.STAY, reason, seen.ratio, seen.ratio)

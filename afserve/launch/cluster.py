@@ -1,7 +1,7 @@
 """Reads the cluster file of `afserve up --cluster FILE`; the format is in configs/clusters/README.md.
 
 Text in, checked values out: every error names the file, the key and the value. It looks up no host, no model and
-no device; `seating` does that with what is here.
+no device; `assignment` does that with what is here.
 """
 
 import ipaddress

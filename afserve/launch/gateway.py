@@ -28,13 +28,13 @@ from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gateway_node import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment, assign, look_up, own_addresses
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.seating import TOGETHER_SECONDS, Seating, look_up, own_addresses, seat
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
@@ -69,15 +69,15 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     check_device(flags.wishes.engine.device)
     device = flags.wishes.engine.device if cluster is None else cluster.device
     gpus = Gpus() if device == "cpu" else probe_gpus()
-    flags, seated = _seated(flags, cluster, gpus)
+    flags, assigned = _assigned(flags, cluster, gpus)
     found = find_model(flags.run.model, processes.folder)
     balance = balance_rules(flags)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
     topology = plan_here(flags, found, this_machine(), gpus)
-    seating = seated or Seating.all_here(topology.deployment, gpus)
-    if seated is not None:
-        _check_elsewhere(flags, seated, found, processes.folder)
-    choice = choose_transport(flags.run.transport, seating.seats, gpus)
+    assignment = assigned or HostAssignment.all_here(topology.deployment, gpus)
+    if assigned is not None:
+        _check_elsewhere(flags, assigned, found, processes.folder)
+    choice = choose_transport(flags.run.transport, assignment.hosted, gpus)
     topology = topology.over(choice.kind, choice.reason)
     topology = topology.verified(flags.run.verify)
     for path in filter(None, (flags.run.record_routing, flags.run.trace)):
@@ -87,7 +87,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
             topology = topology.traced(parts)
-        asyncio.run(_Gateway(topology, found, settings, sock, processes, flags, balance, seating).run())
+        asyncio.run(_Gateway(topology, found, settings, sock, processes, flags, balance, assignment).run())
 
 
 def _log(flags: UpFlags) -> None:
@@ -109,14 +109,14 @@ def balance_rules(flags: UpFlags) -> BalanceRules:
     return BalanceRules(act=True, every=seconds)
 
 
-def _seated(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, Seating | None]:
+def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, HostAssignment | None]:
     """What a cluster file says, as flags, and who runs where. Raises ConfigError where a flag says otherwise."""
     if cluster is None:
         if flags.run.listen is not None:
             raise ConfigError("--listen: is for the nodes on other hosts of a --cluster FILE", param="listen")
         return flags, None
-    seating = seat(cluster, flags.run.listen, look_up, own_addresses())
-    _check_cuda(cluster, seating, gpus)
+    assignment = assign(cluster, flags.run.listen, look_up, own_addresses())
+    _check_cuda(cluster, assignment, gpus)
     found = replace(
         flags,
         run=replace(flags.run, model=cluster.model),
@@ -128,7 +128,7 @@ def _seated(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlag
             micro_batches=str(cluster.micro_batches),
             engine=replace(flags.wishes.engine, device=cluster.device),
             batch=cluster.batch,
-            hosts=seating.shares(),
+            hosts=assignment.shares(),
         ),
     )
     asked, wanted = _in_file(flags), _in_file(found)
@@ -139,7 +139,7 @@ def _seated(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlag
                 f"{flag}: {cluster.file} has {key} = {_as_written(cluster, name)}; drop the flag or edit the file",
                 param=name,
             )
-    return found, seating
+    return found, assignment
 
 
 def _in_file(flags: UpFlags) -> dict[str, object]:
@@ -161,9 +161,9 @@ def _as_written(cluster: Cluster, flag: str) -> str:
     return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
 
 
-def _check_cuda(cluster: Cluster, seating: Seating, gpus: Gpus) -> None:
+def _check_cuda(cluster: Cluster, assignment: HostAssignment, gpus: Gpus) -> None:
     """Of the hosts that are this machine; the others' nodes say it themselves."""
-    for mine in seating.here:
+    for mine in assignment.here:
         if mine.device != "cpu" and int(mine.device.partition(":")[2]) >= len(gpus):
             kind = next(h.hardware for h in cluster.hosts if h.address == mine.host)
             raise ConfigError(
@@ -173,9 +173,9 @@ def _check_cuda(cluster: Cluster, seating: Seating, gpus: Gpus) -> None:
             )
 
 
-def _check_elsewhere(flags: UpFlags, seating: Seating, found: FoundModel, scratch: Path) -> None:
+def _check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundModel, scratch: Path) -> None:
     """What works on one machine only."""
-    if not seating.elsewhere:
+    if not assignment.elsewhere:
         return
     if flags.run.trace:
         raise ConfigError("--trace: the nodes on other hosts cannot write it here; drop it", param="trace")
@@ -220,7 +220,7 @@ class _Gateway:
         processes: NodeProcesses,
         flags: UpFlags,
         balance: BalanceRules,
-        seating: Seating,
+        assignment: HostAssignment,
     ) -> None:
         self._started = time.monotonic()
         self._topology = topology
@@ -234,7 +234,7 @@ class _Gateway:
         self._trace = flags.run.trace
         options = options_of(self._name, str(found.tokenizer), settings)
         gateways = GatewayProcesses(options, sock) if flags.wishes.gateways else None
-        self._run = LocalRun(topology, found, self._name, processes, balance, seating, gateways)
+        self._run = LocalRun(topology, found, self._name, processes, balance, assignment, gateways)
         self._http: Http
         if gateways is None:
             tokenizer = Tokenizer.from_folder(found.tokenizer)
@@ -290,12 +290,12 @@ class _Gateway:
 
     def _show_commands(self) -> None:
         """How to start what is not started from here."""
-        seating, processes = self._run.seating, self._processes
-        if not seating.elsewhere:
+        assignment, processes = self._run.assignment, self._processes
+        if not assignment.elsewhere:
             return
-        missing = len(seating.elsewhere)
+        missing = len(assignment.elsewhere)
         lines = [f"waiting {TOGETHER_SECONDS:.0f} s for {missing} node{'s' * (missing > 1)} elsewhere:"]
-        lines += seating.commands(self._run.controller.address, processes.token_file)
+        lines += assignment.commands(self._run.controller.address, processes.token_file)
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 

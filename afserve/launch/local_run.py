@@ -1,4 +1,4 @@
-"""A run: controller and frontend in this process, nodes as processes of this machine or of others, as `seating` says.
+"""A run: controller and frontend in this process, nodes as processes here or on other hosts, as `assignment` says.
 
 `up` and `LLM` use it. It owns the order in which things start and end, and knows neither HTTP nor a terminal.
 """
@@ -26,9 +26,9 @@ from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, PeerLost
 from afserve.launch.gateway_node import GatewayOptions
+from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.seating import TOGETHER_SECONDS, Seating
 from afserve.launch.topology import Topology
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
@@ -59,7 +59,7 @@ class LocalRun:
         name: str,
         processes: NodeProcesses,
         balance: BalanceRules | None,
-        seating: Seating,
+        assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
     ) -> None:
         clock = (
@@ -69,14 +69,14 @@ class LocalRun:
         self._gateway = Gateway(token)
         self.topology = topology
         self.processes = processes
-        self.seating = seating
+        self.assignment = assignment
         self._gateways = gateways
         self.controller = Controller(
             topology.deployment,
             token,
             clock,
             balance,
-            Rules(register=TOGETHER_SECONDS if seating.elsewhere else REGISTER_SECONDS),
+            Rules(register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS),
             self._on_its_device,
         )
         self.controller.on_start = self._start_here
@@ -112,7 +112,7 @@ class LocalRun:
 
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        await self.controller.start(self.seating.listen, self.seating.port, [self._gateway.handler])
+        await self.controller.start(self.assignment.listen, self.assignment.port, [self._gateway.handler])
 
     def _start_here(self, node: NodeId) -> None:
         """Who is on another host is started there."""
@@ -121,11 +121,11 @@ class LocalRun:
             self.processes.spawn(
                 node, self.controller.address, self._gateways.options.to_plain(), self._gateways.listening
             )
-        elif self.seating.is_here(node):
+        elif self.assignment.is_here(node):
             self.processes.spawn(node, self.controller.address)
 
     def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:
-        device = self.seating.devices.get(node, deployment.engine.device)
+        device = self.assignment.devices.get(node, deployment.engine.device)
         return replace(deployment, engine=replace(deployment.engine, device=device))
 
     def _read_own(self, full: bool, progress: Progress) -> "Future[Identity]":

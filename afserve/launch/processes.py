@@ -1,7 +1,7 @@
 """Starts the node processes of a run on this machine, watches them, and leaves nothing behind.
 
-A fork server (`zygote`) forks the nodes. It is started early, so that its imports overlap with everything else. This
-file knows processes, logs and the run's folder; it does not know what nodes do.
+`fork_server` forks the nodes. It is started early, so that its imports overlap with everything else. This file
+knows processes, logs and the run's folder; it does not know what nodes do.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from afserve.control.wire import channel
-from afserve.launch.zygote import Order
+from afserve.launch.fork_server import Order
 from afserve.member import NodeId
 
 _STOP_SECONDS = 6.0
@@ -70,7 +70,7 @@ class NodeProcesses:
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self.folder)]
         with theirs, open(self._log(HELPER), "wb") as log:
             self._helper = subprocess.Popen(
-                [sys.executable, "-m", "afserve.launch.zygote", *arguments],
+                [sys.executable, "-m", "afserve.launch.fork_server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

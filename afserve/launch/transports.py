@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from afserve.errors import ConfigError
 from afserve.launch.gpus import Gpus
-from afserve.launch.seating import Seat
+from afserve.launch.hosts import HostedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +20,27 @@ class Choice:
     reason: str
 
 
-def choose_transport(asked: str, seats: Sequence[Seat], gpus: Gpus) -> Choice:
+def choose_transport(asked: str, hosted: Sequence[HostedNode], gpus: Gpus) -> Choice:
     """What `auto` stands for here. Raises ConfigError for one that cannot reach every node of this run."""
-    elsewhere = any(not seat.here for seat in seats)
+    elsewhere = any(not one.here for one in hosted)
     if asked == "auto":
-        return _auto(seats, gpus, elsewhere=elsewhere)
+        return _auto(hosted, gpus, elsewhere=elsewhere)
     if elsewhere and asked in ("shm", "symm"):
         raise ConfigError(f"--transport {asked}: reaches no other host; use tcp or dist", param="transport")
-    on_gpus = [seat for seat in seats if seat.device != "cpu"]
-    if asked == "symm" and len(on_gpus) < len(seats):
+    on_gpus = [one for one in hosted if one.device != "cpu"]
+    if asked == "symm" and len(on_gpus) < len(hosted):
         raise ConfigError("--transport symm: is for nodes on GPUs; give --device cuda", param="transport")
     if asked in ("symm", "dist") and on_gpus:
         _check_own(asked, on_gpus)
     return Choice(asked, "as asked")
 
 
-def _auto(seats: Sequence[Seat], gpus: Gpus, *, elsewhere: bool) -> Choice:
+def _auto(hosted: Sequence[HostedNode], gpus: Gpus, *, elsewhere: bool) -> Choice:
     host, where = ("tcp", "between hosts") if elsewhere else ("shm", "all nodes on this machine")
-    on_gpus = [seat for seat in seats if seat.device != "cpu"]
+    on_gpus = [one for one in hosted if one.device != "cpu"]
     if not on_gpus:
         return Choice(host, where)
-    if len(on_gpus) < len(seats):
+    if len(on_gpus) < len(hosted):
         return Choice(host, f"{where}, rows of GPUs through pinned host memory")
     shared = _most_shared(on_gpus)
     if shared is not None:
@@ -51,8 +51,8 @@ def _auto(seats: Sequence[Seat], gpus: Gpus, *, elsewhere: bool) -> Choice:
     return Choice("dist", "between GPUs over NCCL")
 
 
-def _check_own(asked: str, seats: Sequence[Seat]) -> None:
-    shared = _most_shared(seats)
+def _check_own(asked: str, hosted: Sequence[HostedNode]) -> None:
+    shared = _most_shared(hosted)
     if shared is not None:
         device, nodes = shared
         raise ConfigError(
@@ -62,7 +62,7 @@ def _check_own(asked: str, seats: Sequence[Seat]) -> None:
         )
 
 
-def _most_shared(seats: Sequence[Seat]) -> tuple[str, int] | None:
-    counts = Counter((seat.here or seat.host, seat.device) for seat in seats)
+def _most_shared(hosted: Sequence[HostedNode]) -> tuple[str, int] | None:
+    counts = Counter((one.here or one.host, one.device) for one in hosted)
     (_, device), nodes = counts.most_common(1)[0]
     return (device, nodes) if nodes > 1 else None

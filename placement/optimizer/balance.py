@@ -13,7 +13,7 @@ from afserve.placement.optimizer.current import adopt, align, count_moves, relab
 from afserve.placement.optimizer.exchange import applies, exchanged
 from afserve.placement.optimizer.local_search import Answer, rounds
 from afserve.placement.optimizer.outcome import Balanced, Certificate
-from afserve.placement.optimizer.problem import Breath, Floats, Ints, MovePrice, Problem, unhurried
+from afserve.placement.optimizer.problem import Floats, Ints, MovePrice, Problem, Throttle, unthrottled
 from afserve.placement.optimizer.slot_budget import within_memory
 from afserve.placement.optimizer.task import Task
 from afserve.placement.placement import Placement
@@ -24,17 +24,17 @@ _SMALL = 4_000  # slots up to which all norms are tried for one known load
 _STAGES = (0.1, 0.3, 1.0)  # parts of the budget after which a priced search is looked at
 
 
-def balance(problem: Problem, breathe: Breath = unhurried) -> Balanced:
+def balance(problem: Problem, throttle: Throttle = unthrottled) -> Balanced:
     """The best placement found, and proof of how good it is. Pure: the same problem gives the same answer.
 
     One known load with a spare slot per node is placed exactly (gap 0). Several scenarios are placed for their
     mean and variance with room to shift traffic. With a current placement the answer keeps to the budget of
     moves, and stays where moving does not pay. Moves that a dead node or a protected expert forces are made
-    whatever the budget. `breathe` is called between the steps of a search from a current placement.
+    whatever the budget. `throttle` is called between the steps of a search from a current placement.
     """
     if problem.memory is not None:
         return within_memory(problem, problem.memory, balance)
-    task = Task(problem, breathe)
+    task = Task(problem, throttle)
     if problem.current is None:
         answer = task.fresh()
         return _outcome(task, answer, _certificate(task, answer))
@@ -87,7 +87,7 @@ def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
             ways.append(_choice(task, old, (search.slot.copy(), task.shares(search.slot))))
     if applies(start, task.mean_LE, task.room_N, task.pace_N):
         budgets = [int(stage * min(budget, start.size)) for stage in stages]
-        found = exchanged(start, task.mean_LE, budgets, task.breathe)
+        found = exchanged(start, task.mean_LE, budgets, task.throttle)
         ways += [_choice(task, old, (slot, task.shares(slot))) for slot in found]
     return ways
 
@@ -102,7 +102,7 @@ def _relabelled(task: Task, old: Ints) -> _Choice:
 
 
 def _choice(task: Task, old: Ints, answer: Answer) -> _Choice:
-    task.breathe()
+    task.throttle()
     moves_LN = count_moves(old, answer[0], task.experts)
     return _Choice(answer, float(task.value(answer).sum()), int(moves_LN.sum()), int(moves_LN.sum(0).max()))
 

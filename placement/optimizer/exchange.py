@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.optimizer.problem import Breath, Floats, Ints, unhurried
+from afserve.placement.optimizer.problem import Floats, Ints, Throttle, unthrottled
 from afserve.placement.placement import FREE
 
 _PRICES = 48  # of a move, against the norm of levels in units of the mean
@@ -34,7 +34,9 @@ def applies(slot_LNS: Ints, load_LE: Floats, room_N: Ints, pace_N: Floats) -> bo
     return whole and even and nodes > 1 and _searches(slot_LNS) >= _FEWEST
 
 
-def exchanged(slot_LNS: Ints, load_LE: Floats, budgets: list[int], breathe: Breath = unhurried) -> list[Ints]:
+def exchanged(
+    slot_LNS: Ints, load_LE: Floats, budgets: list[int], throttle: Throttle = unthrottled
+) -> list[Ints]:
     """For each budget the slots, at most so many moves from slot_LNS, whose fullest nodes sum to least over layers."""
     home_LE = _homes(slot_LNS)
     scale_L1 = np.maximum(load_LE.sum(1, keepdims=True), 1e-300) / slot_LNS.shape[1]
@@ -43,7 +45,7 @@ def exchanged(slot_LNS: Ints, load_LE: Floats, budgets: list[int], breathe: Brea
     chosen = prices[np.linspace(0, _PRICES, _searches(slot_LNS)).round().astype(np.int64)]
     farthest = _FAR * max(budgets) // len(slot_LNS)
     for squarings in _SQUARINGS:
-        _Chains(slot_LNS, load_LE / scale_L1, home_LE, chosen, squarings).run(front, farthest, breathe)
+        _Chains(slot_LNS, load_LE / scale_L1, home_LE, chosen, squarings).run(front, farthest, throttle)
     return [front.within(budget, scale_L1[:, 0]) for budget in budgets]
 
 
@@ -120,10 +122,10 @@ class _Chains:
         self._load, self._home = load[line, self._slot], home[line, self._slot]  # of what is in each slot now
         self._refused = np.zeros(self._slot.shape[:2], dtype=bool)
 
-    def run(self, front: _Front, farthest: int, breathe: Breath) -> None:
+    def run(self, front: _Front, farthest: int, throttle: Throttle) -> None:
         work = 0
         while len(self._layer) and work < _WORK:
-            breathe()
+            throttle()
             away = (self._home != np.arange(self._nodes)[:, None]).sum((1, 2))
             front.note(self._layer, away, self._load.sum(2).max(1), self._slot)
             self._drop(self._refused.all(1) | (away > farthest))

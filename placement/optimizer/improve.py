@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.optimizer.bound import lower_bound
-from afserve.placement.optimizer.problem import Breath, Floats, Ints, unhurried
+from afserve.placement.optimizer.problem import Floats, Ints, Throttle, unthrottled
 from afserve.placement.optimizer.split import count_replicas, split
 from afserve.placement.placement import FREE
 
@@ -62,12 +62,12 @@ class Search:
         least_LE: Ints,
         room_N: Ints,
         squarings: int = 3,
-        breathe: Breath = unhurried,
+        throttle: Throttle = unthrottled,
     ) -> None:
         self.slot = slot_LNS.copy()
         scale_LC = np.maximum(load_CLE.sum(2).T / pace_N[room_N > 0].sum(), 1e-300)
         self._load = load_CLE.transpose(1, 0, 2) / scale_LC[:, :, None]
-        self._weight_C1, self._squarings, self._breathe = weights[:, None], squarings, breathe
+        self._weight_C1, self._squarings, self._throttle = weights[:, None], squarings, throttle
         self._pace, self._least, self._room = pace_N, least_LE, room_N
         bound_LC = np.stack([lower_bound(load_LE, room_N, pace_N) for load_LE in load_CLE], axis=1)
         self._floor_LC = bound_LC / scale_LC * (1 - _ENOUGH)
@@ -106,7 +106,7 @@ class Search:
         used = 0
         self._failed[:] = 0
         for _ in range(rounds):
-            self._breathe()
+            self._throttle()
             row = np.flatnonzero(self._failed < 2 * _TRIES)
             if used >= budget or len(row) == 0:
                 break

@@ -14,7 +14,7 @@ from afserve.placement.placement import Placement
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Breath = Callable[
+Throttle = Callable[
     [], None
 ]  # called between the steps of a long search: whoever shares its processor waits there
 
@@ -143,7 +143,7 @@ class Problem:
         return total
 
 
-def unhurried() -> None:
+def unthrottled() -> None:
     """The breath of a search that has the processor to itself."""
 
 

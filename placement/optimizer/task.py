@@ -7,7 +7,7 @@ from afserve.placement.optimizer.bound import lower_bound
 from afserve.placement.optimizer.improve import Search
 from afserve.placement.optimizer.local_search import Answer, LocalSearch, rounds
 from afserve.placement.optimizer.packing import pack
-from afserve.placement.optimizer.problem import Breath, Floats, Ints, Problem, TimeModel, unhurried
+from afserve.placement.optimizer.problem import Floats, Ints, Problem, Throttle, TimeModel, unthrottled
 from afserve.placement.optimizer.racks import over_racks
 from afserve.placement.optimizer.robust import replicate, spread
 from afserve.placement.optimizer.split import node_load, split
@@ -18,8 +18,8 @@ from afserve.placement.placement import FREE
 class Task:
     """Owns no state beyond the problem's arrays. `room_N` is the usable width of every layer here."""
 
-    def __init__(self, problem: Problem, breathe: Breath = unhurried) -> None:
-        self.problem, self.breathe = problem, breathe
+    def __init__(self, problem: Problem, throttle: Throttle = unthrottled) -> None:
+        self.problem, self.throttle = problem, throttle
         self.load_CLE, self.weight_C = problem.load_CLE, problem.weights
         prior = _prior(problem)
         self._doubtful = prior >= 1
@@ -58,7 +58,7 @@ class Task:
             self.least_LE,
             self.room_N,
             squarings,
-            self.breathe,
+            self.throttle,
         )
 
     def largest(self, slot_LNS: Ints, share_LNS: Floats) -> Floats:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from afserve.control.membership import throttle as breath
-from afserve.control.membership.throttle import Breath
+from afserve.control.membership.throttle import Throttle
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Nodes, Problem, scenarios
 
@@ -30,21 +30,21 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 
 def test_it_pauses_once_per_millisecond_of_work(hands: Hands) -> None:
-    breathe = Breath()
+    throttle = Throttle()
     for _ in range(100):
         hands.used += 2.0**-12
-        breathe()
+        throttle()
     assert hands.pauses == 20
 
 
 def test_another_thread_begins_anew(hands: Hands) -> None:
-    breathe = Breath()
+    throttle = Throttle()
     hands.used = 5.0
-    breathe()
+    throttle()
     hands.used = 0.1
-    breathe()
+    throttle()
     hands.used = 0.1005
-    breathe()
+    throttle()
     assert hands.pauses == 2
 
 

@@ -8,9 +8,9 @@ from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.cluster import Host, read_cluster
+from afserve.launch.hosts import HostAssignment, assign, look_up, own_addresses
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.seating import Seating, look_up, own_addresses, seat
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role, attention_node, expert_node
@@ -44,9 +44,9 @@ def resolve(name: str) -> frozenset[str]:
     return frozenset(NAMES.get(name, {name}))
 
 
-def seated(path: Path, text: str = TEXT, listen: str | None = None) -> Seating:
+def assigned(path: Path, text: str = TEXT, listen: str | None = None) -> HostAssignment:
     path.write_text(text)
-    return seat(read_cluster(path), listen, resolve, OWN)
+    return assign(read_cluster(path), listen, resolve, OWN)
 
 
 @pytest.fixture
@@ -115,12 +115,12 @@ def test_hosts_must_be_tables(file: Path, hosts: str) -> None:
 
 
 def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
-    seats = seated(file)
-    assert [str(s.node) for s in seats.here] == ["attention-0", "attention-1"]
-    assert [str(s.node) for s in seats.elsewhere] == ["expert-0", "expert-1", "expert-2"]
-    assert (seats.listen, seats.port) == ("10.0.0.1", 0)
-    assert set(seats.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
-    lines = seats.commands("10.0.0.1:77", Path("/run/a b/token"))
+    hosted = assigned(file)
+    assert [str(s.node) for s in hosted.here] == ["attention-0", "attention-1"]
+    assert [str(s.node) for s in hosted.elsewhere] == ["expert-0", "expert-1", "expert-2"]
+    assert (hosted.listen, hosted.port) == ("10.0.0.1", 0)
+    assert set(hosted.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
+    lines = hosted.commands("10.0.0.1:77", Path("/run/a b/token"))
     assert lines[0] == "here:  scp -p '/run/a b/token' there:afserve.token"
     assert lines[3] == (
         "there:  afserve node --role expert --index 2 --join 10.0.0.1:77 --token-file afserve.token"
@@ -128,15 +128,15 @@ def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
 
 
 def test_all_here_needs_no_network(file: Path) -> None:
-    seats = seated(file, TEXT.replace('"there"', '"localhost"'))
-    assert (seats.listen, seats.elsewhere) == ("127.0.0.1", [])
-    assert seats.shares() == (Share(2, 3),)
+    hosted = assigned(file, TEXT.replace('"there"', '"localhost"'))
+    assert (hosted.listen, hosted.elsewhere) == ("127.0.0.1", [])
+    assert hosted.shares() == (Share(2, 3),)
 
 
 def test_devices_of_one_machine_are_numbered_through(file: Path) -> None:
     text = TEXT.replace("cpu-host", "h20").replace('"there"', '"localhost"')
-    assert [s.device for s in seated(file, text).seats] == [f"cuda:{n}" for n in range(5)]
-    apart = seated(file, TEXT.replace("cpu-host", "h20")).devices
+    assert [s.device for s in assigned(file, text).hosted] == [f"cuda:{n}" for n in range(5)]
+    apart = assigned(file, TEXT.replace("cpu-host", "h20")).devices
     found = apart[attention_node(1)], apart[expert_node(0)], apart[expert_node(2)]
     assert found == ("cuda:1", "cuda:0", "cuda:2")
 
@@ -146,8 +146,8 @@ def test_devices_of_one_machine_are_numbered_through(file: Path) -> None:
     [("10.0.0.1:77", ("10.0.0.1", 77)), ("[fd00::1]:5", ("fd00::1", 5)), ("fd00::1", ("fd00::1", 0))],
 )
 def test_listen(file: Path, listen: str, expected: tuple[str, int]) -> None:
-    seats = seated(file, listen=listen)
-    assert (seats.listen, seats.port) == expected
+    hosted = assigned(file, listen=listen)
+    assert (hosted.listen, hosted.port) == expected
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_listen(file: Path, listen: str, expected: tuple[str, int]) -> None:
 )
 def test_where_nobody_could_join_is_refused(file: Path, text: str, listen: str | None, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        seated(file, text, listen)
+        assigned(file, text, listen)
     assert said in caught.value.message
 
 
@@ -173,7 +173,7 @@ def test_an_unknown_name_is_refused(file: Path) -> None:
 
     file.write_text(TEXT)
     with pytest.raises(ConfigError, match=r"host .*: cannot be looked up: Name or service not known"):
-        seat(read_cluster(file), None, nobody, OWN)
+        assign(read_cluster(file), None, nobody, OWN)
 
 
 def test_this_machine_knows_itself() -> None:

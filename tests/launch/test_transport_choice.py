@@ -10,9 +10,9 @@ from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
+from afserve.launch.hosts import HostAssignment, HostedNode
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.seating import Seat, Seating
 from afserve.launch.topology import choose
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import Share, Wishes
@@ -26,27 +26,27 @@ def gpus(count, reach=True, free=80 << 30):
     return Gpus(("H200",) * count, (free,) * count, (free,) * count, reach)
 
 
-def seats(*devices, elsewhere=()):
+def hosted(*devices, elsewhere=()):
     """Roles in turn; devices of another host after those of this one."""
     here = [
-        Seat(NodeId(Role.EXPERT if i else Role.ATTENTION, i), "127.0.0.1", True, d)
+        HostedNode(NodeId(Role.EXPERT if i else Role.ATTENTION, i), "127.0.0.1", True, d)
         for i, d in enumerate(devices)
     ]
-    return here + [Seat(expert_node(9 + i), "10.0.0.2", False, d) for i, d in enumerate(elsewhere)]
+    return here + [HostedNode(expert_node(9 + i), "10.0.0.2", False, d) for i, d in enumerate(elsewhere)]
 
 
 @pytest.mark.parametrize(
     ("where", "there", "kind", "why"),
     [
-        (seats("cpu", "cpu"), NO_GPUS, "shm", "all nodes on this machine"),
-        (seats("cpu", elsewhere=["cpu"]), NO_GPUS, "tcp", "between hosts"),
-        (seats("cuda:0", "cuda:1"), gpus(2), "symm", "reach each other's memory"),
-        (seats("cuda:0", "cuda:1"), gpus(2, reach=False), "dist", "NCCL"),
-        (seats("cuda:0", elsewhere=["cuda:0"]), gpus(1), "dist", "NCCL"),
-        (seats("cuda:0", "cuda:0"), gpus(1), "shm", "2 nodes share cuda:0, rows through pinned host memory"),
-        (seats("cuda:0", elsewhere=["cuda:0", "cuda:0"]), gpus(1), "tcp", "2 nodes share cuda:0"),
-        (seats("cuda:0", "cpu"), gpus(1), "shm", "pinned host memory"),
-        (seats("cpu", elsewhere=["cuda:0"]), NO_GPUS, "tcp", "pinned host memory"),
+        (hosted("cpu", "cpu"), NO_GPUS, "shm", "all nodes on this machine"),
+        (hosted("cpu", elsewhere=["cpu"]), NO_GPUS, "tcp", "between hosts"),
+        (hosted("cuda:0", "cuda:1"), gpus(2), "symm", "reach each other's memory"),
+        (hosted("cuda:0", "cuda:1"), gpus(2, reach=False), "dist", "NCCL"),
+        (hosted("cuda:0", elsewhere=["cuda:0"]), gpus(1), "dist", "NCCL"),
+        (hosted("cuda:0", "cuda:0"), gpus(1), "shm", "2 nodes share cuda:0, rows through pinned host memory"),
+        (hosted("cuda:0", elsewhere=["cuda:0", "cuda:0"]), gpus(1), "tcp", "2 nodes share cuda:0"),
+        (hosted("cuda:0", "cpu"), gpus(1), "shm", "pinned host memory"),
+        (hosted("cpu", elsewhere=["cuda:0"]), NO_GPUS, "tcp", "pinned host memory"),
     ],
 )
 def test_auto_suits_hosts_and_devices(where, there, kind, why):
@@ -55,21 +55,21 @@ def test_auto_suits_hosts_and_devices(where, there, kind, why):
 
 
 def test_a_name_is_taken_where_it_reaches_every_node():
-    assert choose_transport("dist", seats("cpu", elsewhere=["cpu"]), NO_GPUS).kind == "dist"
-    assert choose_transport("tcp", seats("cpu"), NO_GPUS).kind == "tcp"
-    assert choose_transport("symm", seats("cuda:0", "cuda:1"), gpus(2)).kind == "symm"
-    assert choose_transport("shm", seats("cuda:0", "cuda:1"), gpus(2)).kind == "shm"
+    assert choose_transport("dist", hosted("cpu", elsewhere=["cpu"]), NO_GPUS).kind == "dist"
+    assert choose_transport("tcp", hosted("cpu"), NO_GPUS).kind == "tcp"
+    assert choose_transport("symm", hosted("cuda:0", "cuda:1"), gpus(2)).kind == "symm"
+    assert choose_transport("shm", hosted("cuda:0", "cuda:1"), gpus(2)).kind == "shm"
 
 
 @pytest.mark.parametrize("name", ["shm", "symm"])
 def test_what_reaches_no_other_host_says_so(name):
     with pytest.raises(ConfigError, match=f"--transport {name}: reaches no other host; use tcp or dist"):
-        choose_transport(name, seats("cuda:0", elsewhere=["cuda:0"]), gpus(1))
+        choose_transport(name, hosted("cuda:0", elsewhere=["cuda:0"]), gpus(1))
 
 
 def test_symm_is_for_gpus():
     with pytest.raises(ConfigError, match="--transport symm: is for nodes on GPUs; give --device cuda"):
-        choose_transport("symm", seats("cpu", "cpu"), NO_GPUS)
+        choose_transport("symm", hosted("cpu", "cpu"), NO_GPUS)
 
 
 @pytest.mark.parametrize("name", ["symm", "dist"])
@@ -77,7 +77,7 @@ def test_what_needs_a_gpu_for_each_node_says_so(name):
     with pytest.raises(
         ConfigError, match=f"--transport {name}: needs a GPU for each node, but 2 nodes are on"
     ):
-        choose_transport(name, seats("cuda:0", "cuda:0"), gpus(1))
+        choose_transport(name, hosted("cuda:0", "cuda:0"), gpus(1))
 
 
 def run_of(device, attention, experts):
@@ -87,16 +87,18 @@ def run_of(device, attention, experts):
     return Deployment(ModelSource("/m", "m"), engine, counts, "f", placement)
 
 
-def devices(seating):
-    return [seat.device for seat in seating.seats]
+def devices(assignment):
+    return [one.device for one in assignment.hosted]
 
 
 def test_each_node_has_a_gpu_of_its_own_while_there_are_enough():
-    assert devices(Seating.all_here(run_of("cuda", 1, 2), gpus(3))) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert devices(Seating.all_here(run_of("cuda", 1, 2), gpus(8))) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert devices(Seating.all_here(run_of("cuda", 2, 3), gpus(2))) == ["cuda:0", "cuda:1"] * 2 + ["cuda:0"]
-    assert devices(Seating.all_here(run_of("cuda:1", 1, 1), gpus(2))) == ["cuda:1"] * 2
-    assert devices(Seating.all_here(run_of("cpu", 1, 1), NO_GPUS)) == ["cpu"] * 2
+    assert devices(HostAssignment.all_here(run_of("cuda", 1, 2), gpus(3))) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices(HostAssignment.all_here(run_of("cuda", 1, 2), gpus(8))) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices(HostAssignment.all_here(run_of("cuda", 2, 3), gpus(2))) == ["cuda:0", "cuda:1"] * 2 + [
+        "cuda:0"
+    ]
+    assert devices(HostAssignment.all_here(run_of("cuda:1", 1, 1), gpus(2))) == ["cuda:1"] * 2
+    assert devices(HostAssignment.all_here(run_of("cpu", 1, 1), NO_GPUS)) == ["cpu"] * 2
 
 
 @pytest.mark.parametrize(

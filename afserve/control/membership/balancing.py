@@ -13,7 +13,7 @@ import numpy as np
 
 from afserve.control.membership.events import Place
 from afserve.control.membership.migration import Migration, Route
-from afserve.control.membership.throttle import Breath
+from afserve.control.membership.throttle import Throttle
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
@@ -77,7 +77,7 @@ class Balancing:
         # One physical slot a node stays spare, so that there is always somewhere to fill.
         self._wide = placement.slots_per_node() - (1 if rules.act else 0)
         nodes = Nodes((self._wide,) * placement.nodes)
-        self._rebalancer = Rebalancer(compact(placement, self._wide), nodes, rules.rules(), Breath())
+        self._rebalancer = Rebalancer(compact(placement, self._wide), nodes, rules.rules(), Throttle())
         self._settled = True
         self._route: Route | None = None  # thought out together with the decision
 

@@ -21,7 +21,7 @@ FILL_SECONDS = 600.0
 ADOPT_SECONDS = 60.0
 
 Outgoing = tuple[NodeId, ToNode]
-Crew = Callable[[Role], Iterable[NodeId]]  # the nodes of a role that serve now
+Serving = Callable[[Role], Iterable[NodeId]]  # the nodes of a role that serve now
 
 
 class Phase(Enum):
@@ -42,11 +42,11 @@ class Route:
 class Migration:
     """`placement` is what attention nodes may be routing by; `slots` are physical slots per expert node and layer."""
 
-    def __init__(self, placement: Placement, crew: Crew) -> None:
+    def __init__(self, placement: Placement, serving: Serving) -> None:
         self.placement = placement
         self.phase = Phase.STEADY
         self.completed = 0
-        self._crew = crew
+        self._serving = serving
         self._slots = placement.slots_per_node()
         self._following: Placement | None = None
         self._later: deque[Placement] = deque()
@@ -127,7 +127,7 @@ class Migration:
         self._given_up |= {(node, following.epoch) for node in self._missing - {lost}}
         self._later.clear()
         self._following, self.phase, self._missing = None, Phase.STEADY, set()
-        others = [node for node in self._crew(Role.EXPERT) if node != lost]
+        others = [node for node in self._serving(Role.EXPERT) if node != lost]
         return [(node, Retire(following.epoch)) for node in others]
 
     def holds(self, node: NodeId) -> bool:
@@ -166,7 +166,7 @@ class Migration:
         old, self.placement, self._following = self.placement, following, None
         self.phase = Phase.STEADY
         self.completed += 1
-        given_up: list[Outgoing] = [(node, Retire(old.epoch)) for node in self._crew(Role.EXPERT)]
+        given_up: list[Outgoing] = [(node, Retire(old.epoch)) for node in self._serving(Role.EXPERT)]
         return given_up + self._advance(now)
 
     def _advance(self, now: float) -> list[Outgoing]:
@@ -181,7 +181,7 @@ class Migration:
         """Everyone of a role. Whoever is to hold experts and is away is asked when it is back."""
         filling = phase is Phase.FILLING
         self.phase, self._deadline = phase, now + (FILL_SECONDS if filling else ADOPT_SECONDS)
-        here = set(self._crew(Role.EXPERT if filling else Role.ATTENTION))
+        here = set(self._serving(Role.EXPERT if filling else Role.ATTENTION))
         self._missing = here | holders(following) if filling else here
         return [(node, asks(phase, following)) for node in sorted(here)] + self._go_on(now)
 

@@ -6,7 +6,7 @@ _WORK_S = 0.001
 _PAUSE_S = 0.004
 
 
-class Breath:
+class Throttle:
     """Called between steps of one thread's work: pauses once the thread has used a millisecond of processor time.
 
     So a long thought takes a fifth of one core, and no token waits for more than a step of it. Without pauses a

@@ -53,7 +53,7 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-class Nursery:
+class ForkServer:
     """Forks on order and reaps. `serve()` returns an Order in a child, None in the parent at the end."""
 
     def __init__(self, orders: socket.socket) -> None:
@@ -108,7 +108,7 @@ class Nursery:
         order.listening = self._sockets.popleft() if order.gateway is not None else None
         pid = os.fork()
         if pid == 0:
-            self._leave_nest()
+            self._leave_server()
             return True
         if order.listening is not None:
             os.close(order.listening)
@@ -116,7 +116,7 @@ class Nursery:
         self._report({"started": order.name, "pid": pid})
         return False
 
-    def _leave_nest(self) -> None:
+    def _leave_server(self) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -200,17 +200,17 @@ def main(descriptor: int, parent: int, folder: Path) -> None:
     """`folder` is the run's; it goes with the last process of the run."""
     me = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    nursery = Nursery(socket.socket(fileno=descriptor))
-    nursery.watch_signals()
+    server = ForkServer(socket.socket(fileno=descriptor))
+    server.watch_signals()
     order = None
     try:
         die_with_parent(parent)
         name_process("afserve-fork")
         preload()
-        order = nursery.serve()
+        order = server.serve()
     finally:
         if os.getpid() == me:
-            nursery.end()
+            server.end()
             shutil.rmtree(folder, ignore_errors=True)
     if order is not None:
         die_with_parent(me)

@@ -27,7 +27,7 @@ Resolve = Callable[[str], frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class HostedNode:
     """One node's place."""
 
     node: NodeId
@@ -37,79 +37,82 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
-    """All seats of a run. `listen` is where the controller takes nodes in; port 0 takes a free one."""
+class HostAssignment:
+    """All nodes of a run, each with its host and device.
 
-    seats: tuple[Seat, ...]
+    `listen` is where the controller takes nodes in; port 0 takes a free one.
+    """
+
+    hosted: tuple[HostedNode, ...]
     listen: str = LOOPBACK
     port: int = 0
 
     @classmethod
-    def all_here(cls, deployment: Deployment, gpus: Gpus) -> "Seating":
+    def all_here(cls, deployment: Deployment, gpus: Gpus) -> "HostAssignment":
         """Where the run's device is `cuda`, each node has a GPU of its own while there are enough."""
         device = deployment.engine.device
         return cls(
             tuple(
-                Seat(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
+                HostedNode(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
                 for number, node in enumerate(n for n in deployment.nodes if n.role in MODEL_ROLES)
             )
         )
 
     @property
-    def here(self) -> list[Seat]:
-        return [seat for seat in self.seats if seat.here]
+    def here(self) -> list[HostedNode]:
+        return [one for one in self.hosted if one.here]
 
     @property
-    def elsewhere(self) -> list[Seat]:
-        return [seat for seat in self.seats if not seat.here]
+    def elsewhere(self) -> list[HostedNode]:
+        return [one for one in self.hosted if not one.here]
 
     @property
     def devices(self) -> dict[NodeId, str]:
-        return {seat.node: seat.device for seat in self.seats}
+        return {one.node: one.device for one in self.hosted}
 
     def is_here(self, node: NodeId) -> bool:
-        return any(seat.here for seat in self.seats if seat.node == node)
+        return any(one.here for one in self.hosted if one.node == node)
 
     def shares(self) -> tuple[Share, ...]:
         """How many nodes of each role are on each host. All addresses of this machine are one host."""
         counts: dict[str, list[int]] = {}
-        for seat in self.seats:
-            count = counts.setdefault("" if seat.here else seat.host, [0, 0])
-            count[seat.node.role is Role.EXPERT] += 1
+        for one in self.hosted:
+            count = counts.setdefault("" if one.here else one.host, [0, 0])
+            count[one.node.role is Role.EXPERT] += 1
         return tuple(Share(a, e, here=not host) for host, (a, e) in counts.items())
 
     def commands(self, join: str, token: Path) -> list[str]:
         """What to type so that the nodes elsewhere join: the token's copy here, then one line per node there."""
         lines: list[str] = []
-        for host in dict.fromkeys(seat.host for seat in self.elsewhere):
+        for host in dict.fromkeys(one.host for one in self.elsewhere):
             at = f"[{host}]" if ":" in host else host
             lines.append(f"here:  scp -p {shlex.quote(str(token))} {at}:{_COPY}")
             lines += [
-                f"{host}:  afserve node --role {seat.node.role} --index {seat.node.index} --join {join} "
+                f"{host}:  afserve node --role {one.node.role} --index {one.node.index} --join {join} "
                 f"--token-file {_COPY}"
-                for seat in self.elsewhere
-                if seat.host == host
+                for one in self.elsewhere
+                if one.host == host
             ]
         return lines
 
 
-def seat(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[str]) -> Seating:
+def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[str]) -> HostAssignment:
     """Raises ConfigError where a host is unknown or nobody could reach this one."""
     mine = {
         address: _is_own(cluster, address, resolve, own) for address in {h.address for h in cluster.hosts}
     }
-    seats = tuple(_seats(cluster.hosts, mine))
+    hosted = tuple(_hosted(cluster.hosts, mine))
     if all(mine.values()):
         if listen is not None:
             raise ConfigError(
                 f"--listen {listen}: every host of {cluster.file} is this machine, no other joins; drop it",
                 param="listen",
             )
-        return Seating(seats)
+        return HostAssignment(hosted)
     if listen is not None:
         host, port = _address(listen)
         _check_listen(listen, host, resolve, own)
-        return Seating(seats, host, port)
+        return HostAssignment(hosted, host, port)
     reachable = (h.address for h in cluster.hosts if mine[h.address] and not _loopback(resolve(h.address)))
     found = next(reachable, None)
     if found is None:
@@ -118,7 +121,7 @@ def seat(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[s
             "listen for them with --listen ADDRESS",
             param="cluster",
         )
-    return Seating(seats, found)
+    return HostAssignment(hosted, found)
 
 
 def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) -> None:
@@ -138,7 +141,7 @@ def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) 
         )
 
 
-def _seats(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[Seat]:
+def _hosted(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[HostedNode]:
     """In the file's order; each host's devices are numbered through, whatever their role."""
     used: dict[str, int] = {}
     placed: dict[Role, int] = {}
@@ -149,7 +152,7 @@ def _seats(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[Seat]:
             index, device = placed.get(role, 0), used.get(machine, 0)
             placed[role], used[machine] = index + 1, device + 1
             name = "cpu" if host.on_cpu else f"cuda:{device}"
-            yield Seat(NodeId(role, index), host.address, mine[host.address], name)
+            yield HostedNode(NodeId(role, index), host.address, mine[host.address], name)
 
 
 def _is_own(cluster: Cluster, address: str, resolve: Resolve, own: Iterable[str]) -> bool:
