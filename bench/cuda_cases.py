@@ -12,14 +12,14 @@ from torch import Tensor
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.scaled import GROUP
-from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_config import ExpertTiles
-from afserve.kernels.triton_experts import ExpertWeights, grouped_down, grouped_gate_up
-from afserve.kernels.triton_kv import rope_write_kv
-from afserve.kernels.triton_norm import silu_mul
-from afserve.kernels.triton_permute import plan_rows
-from afserve.kernels.triton_quant import quantise_groups
-from afserve.kernels.triton_tiles import TileTable
+from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.config import ExpertTiles
+from afserve.kernels.triton.experts import ExpertWeights, grouped_down, grouped_gate_up
+from afserve.kernels.triton.kv import rope_write_kv
+from afserve.kernels.triton.norm import silu_mul
+from afserve.kernels.triton.permute import plan_rows
+from afserve.kernels.triton.quant import quantise_groups
+from afserve.kernels.triton.tiles import TileTable
 from bench.cuda_clock import Case
 
 BF16 = torch.bfloat16

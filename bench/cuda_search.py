@@ -1,4 +1,4 @@
-"""The search that fills `kernels/triton_tiles.json`: from the tile a table holds, one field changed at a time.
+"""The search that fills `kernels/triton/tiles.json`: from the tile a table holds, one field changed at a time.
 
 A step is taken when it is faster by more than noise, until none is or the time is up; each (operation, size) of the
 tables has its share of the time. What does not compile or does not fit is passed over. It never runs while serving.
@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import triton
 
-from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_config import AttentionTile, ExpertTiles, RouterTile, Tile
-from afserve.kernels.triton_tiles import ALL, AnyTile, TileTable
+from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.config import AttentionTile, ExpertTiles, RouterTile, Tile
+from afserve.kernels.triton.tiles import ALL, AnyTile, TileTable
 from bench.cuda_cases import Experts, gqa_case, mla_case, small_case
 from bench.cuda_clock import Case, Clock
 from bench.cuda_origin import stamp
@@ -104,7 +104,7 @@ def tile_of(op: str, fields: Fields) -> AnyTile:
 
 
 def row_of(place: Place, found: Found, known: Mapping[str, object]) -> dict[str, object]:
-    """A row of `triton_tiles.json`."""
+    """A row of `tiles.json`."""
     fields: dict[str, object] = dict(found.fields)
     if place.op.startswith("experts"):
         parts = ("gate_up", "down")

@@ -3,7 +3,7 @@
 python -m bench.kernels_cuda                  rows of every group of ops, appended to bench/results/kernels_cuda.jsonl
 python -m bench.kernels_cuda --only experts   of one group
 python -m bench.kernels_cuda --all            the Triton tests on the device, then every group; under ten minutes
-python -m bench.kernels_cuda --search         the fastest tiles found, into kernels/triton_tiles.json
+python -m bench.kernels_cuda --search         the fastest tiles found, into kernels/triton/tiles.json
 
 Copy bandwidth and matrix rates are measured in the same run. Without a CUDA device it prints "not measured" and
 writes nothing.
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 def rows(groups: tuple[str, ...] | list[str], out: Path, skip: int, repeats: int, failures: bool) -> int:
     """Measure whole groups in this process; `skip` cases of the first are known already. What failed is printed, and
     written with `failures`."""
-    from afserve.kernels.triton_backend import TritonBackend  # needs triton
+    from afserve.kernels.triton.backend import TritonBackend  # needs triton
     from bench.cuda_cases import groups as all_groups
     from bench.cuda_clock import Clock, measure_limits
     from bench.cuda_rows import DeviceLost, Row, measure
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", type=int, default=0, help="cases of the group that are known already")
     parser.add_argument("--failures", action="store_true", help="rows for cases that failed too")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--tiles", type=Path, default=ROOT / "kernels" / "triton_tiles.json")
+    parser.add_argument("--tiles", type=Path, default=ROOT / "kernels" / "triton" / "tiles.json")
     return parser
 
 

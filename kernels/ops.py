@@ -386,7 +386,7 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
     if not torch.cuda.is_available():
         raise ConfigError(f"device: {device} asked for, but torch sees no CUDA device here; use --device cpu")
     try:
-        from afserve.kernels.triton_backend import TritonBackend
+        from afserve.kernels.triton.backend import TritonBackend
     except ImportError as error:
         if required:
             raise ConfigError(

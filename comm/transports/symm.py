@@ -75,7 +75,7 @@ class SymmPair:
         device: torch.device,
         layout: Layout,
     ) -> None:
-        from afserve.kernels import triton_symm
+        from afserve.kernels.triton import symm as triton_symm
 
         self._kernels, self._timed = triton_symm, timed
         self._limit = int(_LIMIT_SECONDS * 1e9) if timed else 1000

@@ -1,6 +1,6 @@
 """M2N between GPUs of one NVLink domain, where every step is a kernel and the host waits for none of them.
 
-`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton_symm.py` over boxes in symmetric memory. If a
+`SymmAttention` and `SymmExpert` launch the kernels of `kernels/triton/symm.py` over boxes in symmetric memory. If a
 peer stays silent, the waiting kernel gives up, writes an error word and puts NaN where the rows would be; `check` names
 the peer. It knows addresses, no allocators. Shapes: T rows of a dispatch, K top-k, H hidden, N peers, R most rows of a
 message.
@@ -17,8 +17,8 @@ from torch import Tensor
 from afserve.comm.mailbox.wire import Frame, aligned
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
-from afserve.kernels import triton_symm
-from afserve.kernels.triton_config import FUSED
+from afserve.kernels.triton import symm as triton_symm
+from afserve.kernels.triton.config import FUSED
 from afserve.member import NodeId, Role
 
 REGION_HEAD = 256

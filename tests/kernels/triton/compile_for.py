@@ -21,9 +21,9 @@ from triton.runtime.jit import JITFunction
 
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_kv import rope_write_kv
-from afserve.kernels.triton_tiles import TileTable
+from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.kv import rope_write_kv
+from afserve.kernels.triton.tiles import TileTable
 
 SHARED = {
     80: 163 << 10,

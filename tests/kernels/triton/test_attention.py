@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.triton_attention import attend_gqa
-from afserve.kernels.triton_config import AttentionTile
-from afserve.kernels.triton_mla import attend_mla
-from afserve.kernels.triton_split import parts_for
+from afserve.kernels.triton.attention import attend_gqa
+from afserve.kernels.triton.config import AttentionTile
+from afserve.kernels.triton.mla import attend_mla
+from afserve.kernels.triton.split import parts_for
 
 TILE = AttentionTile(16, 16, 16, 4, 1)
 SHAPES = {  # (queries, context) of each sequence

@@ -13,7 +13,7 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
-from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton.backend import TritonBackend
 from tests.kernels.conftest import on_their_own
 
 EXACT = Ops(Reference(), torch.device("cpu"), 1)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton.backend import TritonBackend
 from bench.cuda_cases import SMALL, Experts, Planned, expert_case, gqa_case, groups, mla_case, small_case
 from bench.cuda_clock import Case, Limits
 from bench.cuda_rows import failed, measure, row_of, verdicts

@@ -6,9 +6,9 @@ from itertools import count
 import pytest
 import torch
 
-from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_config import AttentionTile
-from afserve.kernels.triton_tiles import ALL, DEFAULTS, TileTable
+from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.config import AttentionTile
+from afserve.kernels.triton.tiles import ALL, DEFAULTS, TileTable
 from bench.cuda_all import everything, launch_group, measure_group, run_tests
 from bench.cuda_cases import Experts, Planned, gqa_case, mla_case, small_case
 from bench.cuda_clock import Case, Limits
@@ -285,7 +285,7 @@ def test_a_new_row_takes_the_place_of_its_chips_old_one(tmp_path):
 def test_a_tile_that_is_tried_is_the_one_that_runs(device, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "afserve.kernels.triton_mla.attend_mla",
+        "afserve.kernels.triton.mla.attend_mla",
         lambda q, cache, rank, batch, scale, tile, parts: seen.append(tile) or torch.empty(0),
     )
     tile = AttentionTile(16, 16, 16, 4, 1)

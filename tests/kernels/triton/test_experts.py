@@ -5,10 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afserve.kernels.triton_config import ExpertTiles, Tile
-from afserve.kernels.triton_experts import ExpertWeights, expert_ffn
-from afserve.kernels.triton_permute import combine_rows, most_tiles, plan_rows
-from afserve.kernels.triton_quant import quantise_blocks
+from afserve.kernels.triton.config import ExpertTiles, Tile
+from afserve.kernels.triton.experts import ExpertWeights, expert_ffn
+from afserve.kernels.triton.permute import combine_rows, most_tiles, plan_rows
+from afserve.kernels.triton.quant import quantise_blocks
 
 SMALL = ExpertTiles(Tile(16, 16, 16, 4, 1, 2), Tile(16, 32, 32, 4, 1, 2))
 SMALL_FP8 = ExpertTiles(Tile(16, 32, 32, 4, 1, 2), Tile(16, 32, 32, 4, 1, 2))

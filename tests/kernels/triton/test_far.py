@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.triton_attention import attend_gqa
-from afserve.kernels.triton_config import AttentionTile, Tile
-from afserve.kernels.triton_experts import ExpertWeights, grouped_down, grouped_gate_up
-from afserve.kernels.triton_kv import rope_write_kv, write_kv, write_latent
-from afserve.kernels.triton_mla import attend_mla
-from afserve.kernels.triton_permute import RowPlan
+from afserve.kernels.triton.attention import attend_gqa
+from afserve.kernels.triton.config import AttentionTile, Tile
+from afserve.kernels.triton.experts import ExpertWeights, grouped_down, grouped_gate_up
+from afserve.kernels.triton.kv import rope_write_kv, write_kv, write_latent
+from afserve.kernels.triton.mla import attend_mla
+from afserve.kernels.triton.permute import RowPlan
 
 FAR = 1 << 30  # elements from one block to the next: the third lies past 2^31
 TILE = AttentionTile(16, 16, 16, 4, 1)

@@ -10,7 +10,7 @@ from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.kernels.reference_fp8 import BlockReference
 from afserve.kernels.scaled import FP8, BlockScaled, quantised_blocks
-from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton.backend import TritonBackend
 
 pytestmark = pytest.mark.usefixtures("fp8")
 

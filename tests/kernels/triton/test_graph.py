@@ -13,8 +13,8 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
-from afserve.kernels.triton_backend import TritonBackend
-from afserve.kernels.triton_tiles import TileTable
+from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.tiles import TileTable
 from tests.kernels.steps import AT_LOAD, META, Called, Decode, NoReadBack, Seen, empty, every_op, meta_batch
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afserve.kernels.triton_kv import rope, rope_write_kv, write_kv, write_latent
+from afserve.kernels.triton.kv import rope, rope_write_kv, write_kv, write_latent
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

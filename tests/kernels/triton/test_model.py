@@ -9,7 +9,7 @@ from afserve.engine.build import build_attention_node, build_expert_bank, spec_o
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
-from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton.backend import TritonBackend
 
 PROMPTS = ((5, 77, 130), (9, 8, 7, 150, 33, 21))
 NEW = 3

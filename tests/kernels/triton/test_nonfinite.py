@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from afserve.kernels.ops import Ops
-from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton.backend import TritonBackend
 from tests.kernels import nonfinite
 from tests.kernels.conftest import on_their_own
 

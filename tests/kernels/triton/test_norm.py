@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afserve.kernels.triton_norm import add_rms_norm, rms_norm, silu_mul
+from afserve.kernels.triton.norm import add_rms_norm, rms_norm, silu_mul
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afserve.kernels.triton_quant import quantise_blocks, quantise_groups
+from afserve.kernels.triton.quant import quantise_blocks, quantise_groups
 
 pytestmark = pytest.mark.usefixtures("fp8")
 

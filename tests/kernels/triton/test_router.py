@@ -5,8 +5,8 @@ import torch
 
 from afserve.kernels.reference import choose as reference_choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.triton_config import RouterTile
-from afserve.kernels.triton_router import choose, route, scores
+from afserve.kernels.triton.config import RouterTile
+from afserve.kernels.triton.router import choose, route, scores
 
 SMALL = RouterTile(16, 16, 16, 2, 4, 1)
 SIGMOID, SOFTMAX, TOPK = Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX

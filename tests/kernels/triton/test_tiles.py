@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from afserve.kernels.triton_config import NOT_MEASURED, AttentionTile, RouterTile
-from afserve.kernels.triton_tiles import DEFAULTS, MEASURED, TileTable
+from afserve.kernels.triton.config import NOT_MEASURED, AttentionTile, RouterTile
+from afserve.kernels.triton.tiles import DEFAULTS, MEASURED, TileTable
 
 ROW = {"chip": "NVIDIA H200", "case": "A case", "us": 12.5, "commit": "abc", "date": "2026-01-02"}
 TILE = {"rows": 16, "columns": 32, "depth": 128, "warps": 8, "stages": 2, "band": 1}

@@ -14,7 +14,7 @@ from compile_for import BF16, AbsentChip, batch_of, zeros
 from triton.runtime import driver
 
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.triton_backend import TritonBackend
+from afserve.kernels.triton.backend import TritonBackend
 
 TOKENS = (1, 2, 3, 8, 15, 16, 17, 32, 33, 48, 64, 100)
 RULE = RouterRule(8, Scoring.SIGMOID, Selection.GROUP_TOP2_SUM, 8, 4, True, 1e-20, 2.5)

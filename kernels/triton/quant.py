@@ -8,13 +8,13 @@ H columns, O x I weight, G groups = ceil(columns / group).
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton
+import triton.language as tl
 from afserve.kernels import scaled
 from afserve.kernels.scaled import FP8, GROUP, LARGEST
-from afserve.kernels.triton_config import FUSED
+from afserve.kernels.triton.config import FUSED
 
 FP8_MAX = tl.constexpr(LARGEST)
 TINY = tl.constexpr(scaled.TINY)

@@ -10,11 +10,11 @@ Shapes: R rows (sequences or tokens), A query heads, P parts, D value columns.
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from afserve.kernels.triton_config import FUSED
+import triton
+import triton.language as tl
+from afserve.kernels.triton.config import FUSED
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e30)  # a finite "nothing seen yet": differences with it never become NaN

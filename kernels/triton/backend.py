@@ -7,11 +7,10 @@ checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as 
 from typing import cast
 
 import torch
-import triton
 from torch import Tensor
 
+import triton
 from afserve.errors import ConfigError
-from afserve.kernels import triton_experts, triton_kv, triton_mla, triton_norm, triton_router
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.half import routed_half
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
@@ -20,11 +19,16 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of, dequantised
-from afserve.kernels.triton_attention import attend_gqa
-from afserve.kernels.triton_experts import ExpertWeights
-from afserve.kernels.triton_quant import quantise_blocks
-from afserve.kernels.triton_split import parts_for
-from afserve.kernels.triton_tiles import TileTable
+from afserve.kernels.triton import experts as triton_experts
+from afserve.kernels.triton import kv as triton_kv
+from afserve.kernels.triton import mla as triton_mla
+from afserve.kernels.triton import norm as triton_norm
+from afserve.kernels.triton import router as triton_router
+from afserve.kernels.triton.attention import attend_gqa
+from afserve.kernels.triton.experts import ExpertWeights
+from afserve.kernels.triton.quant import quantise_blocks
+from afserve.kernels.triton.split import parts_for
+from afserve.kernels.triton.tiles import TileTable
 
 
 class TritonBackend:

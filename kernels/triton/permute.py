@@ -11,11 +11,11 @@ Shapes: R rows, K choices per row, E slots, P padded places, M row tiles, H hidd
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from afserve.kernels.triton_config import FUSED
+import triton
+import triton.language as tl
+from afserve.kernels.triton.config import FUSED
 
 CHUNK = 128  # pairs one program ranks
 

@@ -1,4 +1,4 @@
-"""Which tile each Triton kernel takes, by operation and size: defaults here, what was measured in `triton_tiles.json`.
+"""Which tile each Triton kernel takes, by operation and size: defaults here, what was measured in `tiles.json`.
 
 Serving never autotunes: a table answers, so the first request costs what the thousandth does. A default is chosen from
 a chip's limits (shared memory, registers, waves of programs), checked only to compile, and calls itself
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from afserve.kernels.triton_config import NOT_MEASURED, AttentionTile, ExpertTiles, RouterTile, Tile
+from afserve.kernels.triton.config import NOT_MEASURED, AttentionTile, ExpertTiles, RouterTile, Tile
 
-MEASURED = Path(__file__).parent / "triton_tiles.json"
+MEASURED = Path(__file__).parent / "tiles.json"
 ALL = 1 << 30
 SHARED = 227 << 10  # bytes that one program may take on a Hopper chip
 AnyTile = ExpertTiles | AttentionTile | RouterTile

@@ -10,14 +10,14 @@ rule and no checkpoint. Shapes: R rows, K choices, E slots, H hidden, I inner, J
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton
+import triton.language as tl
 from afserve.kernels.scaled import GROUP
-from afserve.kernels.triton_config import FUSED, ExpertTiles, Tile
-from afserve.kernels.triton_permute import RowPlan, combine_rows, plan_rows
-from afserve.kernels.triton_quant import fp8_scale, quantise_groups, to_fp8
+from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
+from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows
+from afserve.kernels.triton.quant import fp8_scale, quantise_groups, to_fp8
 
 
 @dataclass(frozen=True, slots=True)

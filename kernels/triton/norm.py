@@ -7,11 +7,11 @@ the weight multiplies it. Shapes: T tokens (or tokens x heads), H hidden (or hea
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from afserve.kernels.triton_config import FUSED
+import triton
+import triton.language as tl
+from afserve.kernels.triton.config import FUSED
 
 
 @triton.jit(do_not_specialize=["rows"])

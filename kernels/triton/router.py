@@ -9,12 +9,12 @@ Shapes: T tokens, H hidden, E experts, K choices, S parts of H.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton
+import triton.language as tl
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.triton_config import FUSED, RouterTile
+from afserve.kernels.triton.config import FUSED, RouterTile
 
 LOWEST = tl.constexpr(-1.0e38)  # below every score, above what has been taken; twice it is still finite
 

@@ -15,9 +15,8 @@ Shapes: T rows, K choices per row, H hidden, N nodes or boxes, R most rows of a 
 
 import triton
 import triton.language as tl
+from afserve.kernels.triton.quant import fp8_scale, to_fp8
 from triton.language.extra.cuda import globaltimer
-
-from afserve.kernels.triton_quant import fp8_scale, to_fp8
 
 HEAD = tl.constexpr(256)
 BLOCK = tl.constexpr(128)  # columns with one scale

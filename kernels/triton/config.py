@@ -1,6 +1,6 @@
 """What a tile is, for each kind of Triton kernel: one program's share of the work, and its launch's warps and stages.
 
-Which tile a launch takes is `triton_tiles.py`'s to say. Every tile names where it comes from.
+Which tile a launch takes is `triton/tiles.py`'s to say. Every tile names where it comes from.
 """
 
 from dataclasses import dataclass, replace

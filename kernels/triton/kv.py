@@ -10,11 +10,11 @@ Shapes: T tokens, A query heads, G key/value heads, D head size, C latent row, N
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from afserve.kernels.triton_config import FUSED
+import triton
+import triton.language as tl
+from afserve.kernels.triton.config import FUSED
 
 
 @triton.jit

@@ -8,13 +8,13 @@ Shapes: T tokens, A heads, C = rank + rope, L rank, N blocks, B block size (Deep
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton
+import triton.language as tl
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.triton_config import FUSED, AttentionTile
-from afserve.kernels.triton_split import LOG2E, LOWEST, Parts, join_parts, part_span
+from afserve.kernels.triton.config import FUSED, AttentionTile
+from afserve.kernels.triton.split import LOG2E, LOWEST, Parts, join_parts, part_span
 
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 
