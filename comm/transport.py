@@ -198,7 +198,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Filler(Protocol):
+class MessageFiller(Protocol):
     """Fills the messages of one dispatch, one for each expert node."""
 
     def fill(self, node: int, parcel: Parcel) -> None: ...
@@ -223,6 +223,6 @@ class Sender(Protocol):
         """All rows as they lie; a combine has no slots and weights."""
         ...
 
-    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         """The rows that go to the box's expert node."""
         ...

@@ -31,7 +31,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     asked = asked_of(flags, given)
     with NodeProcesses() as processes:  # imports torch beside what follows
-        from afserve.launch.gateway import serve_here
+        from afserve.launch.run import serve_here
 
         serve_here(asked, processes)
 

@@ -22,10 +22,10 @@ from afserve.control.membership.balancing import BalanceRules, Balancing
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
+    AllDrained,
     Begun,
     Dismiss,
     DrainAll,
-    Drained,
     Effect,
     EndRun,
     Event,
@@ -48,11 +48,11 @@ from afserve.control.membership.recovery import Rules
 from afserve.control.membership.state import Assign, Membership, same_everywhere
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import (
-    Answer,
-    Ask,
     FromNode,
     Identity,
     Progress,
+    Query,
+    QueryAnswer,
     Ready,
     Register,
     Routed,
@@ -102,7 +102,7 @@ class Controller:
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
         self.on_start: Callable[[NodeId], None] = lambda node: None
-        self.on_ask: Callable[[Ask], Awaitable[Answer]] = _unknown
+        self.on_query: Callable[[Query], Awaitable[QueryAnswer]] = _unknown
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
@@ -274,14 +274,14 @@ class Controller:
         match value:
             case Routed(rows):
                 self.balancing.heard(rows, self._clock.now())
-            case Ask():
+            case Query():
                 self._spawn(self._answer(member, value))
             case _:
                 self._on(Said(member, value))
                 self._follow(member, value)
 
-    async def _answer(self, member: MemberId, ask: Ask) -> None:
-        self._tell(member, await self.on_ask(ask))
+    async def _answer(self, member: MemberId, query: Query) -> None:
+        self._tell(member, await self.on_query(query))
 
     def _follow(self, member: MemberId, value: FromNode) -> None:
         """What else hangs on it."""
@@ -321,7 +321,7 @@ class Controller:
                 self._spawn(self._replan(holders))
             case Settled():
                 self._settle()
-            case Drained():
+            case AllDrained():
                 self._drained.set()
             case EndRun(error):
                 self._fail(error)
@@ -414,5 +414,5 @@ class Controller:
             self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
 
 
-async def _unknown(ask: Ask) -> Answer:
-    return Answer(ask.number, error=ConfigError(f"{ask.what}: nobody here answers gateways"))
+async def _unknown(query: Query) -> QueryAnswer:
+    return QueryAnswer(query.number, error=ConfigError(f"{query.what}: nobody here answers gateways"))

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from afserve.control.affinity import Affinity
 from afserve.control.backend import ClusterView, ServedModel
-from afserve.control.cluster import Cluster
 from afserve.control.gateway import Gateway
+from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Request
 from afserve.control.wire.values import Cancel, Submit
@@ -24,18 +24,18 @@ class Frontend:
 
     def __init__(
         self,
-        cluster: Cluster,
+        queries: Queries,
         gateway: Gateway,
         model: ServedModel,
         trace: Trace | None = None,
     ) -> None:
         self.model = model
-        self._cluster = cluster
+        self._queries = queries
         self._gateway = gateway
         self._drawn = RequestTrace(trace)
         self._accepting = True
-        self._nodes = cluster.attention_nodes
-        self._affinity = Affinity(self._nodes, cluster.block_size)
+        self._nodes = queries.attention_nodes
+        self._affinity = Affinity(self._nodes, queries.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         opened, drawn = self._submit(request), self._drawn.begin()
@@ -51,26 +51,26 @@ class Frontend:
             self._finish(opened)
 
     def ready(self) -> bool:
-        return self._accepting and self._cluster.ready and self._gateway.is_attended(self._nodes)
+        return self._accepting and self._queries.ready and self._gateway.is_attended(self._nodes)
 
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""
         self._accepting = False
 
     async def view(self) -> ClusterView:
-        return await self._cluster.view()
+        return await self._queries.view()
 
     async def placement(self) -> str:
-        return await self._cluster.placement()
+        return await self._queries.placement()
 
     async def apply_placement(self, text: str) -> None:
-        await self._cluster.apply_placement(text)
+        await self._queries.apply_placement(text)
 
     async def record_routing(self, on: bool) -> bytes:
-        return await self._cluster.record_routing(on)
+        return await self._queries.record_routing(on)
 
     async def recorded_routing(self) -> bytes:
-        return await self._cluster.recorded_routing()
+        return await self._queries.recorded_routing()
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""
@@ -81,7 +81,7 @@ class Frontend:
         await self._gateway.wait_attended(self._nodes)
 
     def _submit(self, request: GenerationRequest) -> Request:
-        self._cluster.check()
+        self._queries.check()
         if not self.ready():
             raise OverloadedError(
                 "the server is starting or stopping and takes no requests now", retry_after=2.0

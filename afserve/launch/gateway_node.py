@@ -16,21 +16,21 @@ from typing import Any
 import grpc.aio
 
 from afserve.control.backend import ServedModel
-from afserve.control.cluster import DistantCluster
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.identifying import reading
 from afserve.control.node import worker
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.stream import ControlStream
+from afserve.control.queries import DistantQueries
 from afserve.control.wire import channel
 from afserve.control.wire.values import (
-    Answer,
     Assigned,
     Drain,
     Drained,
     Endpoint,
     Identity,
+    QueryAnswer,
     Ready,
     Serve,
     Shutdown,
@@ -124,11 +124,11 @@ class _GatewayNode:
             self._options.created,
         )
         gateway = Gateway(self._stream.token, self._assigned.node.index)
-        cluster = DistantCluster(
+        queries = DistantQueries(
             deployment.count(Role.ATTENTION), deployment.engine.block_size, self._stream.send
         )
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
-        frontend = Frontend(cluster, gateway, served, trace)
+        frontend = Frontend(queries, gateway, served, trace)
         app = build_app(frontend, Tokenizer.from_folder(self._options.tokenizer), self._options.settings)
         service: Service = app.state.service
         server = await self._listen(gateway)
@@ -137,8 +137,8 @@ class _GatewayNode:
         )
         self._stream.send(Identity(found))
         await service.text.check()
-        obeying = asyncio.create_task(self._obey(cluster, gateway, service))
-        attended = asyncio.create_task(self._when_attended(gateway, cluster))
+        obeying = asyncio.create_task(self._obey(queries, gateway, service))
+        attended = asyncio.create_task(self._when_attended(gateway, queries))
         try:
             await serve(app, self._sock, self._stop)
             frontend.close()
@@ -151,11 +151,11 @@ class _GatewayNode:
             await server.stop(0.5)
             if trace is not None:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
-        cluster.check()
+        queries.check()
 
-    async def _when_attended(self, gateway: Gateway, cluster: DistantCluster) -> None:
+    async def _when_attended(self, gateway: Gateway, queries: DistantQueries) -> None:
         """Ready is who can pass on a request."""
-        await gateway.wait_attended(cluster.attention_nodes)
+        await gateway.wait_attended(queries.attention_nodes)
         self._stream.send(Ready(self._heartbeat.resident_bytes()))
 
     async def _listen(self, gateway: Gateway) -> grpc.aio.Server:
@@ -169,26 +169,26 @@ class _GatewayNode:
         self._stream.send(Endpoint(f"{where}:{port}", {}))
         return server
 
-    async def _obey(self, cluster: DistantCluster, gateway: Gateway, service: Service) -> None:
+    async def _obey(self, queries: DistantQueries, gateway: Gateway, service: Service) -> None:
         try:
             while not self._released.is_set():
                 for command in await asyncio.to_thread(self._stream.receive, _RECEIVE_SECONDS):
                     match command:
-                        case Answer():
-                            cluster.answered(command)
+                        case QueryAnswer():
+                            queries.answered(command)
                         case Serve():
-                            cluster.serving = True
+                            queries.serving = True
                         case Drain():
                             self._stop.set()
                         case Shutdown(error):
-                            self._over(cluster, gateway, error)
+                            self._over(queries, gateway, error)
         except AfserveError as error:
             service.inflight.insist()
-            self._over(cluster, gateway, error)
+            self._over(queries, gateway, error)
 
-    def _over(self, cluster: DistantCluster, gateway: Gateway, error: AfserveError | None) -> None:
+    def _over(self, queries: DistantQueries, gateway: Gateway, error: AfserveError | None) -> None:
         """Open requests are answered with the reason, if there is one; else they had their time to end."""
-        cluster.failure = error
+        queries.failure = error
         if error is not None:
             gateway.requests.fail(error)
         self._stop.set()

@@ -14,7 +14,6 @@ from types import TracebackType
 
 from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
-from afserve.control.cluster import OwnCluster
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -23,6 +22,7 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
+from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, PeerLost
 from afserve.launch.gateway_node import GatewayOptions
@@ -91,9 +91,9 @@ class LocalRun:
             created=int(time.time()),
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
-        cluster = OwnCluster(self.controller, topology.picked, clock)
-        self.controller.on_ask = cluster.answer
-        self.frontend = Frontend(cluster, self._gateway, served, self._trace)
+        queries = OwnQueries(self.controller, topology.picked, clock)
+        self.controller.on_query = queries.answer
+        self.frontend = Frontend(queries, self._gateway, served, self._trace)
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "LocalRun":

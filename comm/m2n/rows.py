@@ -14,13 +14,13 @@ from torch import Tensor
 
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.mailbox.fp8 import quantise
-from afserve.comm.transport import NO_SLOT, Filler, Parcel, WireType
+from afserve.comm.transport import NO_SLOT, MessageFiller, Parcel, WireType
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
 _EXPERT_DTYPES = (torch.int32, torch.int64)
 
 
-class RowSplit(Filler, Protocol):
+class RowSplit(MessageFiller, Protocol):
     def parts(self) -> list[tuple[int, int]]:
         """(node, number of rows) of every node that gets any, in order."""
         ...

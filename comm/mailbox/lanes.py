@@ -14,7 +14,7 @@ from afserve.comm.mailbox.flags import Board, MessageBoard, open_board
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import Segment
 from afserve.comm.mailbox.wire import SEQUENCES, following, name
-from afserve.comm.transport import Box, Filler, Header, Kind, Parcel
+from afserve.comm.transport import Box, Header, Kind, MessageFiller, Parcel
 from afserve.errors import ProtocolError
 
 _LATE = 1 << 16  # dispatches that may have been abandoned since the one whose answer arrives now
@@ -135,7 +135,7 @@ class Lanes:
         lane.taken = carrier.send_rows(lane.index, number, epoch, layer, rows, x, stride, slot, weight)
         lane.sent = number
 
-    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         """stage, fill and post in one; those rows of a dispatch that go to the box's expert node."""
         split = None if self._carrier is None else filler.native(header.wire)
         if self._carrier is None or split is None:

@@ -17,7 +17,7 @@ from afserve.comm.mailbox.record import RecordSegment, record_segment
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import LEFT, Segment, SegmentMap
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Filler, Header, Layout, Parcel
+from afserve.comm.transport import HOST, Box, Header, Layout, MessageFiller, Parcel
 from afserve.errors import PeerLost, RendezvousError
 
 
@@ -65,7 +65,7 @@ class LocalTransport:
         self._check(box)
         self._lanes.send(box, header, x_RH, slot_RK, weight_RK)
 
-    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         self._check(box)
         self._lanes.send_part(box, header, filler)
 

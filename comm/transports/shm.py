@@ -18,7 +18,7 @@ from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.rendezvous import compare, terms
 from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Filler, Header, Layout, Parcel
+from afserve.comm.transport import HOST, Box, Header, Layout, MessageFiller, Parcel
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
@@ -78,7 +78,7 @@ class ShmTransport:
             self._lost.raise_for([box])
         self._lanes.send(box, header, x_RH, slot_RK, weight_RK)
 
-    def send_part(self, box: Box, header: Header, filler: Filler) -> None:
+    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         if self._lost:
             self._lost.raise_for([box])
         self._lanes.send_part(box, header, filler)

@@ -13,7 +13,6 @@ from afserve.clock import FakeClock, MonotonicClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control import identifying
 from afserve.control.backend import ServedModel
-from afserve.control.cluster import OwnCluster
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -24,6 +23,7 @@ from afserve.control.membership.recovery import Rules
 from afserve.control.membership.state import Membership
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
+from afserve.control.queries import OwnQueries
 from afserve.control.wire.values import (
     Assigned,
     Attend,
@@ -131,7 +131,7 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
     controller.on_failure = gateway.requests.fail
     asked = own(controller, clock) if own else []
     frontend = Frontend(
-        OwnCluster(controller, {"why": "because"}, clock), gateway, ServedModel("m", "/m", 64, 9, 0)
+        OwnQueries(controller, {"why": "because"}, clock), gateway, ServedModel("m", "/m", 64, 9, 0)
     )
     address = await controller.start(also=[gateway.handler])
     nodes = Nodes(ScriptedNode(address, role, **changes.get(role, {})) for role in roles)

@@ -16,8 +16,6 @@ from afserve.control.wire import messages
 from afserve.control.wire.values import (
     Acknowledge,
     Adopt,
-    Answer,
-    Ask,
     Assigned,
     Attend,
     Cancel,
@@ -31,6 +29,8 @@ from afserve.control.wire.values import (
     Identity,
     Peers,
     Progress,
+    Query,
+    QueryAnswer,
     Ready,
     Refused,
     Register,
@@ -66,7 +66,7 @@ FROM_NODE = [
     Heartbeat(5, AttentionStats(1, 2)),
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Drained(),
-    Ask(3, "view", b"\x00\xff"),
+    Query(3, "view", b"\x00\xff"),
 ]
 FROM_ATTENTION = [Attend(3, 7), Tokens(())]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(())]
@@ -75,7 +75,7 @@ TO_NODE = [
     Peers(((0, "a"), (2, "b"))),
     Peers(),
     Gateways(((0, ""), (3, "host:1"))),
-    Answer(3, b"abc"),
+    QueryAnswer(3, b"abc"),
     Drain(),
     Shutdown(),
     FillSlots(PLACEMENT),

@@ -12,10 +12,10 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
+    AllDrained,
     Begun,
     Dismiss,
     DrainAll,
-    Drained,
     EndRun,
     Exited,
     Joined,
@@ -148,7 +148,7 @@ class World:
                 self.soon(lambda: self.replanned(holders), 2.0)
             case Settled():
                 self.settled += 1
-            case Drained():
+            case AllDrained():
                 self.drained += 1
             case EndRun(error):
                 self.ended = error

@@ -10,10 +10,10 @@ import pytest
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.control.backend import ServedModel
-from afserve.control.cluster import OwnCluster
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
+from afserve.control.queries import OwnQueries
 from afserve.control.wire import channel
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
@@ -58,7 +58,7 @@ def test_nodes_join_serve_and_leave_with_the_controller(tmp_path: Path, polite: 
     async def scenario() -> list[subprocess.Popen[str]]:
         gateway, clock = Gateway(channel.read_token(token)), MonotonicClock()
         controller = Controller(run_of_nano(), channel.read_token(token), clock)
-        frontend = Frontend(OwnCluster(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
+        frontend = Frontend(OwnQueries(controller, {}, clock), gateway, ServedModel("nano", "", 64, 64, 0))
         address = await controller.start(also=[gateway.handler])
         nodes = [start(role, address, token) for role in ("expert", "attention", "expert")]
         await asyncio.wait_for(controller.wait_ready(), SECONDS)

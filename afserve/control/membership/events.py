@@ -167,7 +167,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class AllDrained:
     """No attention node and no gateway has a request left."""
 
 
@@ -178,4 +178,4 @@ class EndRun:
     error: AfserveError
 
 
-Effect = Admit | Refuse | Tell | Start | Dismiss | Replan | Settled | Drained | EndRun
+Effect = Admit | Refuse | Tell | Start | Dismiss | Replan | Settled | AllDrained | EndRun

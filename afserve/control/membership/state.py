@@ -11,10 +11,10 @@ from dataclasses import replace
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
+    AllDrained,
     Begun,
     Dismiss,
     DrainAll,
-    Drained,
     Effect,
     EndRun,
     Event,
@@ -402,7 +402,7 @@ class Membership:
         busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
         if self._draining and not self._drained and not busy:
             self._drained = True
-            effects.append(Drained())
+            effects.append(AllDrained())
         if not self.settled and self._all_ready():
             effects.append(self._settle())
         return effects
@@ -439,7 +439,7 @@ class Membership:
         return effects + (self._announce(self.members.of(Role.ATTENTION)) if node.role is Role.EXPERT else [])
 
     def _replan(self) -> list[Effect]:
-        """Ask for another placement when the expert nodes that are to hold experts are not those that do."""
+        """Query for another placement when the expert nodes that are to hold experts are not those that do."""
         if self.deployment.colocated or not self.settled or not self.migration.steady or self._away():
             return []
         holders = self._holders()

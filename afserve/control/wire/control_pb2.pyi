@@ -27,13 +27,13 @@ class ToAttention(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "ask", "drained", "failed", "filled", "adopted", "routed", "identity")
+    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
@@ -45,21 +45,21 @@ class FromNode(_message.Message):
     progress: Progress
     ready: Ready
     heartbeat: Heartbeat
-    ask: Ask
+    query: Query
     drained: Drained
     failed: Failed
     filled: Filled
     adopted: Adopted
     routed: Routed
     identity: Identity
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ...) -> None: ...
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
-    __slots__ = ("assigned", "peers", "gateways", "answer", "serve", "drain", "shutdown", "fill_slots", "adopt", "retire")
+    __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "drain", "shutdown", "fill_slots", "adopt", "retire")
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
-    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ANSWER_FIELD_NUMBER: _ClassVar[int]
     SERVE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
@@ -69,14 +69,14 @@ class ToNode(_message.Message):
     assigned: Assigned
     peers: Peers
     gateways: Gateways
-    answer: Answer
+    query_answer: QueryAnswer
     serve: Serve
     drain: Drain
     shutdown: Shutdown
     fill_slots: FillSlots
     adopt: Adopt
     retire: Retire
-    def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
+    def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., query_answer: _Optional[_Union[QueryAnswer, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol", "version", "role", "index", "pid", "host")
@@ -388,7 +388,7 @@ class Serve(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Ask(_message.Message):
+class Query(_message.Message):
     __slots__ = ("number", "what", "body")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
@@ -445,7 +445,7 @@ class NodeView(_message.Message):
     expert: ExpertStats
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ...) -> None: ...
 
-class Answer(_message.Message):
+class QueryAnswer(_message.Message):
     __slots__ = ("number", "body", "error")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]

@@ -19,8 +19,6 @@ from afserve.control.wire.values import (
     Acknowledge,
     Adopt,
     Adopted,
-    Answer,
-    Ask,
     Assigned,
     Attend,
     Cancel,
@@ -37,6 +35,8 @@ from afserve.control.wire.values import (
     Identity,
     Peers,
     Progress,
+    Query,
+    QueryAnswer,
     Ready,
     Refused,
     Register,
@@ -394,14 +394,14 @@ def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:
     proto.requests.extend(value.requests)
 
 
-def _put_answer(value: Answer, proto: Proto) -> None:
+def _put_answer(value: QueryAnswer, proto: Proto) -> None:
     proto.number, proto.body = value.number, value.body
     if value.error is not None:
         _put_error(value.error, proto.error)
 
 
-def _take_answer(proto: Proto) -> Answer:
-    return Answer(proto.number, proto.body, _optional_error(proto))
+def _take_answer(proto: Proto) -> QueryAnswer:
+    return QueryAnswer(proto.number, proto.body, _optional_error(proto))
 
 
 def _put_shutdown(value: Shutdown, proto: Proto) -> None:
@@ -460,7 +460,7 @@ _FROM_NODE: dict[type, Codec] = {
     Filled: _flat("filled", Filled),
     Adopted: _flat("adopted", Adopted),
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
-    Ask: _flat("ask", Ask),
+    Query: _flat("query", Query),
 }
 _TO_NODE: dict[type, Codec] = {
     Assigned: ("assigned", _put_assigned, _take_assigned),
@@ -472,7 +472,7 @@ _TO_NODE: dict[type, Codec] = {
     Retire: _flat("retire", Retire),
     Serve: _flat("serve", Serve),
     Gateways: ("gateways", _put_gateways, _take_gateways),
-    Answer: ("answer", _put_answer, _take_answer),
+    QueryAnswer: ("query_answer", _put_answer, _take_answer),
 }
 _FROM_ATTENTION: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),

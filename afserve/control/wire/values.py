@@ -72,7 +72,7 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Query:
     """A gateway wants to know `what`; the answer has the same number."""
 
     number: int
@@ -162,7 +162,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """To a gateway: what it asked for, or why it cannot have it."""
 
     number: int
@@ -247,8 +247,8 @@ FromNode = (
     | Failed
     | Filled
     | Adopted
-    | Ask
+    | Query
 )
-ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Serve | Answer
+ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Serve | QueryAnswer
 FromAttention = Attend | Tokens | Refused
 ToAttention = Submit | Cancel | Acknowledge

@@ -12,7 +12,7 @@ from afserve.clock import Clock
 from afserve.control.backend import ClusterView, NodeView
 from afserve.control.controller import Controller
 from afserve.control.wire import views
-from afserve.control.wire.values import Answer, Ask
+from afserve.control.wire.values import Query, QueryAnswer
 from afserve.errors import AfserveError, ConfigError, DeadlineError
 from afserve.member import Role
 from afserve.placement.placement import Placement
@@ -20,7 +20,7 @@ from afserve.placement.placement import Placement
 ANSWER_SECONDS = 10.0
 
 
-class Cluster(Protocol):
+class Queries(Protocol):
     attention_nodes: int
     block_size: int
 
@@ -42,7 +42,7 @@ class Cluster(Protocol):
     async def recorded_routing(self) -> bytes: ...
 
 
-class OwnCluster:
+class OwnQueries:
     """The controller is in this process. `picked` is what the launcher chose and why."""
 
     def __init__(self, controller: Controller, picked: Mapping[str, str], clock: Clock) -> None:
@@ -91,39 +91,39 @@ class OwnCluster:
     async def recorded_routing(self) -> bytes:
         return self._controller.balancing.recorder.dump()
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, query: Query) -> QueryAnswer:
         """To a gateway elsewhere. What went wrong is the answer's error."""
         try:
-            return Answer(ask.number, await self._answer(ask))
+            return QueryAnswer(query.number, await self._answer(query))
         except AfserveError as error:
-            return Answer(ask.number, error=error)
+            return QueryAnswer(query.number, error=error)
 
-    async def _answer(self, ask: Ask) -> bytes:
-        match ask.what:
+    async def _answer(self, query: Query) -> bytes:
+        match query.what:
             case "view":
                 return views.encode_view(await self.view())
             case "placement":
                 return (await self.placement()).encode()
             case "apply_placement":
-                await self.apply_placement(ask.body.decode())
+                await self.apply_placement(query.body.decode())
                 return b""
             case "record_routing":
-                return await self.record_routing(bool(ask.body))
+                return await self.record_routing(bool(query.body))
             case "recorded_routing":
                 return await self.recorded_routing()
-        raise ConfigError(f"a gateway asked for {ask.what!r}, which this controller does not know")
+        raise ConfigError(f"a gateway asked for {query.what!r}, which this controller does not know")
 
 
-class DistantCluster:
+class DistantQueries:
     """The controller is elsewhere: `send` carries a question to it, `answered` brings what came back."""
 
-    def __init__(self, attention_nodes: int, block_size: int, send: Callable[[Ask], None]) -> None:
+    def __init__(self, attention_nodes: int, block_size: int, send: Callable[[Query], None]) -> None:
         self.attention_nodes = attention_nodes
         self.block_size = block_size
         self.failure: AfserveError | None = None
         self._send = send
         self._numbers = count(1)
-        self._open: dict[int, asyncio.Future[Answer]] = {}
+        self._open: dict[int, asyncio.Future[QueryAnswer]] = {}
         self.serving = False  # until the controller has said that everyone is ready
 
     @property
@@ -134,7 +134,7 @@ class DistantCluster:
         if self.failure is not None:
             raise self.failure
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: QueryAnswer) -> None:
         if (found := self._open.pop(answer.number, None)) is not None and not found.done():
             found.set_result(answer)
 
@@ -156,7 +156,7 @@ class DistantCluster:
     async def _ask(self, what: str, body: bytes = b"") -> bytes:
         number = next(self._numbers)
         future = self._open[number] = asyncio.get_running_loop().create_future()
-        self._send(Ask(number, what, body))
+        self._send(Query(number, what, body))
         try:
             answer = await asyncio.wait_for(future, ANSWER_SECONDS)
         except TimeoutError:

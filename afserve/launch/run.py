@@ -87,7 +87,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
             topology = topology.traced(parts)
-        asyncio.run(_Gateway(topology, found, settings, sock, processes, flags, balance, assignment).run())
+        asyncio.run(_Up(topology, found, settings, sock, processes, flags, balance, assignment).run())
 
 
 def _log(flags: UpFlags) -> None:
@@ -210,7 +210,7 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
     return choose(spec, source, machine, wishes)
 
 
-class _Gateway:
+class _Up:
     def __init__(
         self,
         topology: Topology,
