@@ -36,7 +36,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """Samples under one or more names."""
 
     names: tuple[str, ...]
@@ -93,11 +93,11 @@ class Histogram:
             yield Sample(below, (("le", _number(bound)),), "_bucket")
 
 
-def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    return Family(names, "gauge", help, tuple(Sample(value, labels) for labels, value in samples))
+def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:
+    return MetricFamily(names, "gauge", help, tuple(Sample(value, labels) for labels, value in samples))
 
 
-def render(families: Iterable[Family], common: Labels = ()) -> str:
+def render(families: Iterable[MetricFamily], common: Labels = ()) -> str:
     """The Prometheus text format 0.0.4; `common` labels come first on every sample."""
     lines: list[str] = []
     for family in families:
@@ -106,7 +106,7 @@ def render(families: Iterable[Family], common: Labels = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _family_lines(name: str, family: Family, common: Labels) -> Iterator[str]:
+def _family_lines(name: str, family: MetricFamily, common: Labels) -> Iterator[str]:
     head = f"{name}_total" if family.kind == "counter" else name
     yield f"# HELP {head} {_escape(family.help, quote=False)}"
     yield f"# TYPE {head} {family.kind}"

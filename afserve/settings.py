@@ -41,7 +41,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DeclaredSetting:
     """One declaration. `allowed` None: its limits depend on the model or the machine, and are checked there.
 
     `metavar` stands for the value in a help text, which shows the range where `shows_range` says so.
@@ -88,10 +88,12 @@ def setting(
     return dataclasses.field(default=default, metadata=notes)
 
 
-def settings_of(group: type) -> tuple[Setting, ...]:
+def settings_of(group: type) -> tuple[DeclaredSetting, ...]:
     """In the order of the fields. A group may have fields that nobody sets: those are not declared."""
     found = (field for field in dataclasses.fields(group) if _HELP in field.metadata)
-    return tuple(Setting(field.name, _kind(field.type), field.default, **field.metadata) for field in found)
+    return tuple(
+        DeclaredSetting(field.name, _kind(field.type), field.default, **field.metadata) for field in found
+    )
 
 
 def check(group: object, spelled: Callable[[str], str] = str) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from afserve.placement.rebalancer import Rules
+from afserve.placement.rebalancer import RebalanceRules
 from bench.live_load import Heard, domains, steady
 from bench.origin import ROOT, origin
 from bench.placement import table_of
@@ -59,7 +59,7 @@ class Played:
     @property
     def limit(self) -> float:
         """From where the rebalancer acts, with as many rows as its fastest window held."""
-        rules = Rules()
+        rules = RebalanceRules()
         rows = self.heard.tokens / self.seconds * WINDOW_S * TOP_K / EXPERT_NODES / rules.burst
         return rules.enter + math.sqrt(2 * math.log(EXPERT_NODES) / rows)
 

@@ -15,7 +15,7 @@ from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Floats, Ints, Nodes, Problem, scenarios
 from afserve.placement.optimizer.split import node_load, split
 from afserve.placement.optimizer.uncertainty import uncertainty
-from afserve.placement.rebalancer import Action, Rebalancer, Rules
+from afserve.placement.rebalancer import Action, Rebalancer, RebalanceRules
 from afserve.placement.stats import RoutingStats
 from bench.eplb import eplb
 
@@ -80,7 +80,7 @@ def product(table: Table, shapes: tuple[tuple[int, int], ...]) -> Iterator[Row]:
         for seen, load_LE in _cases(table, (3,)):
             pool = Nodes.even(nodes, slots)
             start = balance(Problem(seen, pool, prior=uncertainty(seen))).placement(1)
-            core = Rebalancer(start, pool, Rules(moves_per_layer=0))
+            core = Rebalancer(start, pool, RebalanceRules(moves_per_layer=0))
             wait, shares = _followed(core, seen.mean(0), load_LE)
             waits.append(wait)
             held += list(ratios(start.slot_array(), shares, load_LE))

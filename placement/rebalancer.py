@@ -35,7 +35,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RebalanceRules:
     """enter: the max/mean that starts it. least_gain: the fraction that new shares or moves must save.
 
     interval_s: between checks. patience: bad checks in a row before it acts. rest_s: from one action to the next.
@@ -82,9 +82,13 @@ class Rebalancer:
     """Owns the placement that is wanted, the streak of bad checks and the last decisions."""
 
     def __init__(
-        self, placement: Placement, nodes: Nodes, rules: Rules | None = None, throttle: Throttle = unthrottled
+        self,
+        placement: Placement,
+        nodes: Nodes,
+        rules: RebalanceRules | None = None,
+        throttle: Throttle = unthrottled,
     ) -> None:
-        self.placement, self.nodes, self.rules = placement, nodes, rules or Rules()
+        self.placement, self.nodes, self.rules = placement, nodes, rules or RebalanceRules()
         self._throttle = throttle
         self.decisions: deque[Decision] = deque(maxlen=64)
         self._streak = 0

@@ -14,7 +14,7 @@ import click
 from afserve.cli.options import Within, existing_file
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError
-from afserve.settings import File, Setting, build, settings_of
+from afserve.settings import DeclaredSetting, File, build, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Group = TypeVar("Group")
@@ -68,7 +68,7 @@ def config_file(ctx: click.Context, option: click.Parameter, path: Path | None) 
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
-def _option(one: Setting) -> Callable[[Command], Command]:
+def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
     flag, shown = one.flag, not any(one.default is nothing for nothing in (None, False, ()))
     if one.kind is bool:
         name = f"{flag}/--no-{flag[2:]}" if one.default else flag
@@ -85,7 +85,7 @@ def _option(one: Setting) -> Callable[[Command], Command]:
     )
 
 
-def _type(one: Setting) -> Any:
+def _type(one: DeclaredSetting) -> Any:
     if isinstance(one.allowed, tuple):
         return click.Choice(one.allowed)
     if isinstance(one.allowed, Range):

@@ -14,9 +14,9 @@ from afserve.metrics import (
     INTER_TOKEN_BUCKETS,
     REQUEST_BUCKETS,
     Counter,
-    Family,
     Histogram,
     Labels,
+    MetricFamily,
     Sample,
     gauge,
     render,
@@ -49,31 +49,31 @@ class ServerMetrics:
         families = (*self._own(in_flight), open_now, *_cluster(await backend.view()))
         return render(families, (("model_name", backend.model.name),))
 
-    def _own(self, in_flight: int) -> Iterator[Family]:
+    def _own(self, in_flight: int) -> Iterator[MetricFamily]:
         yield gauge(("afserve_http_requests_in_flight",), "Requests being answered.", [((), in_flight)])
         for name, help, histogram in (
             ("time_to_first_token_seconds", "From the request read to its first token.", self.first_token),
             ("inter_token_latency_seconds", "Between two tokens of one sequence.", self.inter_token),
             ("e2e_request_latency_seconds", "From the request read to its last token.", self.request),
         ):
-            yield Family(_both(name), "histogram", help, histogram.samples())
+            yield MetricFamily(_both(name), "histogram", help, histogram.samples())
         for name, help, counter in (
             ("prompt_tokens", "Prompt tokens accepted.", self.prompt_tokens),
             ("generation_tokens", "Tokens generated.", self.generated_tokens),
             ("request_success", "Sequences that ended, by reason.", self.finished),
         ):
-            yield Family(_both(name), "counter", help, counter.samples())
+            yield MetricFamily(_both(name), "counter", help, counter.samples())
         cached = self.cached_tokens.samples()
-        yield Family(
+        yield MetricFamily(
             ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
         )
-        yield Family(
+        yield MetricFamily(
             ("afserve_http_cancelled",),
             "counter",
             "Requests cancelled because the client left, or did not read.",
             self.cancelled.samples(),
         )
-        yield Family(
+        yield MetricFamily(
             ("afserve_http_responses",), "counter", "Responses by route and status.", self.responses.samples()
         )
 
@@ -108,7 +108,7 @@ def _both(name: str) -> tuple[str, str]:
     return f"afserve_{name}", f"vllm:{name}"
 
 
-def _cluster(view: ClusterView) -> Iterator[Family]:
+def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     attention = [(n.name, n.stats) for n in view.nodes if isinstance(n.stats, AttentionStats)]
     experts = [(n.name, n.stats) for n in view.nodes if isinstance(n.stats, ExpertStats)]
     yield gauge(("afserve_placement_epoch",), "Version of the expert placement.", [((), view.epoch)])
@@ -128,14 +128,16 @@ def _cluster(view: ClusterView) -> Iterator[Family]:
         [((("layer", str(layer)),), value) for layer, value in enumerate(view.balance)],
     )
     moved = (Sample(view.moves, (), "_total"),)
-    yield Family(("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved)
+    yield MetricFamily(
+        ("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved
+    )
     yield from _attention([stats for _, stats in attention])
     yield from _attention_nodes(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)
 
 
-def _attention(nodes: list[AttentionStats]) -> Iterator[Family]:
+def _attention(nodes: list[AttentionStats]) -> Iterator[MetricFamily]:
     blocks = sum(n.kv_blocks for n in nodes)
     use = sum(n.kv_blocks_used for n in nodes) / blocks if blocks else 0.0
     for name, help, value in (
@@ -153,10 +155,10 @@ def _attention(nodes: list[AttentionStats]) -> Iterator[Family]:
         ("prefix_cache_hits", "Prompt tokens found there.", sum(n.prefix_hits for n in nodes)),
         ("num_preemptions", "Sequences put back for lack of KV blocks.", sum(n.preemptions for n in nodes)),
     ):
-        yield Family(_both(name), "counter", help, (Sample(total, (), "_total"),))
+        yield MetricFamily(_both(name), "counter", help, (Sample(total, (), "_total"),))
 
 
-def _attention_nodes(nodes: list[tuple[str, AttentionStats]]) -> Iterator[Family]:
+def _attention_nodes(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
     for name, help, values in (
         (
             "dispatches",
@@ -172,10 +174,10 @@ def _attention_nodes(nodes: list[tuple[str, AttentionStats]]) -> Iterator[Family
         ),
     ):
         samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
-        yield Family((f"afserve_attention_node_{name}",), "counter", help, samples)
+        yield MetricFamily((f"afserve_attention_node_{name}",), "counter", help, samples)
 
 
-def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[Family]:
+def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[MetricFamily]:
     for name, help, values in (
         ("rows", "Rows computed.", [(n, s.rows) for n, s in nodes]),
         ("messages", "Dispatches answered.", [(n, s.messages) for n, s in nodes]),
@@ -184,13 +186,13 @@ def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[Family]:
         ("hold_seconds", "Time rows were held to be grouped.", [(n, s.hold_seconds) for n, s in nodes]),
     ):
         samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
-        yield Family((f"afserve_expert_node_{name}",), "counter", help, samples)
+        yield MetricFamily((f"afserve_expert_node_{name}",), "counter", help, samples)
 
 
-def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[Family]:
+def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[MetricFamily]:
     """Per layer: the total and max/mean of the routed rows; per expert as well while that is few."""
     totals = tuple(Sample(sum(layer), _layer(l), "_total") for l, layer in enumerate(rows))
-    yield Family(("afserve_layer_routed_rows",), "counter", "Rows routed, per MoE layer.", totals)
+    yield MetricFamily(("afserve_layer_routed_rows",), "counter", "Rows routed, per MoE layer.", totals)
     skew = [(_layer(l), max(layer) * len(layer) / sum(layer)) for l, layer in enumerate(rows) if sum(layer)]
     yield gauge(
         ("afserve_layer_expert_skew",), "Rows of the busiest expert over the mean, per MoE layer.", skew
@@ -201,7 +203,9 @@ def _expert_load(rows: tuple[tuple[int, ...], ...]) -> Iterator[Family]:
             for l, layer in enumerate(rows)
             for e, count in enumerate(layer)
         )
-        yield Family(("afserve_expert_rows",), "counter", "Rows routed, per MoE layer and expert.", samples)
+        yield MetricFamily(
+            ("afserve_expert_rows",), "counter", "Rows routed, per MoE layer and expert.", samples
+        )
 
 
 def _layer(index: int) -> Labels:

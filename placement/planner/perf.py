@@ -229,7 +229,12 @@ def _together(setting: Setting, rows: Array) -> Array:
 
 
 def attention_half(
-    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, batch: Array, with_ffn: bool = True
+    setting: Setting,
+    chip: Hardware,
+    tensor_parallel: int,
+    ranks: Array,
+    batch: Array,
+    with_ffn: bool = True,
 ) -> AttentionTimes:
     """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean.
 

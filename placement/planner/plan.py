@@ -11,7 +11,7 @@ import numpy as np
 from afserve.pipeline import StageTimes
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import Setting, attention_half, expert_half
-from afserve.placement.planner.search import Family
+from afserve.placement.planner.search import PlanFamily
 
 HOUR, MILLION = 3600.0, 1e6
 
@@ -81,7 +81,7 @@ class Plan:
         return self.stages.bubbles(self.layers, self.micro_batches)
 
 
-def plan_of(family: Family, setting: Setting, index: int, batch: float, limited_by: str) -> Plan:
+def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limited_by: str) -> Plan:
     """The plan of layout `index` of `family` at `batch`; `limited_by` as in Plan."""
     only = np.arange(len(family.ranks)) == index
     one = family.subset(only)
@@ -135,7 +135,7 @@ def _columns(setting: Setting, devices: int) -> int:
     return max(1, -(-devices // (setting.shape.experts.experts + setting.routing.redundant)))
 
 
-def _binding(family: Family, setting: Setting, times: StageTimes, batch: float) -> tuple[str, str]:
+def _binding(family: PlanFamily, setting: Setting, times: StageTimes, batch: float) -> tuple[str, str]:
     """(busiest station, what it waits for). Where a layer lasts longer than the busiest station's turns, transfers are
     not hidden: both directions then count as one part of the round trip."""
     turn = (
@@ -171,12 +171,12 @@ def _waits_for(chip: Hardware, seconds: Callable[[Hardware], float]) -> str:
     return best if gains[best] > 0.02 else "latency"
 
 
-def _attention_seconds(family: Family, setting: Setting, chip: Hardware, batch: float) -> float:
+def _attention_seconds(family: PlanFamily, setting: Setting, chip: Hardware, batch: float) -> float:
     one = np.array([batch])
     return float(attention_half(setting, chip, family.tensor_parallel, family.ranks, one).moe_layers[0])
 
 
-def _expert_seconds(family: Family, setting: Setting, chip: Hardware, batch: float) -> float:
+def _expert_seconds(family: PlanFamily, setting: Setting, chip: Hardware, batch: float) -> float:
     devices = family.expert_devices if family.kind == "afd" else family.ranks * family.tensor_parallel
     return float(expert_half(setting, chip, family.ranks * batch * setting.rows_per_request, devices)[0])
 
@@ -186,7 +186,7 @@ def _step_seconds(setting: Setting) -> float:
     return 0.0 if setting.steps_ahead else setting.curves.pick("step", setting.precision.attention).launch
 
 
-def _error(family: Family, setting: Setting, times: StageTimes, core: float) -> float:
+def _error(family: PlanFamily, setting: Setting, times: StageTimes, core: float) -> float:
     """The curves' spreads weighted by their share of a layer, and the model's own from validation."""
     curves, precision = setting.curves, setting.precision
     kind, layer = setting.shape.attention[0].kind, curves.pick("attention_layer", precision.attention)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf import Setting
 from afserve.placement.planner.plan import Plan, plan_of
-from afserve.placement.planner.search import BATCH_LIMIT, Family, Pool, Targets, best_batches, families
+from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Pool, Targets, best_batches, families
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
@@ -58,7 +58,7 @@ def answer(question: Question) -> Answer:
     return Answer(tuple(plan for _, plan in found), tried)
 
 
-def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
+def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:
     cost = None if question.tokens_per_second else _cost(family, question.objective)
     kept, batch, limit = best_batches(family, question.setting, question.targets, cost)
     if not len(batch):
@@ -76,7 +76,7 @@ def _best_of(family: Family, question: Question) -> tuple[float, Plan] | None:
     return float(score[index]), plan_of(kept, question.setting, index, best, limited_by)
 
 
-def _cost(family: Family, objective: str) -> Array | None:
+def _cost(family: PlanFamily, objective: str) -> Array | None:
     """What the objective counts per second of this layout; None when it does not count per token."""
     attention, experts = family.ranks * family.tensor_parallel, family.expert_devices
     if objective == "dollar":
@@ -88,7 +88,7 @@ def _cost(family: Family, objective: str) -> Array | None:
     return None
 
 
-def _score(family: Family, question: Question, batch: Array) -> Array:
+def _score(family: PlanFamily, question: Question, batch: Array) -> Array:
     """Lower is better; infinite where the wanted rate is not reached."""
     stages = family.stages(question.setting, batch)
     speed = family.ranks * batch * family.micro_batches / stages.tpot

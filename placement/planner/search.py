@@ -36,7 +36,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PlanFamily:
     """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated)."""
 
     kind: str
@@ -63,8 +63,8 @@ class Family:
             batch,
         )
 
-    def subset(self, keep: NDArray[np.bool_]) -> "Family":
-        return Family(
+    def subset(self, keep: NDArray[np.bool_]) -> "PlanFamily":
+        return PlanFamily(
             self.kind,
             self.attention,
             self.experts,
@@ -92,7 +92,9 @@ class Family:
         return np.where(fits, np.minimum(np.floor(most / self.micro_batches), BATCH_LIMIT), 0.0)
 
 
-def families(pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...]) -> Iterator[Family]:
+def families(
+    pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...]
+) -> Iterator[PlanFamily]:
     """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair."""
     for pool in pools:
         for tensor_parallel in _parallel(pool):
@@ -100,7 +102,7 @@ def families(pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str
                 ranks = _counts(pool, tensor_parallel)
                 ranks = ranks[_tidy(pool, ranks * tensor_parallel)]
                 for m in sorted({1, 2} & {1, *micro_batches}):
-                    yield Family("colocated", pool.chip, pool.chip, tensor_parallel, m, ranks, 0 * ranks)
+                    yield PlanFamily("colocated", pool.chip, pool.chip, tensor_parallel, m, ranks, 0 * ranks)
     if "afd" not in kinds:
         return
     for attention in pools:
@@ -108,7 +110,7 @@ def families(pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str
             for tensor_parallel in _parallel(attention):
                 ranks, devices = _layouts(attention, experts, tensor_parallel)
                 for m in micro_batches if len(ranks) else ():
-                    yield Family("afd", attention.chip, experts.chip, tensor_parallel, m, ranks, devices)
+                    yield PlanFamily("afd", attention.chip, experts.chip, tensor_parallel, m, ranks, devices)
 
 
 def _parallel(pool: Pool) -> list[int]:
@@ -147,8 +149,8 @@ def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Arra
 
 
 def best_batches(
-    family: Family, setting: Setting, targets: Targets, cost: Array | None = None
-) -> tuple[Family, Array, Array]:
+    family: PlanFamily, setting: Setting, targets: Targets, cost: Array | None = None
+) -> tuple[PlanFamily, Array, Array]:
     """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
 
     With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
@@ -183,7 +185,7 @@ _WORTH_DROPPING = 0.8
 class _Cells:
     """Layouts under bisection: the largest batch known to meet the targets, its TPOT, the memory limit, the cost."""
 
-    family: Family
+    family: PlanFamily
     low: Array
     tpot: Array
     limit: Array
@@ -200,7 +202,7 @@ class _Cells:
 
 
 def _try(
-    family: Family, setting: Setting, targets: Targets, batch: Array
+    family: PlanFamily, setting: Setting, targets: Targets, batch: Array
 ) -> tuple[Stages, NDArray[np.bool_]]:
     stages = family.stages(setting, batch)
     fine = (
@@ -209,7 +211,7 @@ def _try(
     return stages, np.asarray(fine)
 
 
-def exhaustive_batches(family: Family, setting: Setting, targets: Targets) -> Array:
+def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> Array:
     """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
     limit = family.batch_limit(setting)
     best = np.zeros_like(limit)

@@ -11,7 +11,7 @@ from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.infeasible import why_none
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Answer, Question
-from afserve.placement.planner.search import Family, Targets, best_batches
+from afserve.placement.planner.search import PlanFamily, Targets, best_batches
 
 _RESOURCES = {
     "attention bandwidth": ("attention", ("bandwidth",)),
@@ -49,7 +49,7 @@ def _throughput(
     if side in ("experts", "both") and plan.kind == "afd":
         experts = _scaled(experts, fields, factor)
     devices = plan.experts.devices if plan.kind == "afd" else 0
-    family = Family(
+    family = PlanFamily(
         plan.kind,
         attention,
         experts if plan.kind == "afd" else attention,

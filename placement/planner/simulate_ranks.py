@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question
-from afserve.placement.planner.search import Family
+from afserve.placement.planner.search import PlanFamily
 from afserve.placement.planner.simulate_requests import Arrivals, Rank, poisson
 
 Array = NDArray[np.float64]
@@ -52,12 +52,12 @@ def arrivals_for(
     return Arrivals((seconds - seconds[0]) * pace, work.prompt[mine], answer[mine])
 
 
-def _family(question: Question, plan: Plan) -> Family:
+def _family(question: Question, plan: Plan) -> PlanFamily:
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     apart = plan.kind == "afd"
     slots = plan.batch * plan.micro_batches
     devices = float(plan.experts.devices if apart else 0)
-    return Family(
+    return PlanFamily(
         plan.kind,
         chips[plan.attention.hardware],
         chips[plan.experts.hardware],

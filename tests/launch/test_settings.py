@@ -21,7 +21,7 @@ from afserve.errors import ConfigError
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.llm import LLM
 from afserve.server.settings import Listening, ServerSettings
-from afserve.settings import File, Setting, settings_of
+from afserve.settings import DeclaredSetting, File, settings_of
 
 GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings)
 SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in settings_of(group)]
@@ -36,7 +36,7 @@ def held(flags: UpFlags, group: type) -> Any:
     return every[GROUPS.index(group)]
 
 
-def other(one: Setting, folder: Path) -> tuple[object, str]:
+def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
     """A value that is not the default, and how a user writes it."""
     if one.kind is bool:
         return not one.default, str(not one.default).lower()
@@ -53,7 +53,7 @@ def other(one: Setting, folder: Path) -> tuple[object, str]:
     return one.kind(value), str(value)
 
 
-def needed(one: Setting) -> list[str]:
+def needed(one: DeclaredSetting) -> list[str]:
     return ["--load-format", "dummy"] if one.name == "layers" else []
 
 

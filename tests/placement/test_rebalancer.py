@@ -8,7 +8,7 @@ import pytest
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import MovePrice, Nodes, Problem
 from afserve.placement.placement import FREE
-from afserve.placement.rebalancer import Action, Rebalancer, Rules, imbalance, imbalances
+from afserve.placement.rebalancer import Action, Rebalancer, RebalanceRules, imbalance, imbalances
 from afserve.placement.stats import RoutingStats
 
 LAYERS, EXPERTS, TICK = 3, 32, 0.25
@@ -39,7 +39,7 @@ class Traffic:
         return decisions
 
 
-def started(rows: int = 20_000, rules: Rules | None = None, seed: int = 1, slots: int = 40):
+def started(rows: int = 20_000, rules: RebalanceRules | None = None, seed: int = 1, slots: int = 40):
     nodes = Nodes.even(4, slots)
     placement = balance(Problem(domain(seed)[None] * 1e6, nodes)).placement(1)
     return Rebalancer(placement, nodes, rules), Traffic(rows)
@@ -144,14 +144,14 @@ def test_shares_are_tried_before_weights():
 
 def test_a_dear_move_is_not_made():
     price = MovePrice(expert_bytes=1e15, link_bytes_per_s=1e9)
-    core, traffic = started(rules=Rules(price=price))
+    core, traffic = started(rules=RebalanceRules(price=price))
     decisions = traffic.flow(domain(2), 15, core)
     assert all(d.moves == 0 for d in decisions)
     assert {d.action for d in decisions} <= {Action.STAY, Action.SHARES}
 
 
 def test_patience_and_rest_are_told():
-    core, traffic = started(rules=Rules(rest_s=1000.0, patience=3))
+    core, traffic = started(rules=RebalanceRules(rest_s=1000.0, patience=3))
     reasons = " | ".join(
         d.reason for d in traffic.flow(domain(2), 4, core) + traffic.flow(domain(3), 6, core)
     )
@@ -178,7 +178,7 @@ def test_imbalance_is_never_below_one():
 
 
 def test_asked_to_replan_it_does_so_whatever_the_balance():
-    core, traffic = started(300, Rules(interval_s=1.0, forced=True, least_gain=0.0))
+    core, traffic = started(300, RebalanceRules(interval_s=1.0, forced=True, least_gain=0.0))
     decisions = traffic.flow(domain(1), 10, core)
     assert len(decisions) == 10
     assert any(d.placement is not None for d in decisions)

@@ -10,7 +10,7 @@ from afserve.clock import FakeClock
 from afserve.control.backend import NodeView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats
-from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Family, Histogram, gauge, render
+from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
 from afserve.server.observe import ServerMetrics
 
 
@@ -84,8 +84,8 @@ def test_render_escapes_and_counts():
         histogram.observe(value)
     text = render(
         [
-            Family(("x",), "counter", "help \\ me\nnow", counter.samples()),
-            Family(("h", "i"), "histogram", "h", histogram.samples()),
+            MetricFamily(("x",), "counter", "help \\ me\nnow", counter.samples()),
+            MetricFamily(("h", "i"), "histogram", "h", histogram.samples()),
             gauge(("g",), "g", [((), 0.1)]),
         ]
     )

@@ -17,7 +17,7 @@ from afserve.control.membership.throttle import Throttle
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.placement.rebalancer import Decision, Rebalancer, Rules, imbalances
+from afserve.placement.rebalancer import Decision, Rebalancer, RebalanceRules, imbalances
 from afserve.placement.record import encode_header, encode_record
 from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 
@@ -29,10 +29,10 @@ class BalanceRules:
     act: bool = False
     every: float | None = None
 
-    def rules(self) -> Rules:
+    def rules(self) -> RebalanceRules:
         if self.every is None:
-            return Rules()
-        return Rules(interval_s=self.every, forced=True, least_gain=0.0)
+            return RebalanceRules()
+        return RebalanceRules(interval_s=self.every, forced=True, least_gain=0.0)
 
 
 class Recorder:

@@ -47,7 +47,7 @@ _TOGETHER = (
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
 
 
-class Node(Protocol):
+class AttentionEngine(Protocol):
     """What this loop needs of `engine.attention_node.AttentionNode`."""
 
     stalled: bool
@@ -107,7 +107,7 @@ class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
 
     def __init__(
-        self, node: Node, stream: ControlStream, gateways: GatewayStreams, report: Report = silent
+        self, node: AttentionEngine, stream: ControlStream, gateways: GatewayStreams, report: Report = silent
     ) -> None:
         self._node = node
         self._stream = stream

@@ -30,7 +30,7 @@ _PARKED = 0.25  # rows wake a waiting node at once; this bounds how late a comma
 _PARKED_FILLING = 0.005
 
 
-class Node(Protocol):
+class ExpertEngine(Protocol):
     """What this loop needs of `engine.expert_node.ExpertNode`."""
 
     def poll(self) -> int: ...
@@ -63,7 +63,7 @@ class ExpertLoop:
 
     def __init__(
         self,
-        node: Node,
+        node: ExpertEngine,
         filler: Filler,
         placement: Placement,
         index: int,
