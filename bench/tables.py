@@ -299,6 +299,26 @@ def live() -> str:
     )
 
 
+def gateway() -> str:
+    found = newest(rows("gateway"), "streams", "attention_nodes")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["streams"],
+            f"{row['tokens_per_core_second']:,} ({row['low']:,} to {row['high']:,})",
+            f"{row['tokens_per_core_second'] / 20:,.0f}",
+            row["mib"],
+        ]
+        for row in found
+    ]
+    return (
+        f"**One gateway process**, {found[0]['attention_nodes']} scripted attention nodes that send as fast as it reads "
+        f"({where(found[-1])}); `python -m bench.gateway --save`. A core second is a second of the gateway's own CPU time.\n\n"
+        + table(["streams", "tokens per core second", "streams of 20 tokens/s per core", "MiB"], lines)
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": peers,
     "Start and memory": decode,
@@ -309,6 +329,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong against its bound": pipeline,
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
+    "A gateway with the attention side scripted": gateway,
     "Planner against published tables and measured rows": planner,
     "Planner against afserve itself": planner_self,
 }

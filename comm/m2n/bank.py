@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from afserve.errors import PeerLost
 from afserve.placement.placement import Placement
 
 
@@ -36,10 +37,7 @@ class LocalBankLink:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._sums: dict[int, Tensor] = {}
-
-    @property
-    def lost(self) -> None:
-        """Nobody can be."""
+        self.lost: PeerLost | None = None  # nobody can be
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int

@@ -125,6 +125,7 @@ class ExpertLink:
         self._stage = stage or stage_for(device, transport.device)
         self._under_way: dict[int, Ticket] = {}  # by micro-batch
         self._losses: dict[NodeId | str, PeerLost] = {}
+        self.lost: PeerLost | None = None  # kept, not derived: the node looks at it before every turn
         self.adopt(placement)
 
     @property
@@ -137,24 +138,20 @@ class ExpertLink:
         where = HOST if self._stage is not None else self._device
         self._table = RouteTable(placement, self._layout.slots, self._native, where)
 
-    @property
-    def lost(self) -> PeerLost | None:
-        return next(iter(self._losses.values()), None)
-
     def attach(self, expert: int, address: str, timeout: float) -> None:
         """Connect to an expert node that joined, or that came in a lost one's place; `adopt` then sends it rows.
 
         What its predecessor was sent and nobody has combined is sent to it again, under the same epoch.
         """
         self._transport.attach(expert, address, timeout)
-        self._losses.pop(member.expert_node(expert), None)
+        self._regain(member.expert_node(expert))
         for ticket in self._under_way.values():
             self._send_again(ticket, expert)
 
     def detach(self, expert: int) -> None:
         """Leave an expert node that the placement no longer names, once nothing is under way to it."""
         self._transport.detach(expert)
-        self._losses.pop(member.expert_node(expert), None)
+        self._regain(member.expert_node(expert))
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -203,11 +200,12 @@ class ExpertLink:
         try:
             self._transport.wait(missing, min(timeout, until))
         except PeerLost as error:
-            self._losses.setdefault(error.peer, error)
+            self._lose(error)
             raise
 
     def combine(self, ticket: Ticket) -> Tensor:
-        assert self.ready(ticket), "combine called on a ticket that is not ready"
+        answered = ticket.leaving is None and not ticket.missing
+        assert answered or self.ready(ticket), "combine called on a ticket that is not ready"
         y_TH = self._sum(ticket)
         self._under_way.pop(ticket.micro_batch, None)
         if self._stage is None:
@@ -218,7 +216,8 @@ class ExpertLink:
     def _sum(self, ticket: Ticket) -> Tensor:
         """Where the mailboxes are."""
         if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
-            return self._answer(ticket.parts[0]).float()
+            y_TH = self._answer(ticket.parts[0])
+            return y_TH if y_TH.dtype is torch.float32 else y_TH.float()
         where = HOST if self._stage is not None else self._device
         y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=where)
         for part in ticket.parts:
@@ -228,6 +227,14 @@ class ExpertLink:
 
     def close(self) -> None:
         self._transport.close()
+
+    def _lose(self, error: PeerLost) -> None:
+        self._losses.setdefault(error.peer, error)
+        self.lost = next(iter(self._losses.values()))
+
+    def _regain(self, node: NodeId) -> None:
+        self._losses.pop(node, None)
+        self.lost = next(iter(self._losses.values()), None)
 
     def _send_when_there(self, ticket: Ticket) -> None:
         """Rows of a device are split and sent once they are in host memory."""
@@ -255,7 +262,7 @@ class ExpertLink:
                 split.fill(box.expert, self._transport.stage(box, header))
                 self._transport.post(box)
         except PeerLost as error:
-            self._losses.setdefault(error.peer, error)
+            self._lose(error)
         return Part(box, header)
 
     def _send_again(self, ticket: Ticket, expert: int) -> None:
