@@ -93,3 +93,21 @@ def test_nothing_is_said_twice_nor_too_often():
         report()
     assert len(calls) == 4, "once per heartbeat"
     assert len(stream.of(Routed)) == 1
+
+
+def test_a_change_that_should_be_seen_has_a_heartbeat_of_its_own():
+    sent = Stream()
+    heartbeat, clock = HeartbeatThread(sent, AttentionStats(), 60.0), FakeClock()
+    report = Reporter(heartbeat, sent, lambda: AttentionStats(running=3), clock=clock)
+    heartbeat.start()
+    try:
+        for _ in range(5):
+            report(soon=True)
+        until = time.monotonic() + 20
+        while not sent.of(Heartbeat) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [beat.stats.running for beat in sent.of(Heartbeat)] == [3], (
+            "five changes in a moment are one heartbeat"
+        )
+    finally:
+        heartbeat.stop()

@@ -115,6 +115,7 @@ class AttentionLoop:
         self._report = report
         self._open: set[int] = set()  # requests whose end no gateway has acknowledged
         self._running = True
+        self._was_busy = False
         self._draining = False
         self._adopting: int | None = None
         self._unsent: list[TokenEvent] = []
@@ -122,9 +123,14 @@ class AttentionLoop:
 
     def run(self) -> None:
         while self._running:
-            if not self._node.busy:
+            busy = self._node.busy
+            if not busy:
                 self._flush()
-            self._report()
+            if busy is self._was_busy:
+                self._report()
+            else:
+                self._was_busy = busy
+                self._report(soon=True)  # /metrics shows at once that requests run, or that none does
             self._gateways.redial()
             for command in self._stream.receive(0.0 if self._node.busy else _IDLE):
                 self._obey(command)

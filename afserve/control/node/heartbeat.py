@@ -15,6 +15,7 @@ from afserve.engine.stats import AttentionStats, ExpertStats
 
 Stats = AttentionStats | ExpertStats | None
 SECONDS = 1.0  # between two heartbeats
+HURRY_SECONDS = 0.1  # from a change that should be seen to its heartbeat, so at most ten of them in a second
 ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70
 
@@ -27,6 +28,7 @@ class HeartbeatThread:
         self._published = stats
         self._stream = stream
         self._stop = threading.Event()
+        self._hurried = threading.Event()
         self._process = psutil.Process()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -35,20 +37,31 @@ class HeartbeatThread:
 
     def stop(self) -> None:
         self._stop.set()
+        self._hurried.set()
         self._thread.join(timeout=1.0)
 
     def publish(self, stats: Stats) -> None:
         """What heartbeats say from now on. By the thread that steps the node, between two steps."""
         self._published = stats
 
+    def hurry(self) -> None:
+        """Send what was published within a tenth of a second, not only when it is time again."""
+        self._hurried.set()
+
     def resident_bytes(self) -> int:
         resident: int = self._process.memory_info().rss
         return resident
 
     def _beat(self) -> None:
-        while not self._stop.wait(self.seconds):
+        while not self._stop.is_set():
+            hurried = self._hurried.wait(self.seconds)
+            if self._stop.is_set():
+                return
             if self._stream.ended:
                 self._end_orphan()
+            if hurried:
+                self._stop.wait(min(HURRY_SECONDS, self.seconds))  # what changes meanwhile goes along
+                self._hurried.clear()
             self._stream.send(Heartbeat(self.resident_bytes(), self._published))
 
     def _end_orphan(self) -> None:

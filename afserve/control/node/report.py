@@ -17,7 +17,7 @@ from afserve.placement.stats import RoutedRows
 class Report(Protocol):
     """Called once per turn of a node's loop; most calls only look at the clock."""
 
-    def __call__(self, *, at_once: bool = False) -> None: ...
+    def __call__(self, *, at_once: bool = False, soon: bool = False) -> None: ...
 
 
 class Reporter:
@@ -36,16 +36,19 @@ class Reporter:
         self._clock = clock or MonotonicClock()
         self._published = self._sent = self._clock.now()
 
-    def __call__(self, *, at_once: bool = False) -> None:
+    def __call__(self, *, at_once: bool = False, soon: bool = False) -> None:
+        """`at_once` sends counts too; `soon` asks for a heartbeat before its time, with what is published here."""
         now, seconds = self._clock.now(), self._heartbeat.seconds
-        if now - self._published >= seconds / 2 or at_once:
+        if now - self._published >= seconds / 2 or at_once or soon:
             self._published = now
             self._heartbeat.publish(self._stats())
+            if soon:
+                self._heartbeat.hurry()
         if self._routed is not None and (now - self._sent >= seconds or at_once):
             self._sent = now
             if rows := self._routed():
                 self._stream.send(Routed(rows))
 
 
-def silent(*, at_once: bool = False) -> None:
+def silent(*, at_once: bool = False, soon: bool = False) -> None:
     """Of a loop that nobody listens to."""
