@@ -1,7 +1,7 @@
 """Fills spare slots of an expert bank in the background while the bank serves, at a bounded rate.
 
 One thread per node, asleep unless there is something to load. It never touches a slot that is in use: whoever hands
-it fills has made sure of that (`migrate.fills`). It knows no epochs' meaning, only when a set of fills is complete.
+it fills has made sure of that (`migrate.SlotUse`). It knows no epochs' meaning, only when a set of fills is complete.
 """
 
 import threading
