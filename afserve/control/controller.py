@@ -20,6 +20,7 @@ from afserve.config import FULL
 from afserve.control.identifying import OwnCopy
 from afserve.control.membership.balancing import BalanceRules, Balancing
 from afserve.control.membership.desired import Deployment
+from afserve.control.incidents import Incidents
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
@@ -30,6 +31,7 @@ from afserve.control.membership.events import (
     EndRun,
     Event,
     Exited,
+    Incident,
     Joined,
     Known,
     Left,
@@ -67,7 +69,7 @@ from afserve.placement.placement import Placement
 
 log = logging.getLogger("afserve.control")
 
-_TICK = 0.5
+_TICK = 0.25
 _GRACE = 1.0
 
 
@@ -98,6 +100,7 @@ class Controller:
         assign: Assign = same_everywhere,
     ) -> None:
         self.membership = Membership(deployment, __version__, rules, assign)
+        self.incidents = Incidents()
         self.balancing = Balancing(
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
@@ -317,8 +320,10 @@ class Controller:
             case Dismiss(member, error):
                 if (found := self._streams.pop(member, None)) is not None:
                     found.dismissed.set_result(error)
-            case Replan(holders):
-                self._spawn(self._replan(holders))
+            case Replan():
+                self._spawn(self._replan(effect))
+            case Incident():
+                self.incidents.note(effect)
             case Settled():
                 self._settle()
             case AllDrained():
@@ -330,11 +335,16 @@ class Controller:
         if (stream := self._streams.get(member)) is not None:
             stream.put(value)
 
-    async def _replan(self, holders: frozenset[int]) -> None:
+    async def _replan(self, asked: Replan) -> None:
+        """Where there is no way there now, the next change of who is there asks again."""
+        now, balancing = self._clock.now(), self.balancing
         try:
-            self._on(await asyncio.to_thread(self.balancing.over, holders, self._clock.now()))
-        except AfserveError as error:
-            self._fail(error)
+            if asked.lost:
+                self._on(await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now))
+            else:
+                self._on(await asyncio.to_thread(balancing.over, asked.nodes, now))
+        except ConfigError as error:
+            log.warning("the experts stay where they are: %s", error.message)
 
     def _fail(self, error: AfserveError) -> None:
         """The first reason counts."""

@@ -21,7 +21,7 @@ from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.members import Member
-from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
+from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, PeerLost
@@ -61,6 +61,7 @@ class LocalRun:
         balance: BalanceRules | None,
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
+        on_loss: str = OnLoss.RECOVER,
     ) -> None:
         clock = (
             AwakeClock()
@@ -76,7 +77,11 @@ class LocalRun:
             token,
             clock,
             balance,
-            Rules(register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS),
+            Rules(
+                OnLoss(on_loss),
+                register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS,
+                silence=topology.deployment.silence,
+            ),
             self._on_its_device,
         )
         self.controller.on_start = self._start_here

@@ -104,7 +104,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
     )
     counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
-    deployment = Deployment(source, engine, counts, spec.fingerprint(), placement)
+    deployment = Deployment(source, engine, counts, spec.fingerprint(), placement, silence=wishes.silence)
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None
     return Topology(deployment, spec, Need(weights.attention, kv), expert, picked)

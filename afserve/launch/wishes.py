@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from afserve.config_ranges import Range
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_GATEWAYS = 64
+RECOVER, END = "recover", "end"
+_SILENCE = Range(0.2, 3600.0, whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ class Wishes:
     redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
     gateways: int = setting(
         0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
+    )
+    on_loss: str = setting(
+        RECOVER, "When a node is lost: recover goes on without it, end ends the run.", (RECOVER, END)
+    )
+    silence: float = setting(
+        1.0,
+        "A node that owes others work and says nothing for so long is lost.",
+        _SILENCE,
+        metavar="SECONDS",
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     rebalance: bool = False

@@ -23,6 +23,7 @@ from afserve.control.wire.values import (
     Drained,
     Endpoint,
     Failed,
+    ExpertPeer,
     FillSlots,
     Gateways,
     Heartbeat,
@@ -37,6 +38,7 @@ from afserve.control.wire.values import (
     Retire,
     Routed,
     Shutdown,
+    Stuck,
     Submit,
     Tokens,
 )
@@ -67,18 +69,20 @@ FROM_NODE = [
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Drained(),
     Query(3, "view", b"\x00\xff"),
+    Stuck(2, 1, 1.25),
 ]
 FROM_ATTENTION = [Attend(3, 7), Tokens(())]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(())]
 TO_NODE = [
     Assigned(expert_node(1), 4, RUN),
-    Peers(((0, "a"), (2, "b"))),
+    Peers((ExpertPeer(0, 0, "a"), ExpertPeer(2, 4, "b"))),
     Peers(),
     Gateways(((0, ""), (3, "host:1"))),
     QueryAnswer(3, b"abc"),
     Drain(),
     Shutdown(),
     FillSlots(PLACEMENT),
+    FillSlots(PLACEMENT, urgent=True),
     Adopt(PLACEMENT),
     Retire(2),
 ]

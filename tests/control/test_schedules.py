@@ -58,7 +58,7 @@ from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 LAYERS, EXPERTS, WIDTH = 2, 6, 5  # one slot of a node stays spare, so that there is somewhere to fill
-RULES = Rules(OnLoss.RESTART, register=20.0, silence=5.0, stall=30.0, restarts=1_000_000, longest=4.0)
+RULES = Rules(OnLoss.RECOVER, register=20.0, patience=5.0, silence=2.0, stall=30.0, restarts=1_000_000, longest=4.0)
 QUIET = 400.0  # seconds without a loss, in which all that is wanted must come about
 
 
@@ -361,7 +361,7 @@ def test_what_is_wanted_is_reached_in_ten_thousand_schedules():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_by_todays_rule_the_first_loss_ends_the_run_once(seed):
-    world = World(seed, Rules(OnLoss.END, register=20.0, silence=5.0, report=1.0))
+    world = World(seed, Rules(OnLoss.END, register=20.0, patience=5.0, report=1.0))
     world.on(Begun())
     while not world.settled:
         world.pass_time()

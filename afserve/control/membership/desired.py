@@ -11,6 +11,8 @@ from afserve.errors import ConfigError
 from afserve.member import NodeId, Role
 from afserve.placement.placement import Placement
 
+SILENCE_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -18,7 +20,7 @@ class Deployment:
 
     `placement` is the one that expert nodes are to be started with; its epoch is the version that was decided last.
     With a `trace_folder` every node writes its part of a trace there at its end. `verify` says how copies of the
-    checkpoint are compared.
+    checkpoint are compared. A node that owes its peers work and says nothing for `silence` seconds is lost.
     """
 
     source: ModelSource
@@ -29,6 +31,7 @@ class Deployment:
     transport: str = "shm"
     trace_folder: str = ""
     verify: str = SAMPLES
+    silence: float = SILENCE_SECONDS
 
     def count(self, role: Role) -> int:
         return self.counts.get(role, 0)

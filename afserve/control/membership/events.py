@@ -6,6 +6,7 @@ and nothing is ever sent to one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode
@@ -92,12 +93,13 @@ class Scale:
 class Place:
     """Go to another placement. `nodes` are the expert nodes that it was thought out for, where they changed.
 
-    `route` saves thinking out the way there again.
+    `route` saves thinking out the way there again. `urgent` where rows wait for experts that nobody holds.
     """
 
     placement: Placement
     nodes: frozenset[int] | None = None
     route: "Route | None" = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +158,36 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Think out where experts stand when these expert nodes hold them; the answer is `Place` with the same `nodes`."""
+    """Think out where experts stand when these expert nodes hold them; the answer is `Place` with the same `nodes`.
+
+    `lost` are those that hold experts by the placement in force and are gone.
+    """
 
     nodes: frozenset[int]
+    lost: frozenset[int] = frozenset()
+
+
+class Happening(StrEnum):
+    """What people and metrics are told of."""
+
+    LOST = "lost"
+    GIVEN_UP = "given up"
+    RETURNED = "returned"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that a running deployment went through: who, why, and for how many seconds, where that is known."""
+
+    what: Happening
+    who: str
+    why: str
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        after = f" after {self.seconds:.2f} s" if self.seconds else ""
+        return f"{self.who} {self.what}{after}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +207,4 @@ class EndRun:
     error: AfserveError
 
 
-Effect = Admit | Refuse | Tell | Start | Dismiss | Replan | Settled | AllDrained | EndRun
+Effect = Admit | Refuse | Tell | Start | Dismiss | Replan | Incident | Settled | AllDrained | EndRun

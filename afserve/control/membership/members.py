@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.membership.events import MemberId
-from afserve.control.wire.values import PROTOCOL, Endpoint, Gateways, Progress, Register
+from afserve.control.wire.values import (
+    PROTOCOL,
+    Endpoint,
+    ExpertPeer,
+    Gateways,
+    Peers,
+    Progress,
+    Register,
+)
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
@@ -43,6 +51,7 @@ class Member:
     progress: Progress = STARTING
     progress_at: float = 0.0
     identified: bool = False
+    loaded: bool = False  # it has said Ready, though it may not serve yet
     epoch: int = 0  # of the placement that it knows
     asked: int = 0  # of the one that it was told last
     stats: AttentionStats | ExpertStats | None = None
@@ -58,6 +67,11 @@ class Member:
     @property
     def serving(self) -> bool:
         return self.state in (State.READY, State.DRAINING)
+
+    @property
+    def owes(self) -> bool:
+        """Whether requests run on it, as it last said."""
+        return self.serving and isinstance(self.stats, AttentionStats) and self.stats.running > 0
 
 
 class Members:
@@ -212,13 +226,15 @@ class Members:
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
 
-    def addresses(self) -> tuple[tuple[int, str], ...] | None:
-        """(index, mailboxes' address) of the expert nodes, once all that have a place are there."""
-        known = {m.node: m.address for m in self.of(Role.EXPERT) if m.address}
-        places = self.places(Role.EXPERT)
-        if any(node not in known for node in places):
+    def peers(self, *, settled: bool) -> Peers | None:
+        """The expert nodes that rows may be sent to. Before the run has settled all of them, or None.
+
+        Later only those that serve: rows for one that still loads would wait, and may have another place to go.
+        """
+        known = [m for m in self.of(Role.EXPERT) if m.address and (m.serving or not settled)]
+        if not settled and len(known) < len(self.places(Role.EXPERT)):
             return None
-        return tuple((node.index, known[node]) for node in places)
+        return Peers(tuple(ExpertPeer(m.node.index, m.id.generation, m.address or "") for m in known))
 
 
 def _disagreement(who: str, theirs: str, first: str, ours: str, what: str) -> RendezvousError:

@@ -50,6 +50,7 @@ class Migration:
         self._slots = placement.slots_per_node()
         self._following: Placement | None = None
         self._later: deque[Placement] = deque()
+        self._urgent = False
         self._missing: set[NodeId] = set()
         self._given_up: set[tuple[NodeId, int]] = set()  # fills that somebody may still answer
         self._deadline = 0.0
@@ -86,10 +87,12 @@ class Migration:
         way = stages(start.with_nodes(nodes), target.with_nodes(nodes), self._slots)
         return Route(start, target, tuple(way))
 
-    def begin(self, target: Placement, now: float, route: Route | None = None) -> list[Outgoing]:
+    def begin(
+        self, target: Placement, now: float, route: Route | None = None, *, urgent: bool = False
+    ) -> list[Outgoing]:
         """Go to `target`; stages of an earlier target that have not begun are dropped. Raises ConfigError.
 
-        `route` saves the thinking, where nothing has changed since it was thought out.
+        `route` saves the thinking, where nothing has changed since it was thought out. `urgent` goes with the fills.
         """
         if (
             route is None
@@ -97,7 +100,7 @@ class Migration:
             or route.start is not (self._following or self.placement)
         ):
             route = self.route(target)
-        self._later = deque(route.stages)
+        self._later, self._urgent = deque(route.stages), urgent
         return self._advance(now) if self.phase is Phase.STEADY else []
 
     def filled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
@@ -114,10 +117,15 @@ class Migration:
         return self._go_on(now)
 
     def lost(self, node: NodeId, now: float) -> list[Outgoing]:
-        """A node is gone: nobody waits for it. What it was to fill is given up, as nobody routes by that yet."""
+        """A node is gone: nobody waits for it. What it was to fill is given up, as nobody routes by that yet.
+
+        Its successor begins with the placement in force, so no later stage may count on what it would have held.
+        """
         self._given_up = {(other, epoch) for other, epoch in self._given_up if other != node}
         if self.phase is Phase.FILLING and self.holds(node):
             return self._give_up(node)
+        if any(node in holders(placement) for placement in self._later):
+            self._later.clear()
         self._missing.discard(node)
         return self._go_on(now)
 
@@ -143,7 +151,7 @@ class Migration:
         if node.role is not role:
             return []
         self._missing.add(node)
-        return [(node, asks(self.phase, following))]
+        return [(node, asks(self.phase, following, urgent=self._urgent))]
 
     def check(self, now: float) -> None:
         """Raises DeadlineError naming who has not answered in time."""
@@ -178,12 +186,12 @@ class Migration:
         return self._ask(Phase.FILLING, self._following, now)
 
     def _ask(self, phase: Phase, following: Placement, now: float) -> list[Outgoing]:
-        """Everyone of a role. Whoever is to hold experts and is away is asked when it is back."""
+        """Everyone of a role who serves. Whoever is away begins with the placement in force when it is back."""
         filling = phase is Phase.FILLING
         self.phase, self._deadline = phase, now + (FILL_SECONDS if filling else ADOPT_SECONDS)
-        here = set(self._serving(Role.EXPERT if filling else Role.ATTENTION))
-        self._missing = here | holders(following) if filling else here
-        return [(node, asks(phase, following)) for node in sorted(here)] + self._go_on(now)
+        here = self._missing = set(self._serving(Role.EXPERT if filling else Role.ATTENTION))
+        asked = asks(phase, following, urgent=self._urgent)
+        return [(node, asked) for node in sorted(here)] + self._go_on(now)
 
     def _answered(self, phase: Phase, node: NodeId, epoch: int) -> None:
         following = self._following
@@ -204,5 +212,5 @@ def holders(placement: Placement) -> set[NodeId]:
     return {expert_node(n) for n in range(placement.nodes) if next(placement.held(n), None) is not None}
 
 
-def asks(phase: Phase, placement: Placement) -> ToNode:
-    return FillSlots(placement) if phase is Phase.FILLING else Adopt(placement)
+def asks(phase: Phase, placement: Placement, *, urgent: bool = False) -> ToNode:
+    return FillSlots(placement, urgent) if phase is Phase.FILLING else Adopt(placement)

@@ -1,17 +1,21 @@
-"""What a loss means: rules that the membership asks, values in and out.
+"""What counts as a loss, and what it means: rules that the membership asks, values in and out.
 
-Today a lost node ends the run, with the reason that its parent process saw if that comes soon. The other rule, which no
-command chooses yet, gives the place to a new process, later each time, a bounded number of times.
+By the rule `recover` the run goes on without a lost node, and its place is given to a new process, later each time, a
+bounded number of times. By the rule `end` a loss ends the run, with the reason that the node's parent process saw if
+that comes soon.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from afserve.control.membership.desired import SILENCE_SECONDS
 from afserve.control.membership.events import Effect, EndRun, Exited, Start
+from afserve.control.membership.members import Member
+from afserve.control.wire.values import Stuck
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
 from afserve.member import NodeId
 
-SILENCE_SECONDS = 15.0  # between two signs of life of one node, while the controller's process was running
+PATIENCE_SECONDS = 15.0  # between two signs of life of a node that owes nobody anything
 STALL_SECONDS = 600.0  # between two steps of progress while loading
 REGISTER_SECONDS = 60.0  # until a place has a member
 EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
@@ -19,21 +23,33 @@ EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from 
 
 class OnLoss(StrEnum):
     END = "end"
-    RESTART = "restart"
+    RECOVER = "recover"
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Seconds, but for `restarts`: how often a place may be filled anew. `backoff` doubles up to `longest`."""
+    """Seconds, but for `restarts`: how often a place may be filled anew. `backoff` doubles up to `longest`.
+
+    All are counted while the controller's own process was running. A node is lost after `patience` without a word, by
+    the rule `recover` also after `silence` if others wait for its work, and after `slow` if they wait although it
+    speaks. Whoever serves for `proven` has no earlier losses.
+    """
 
     on_loss: OnLoss = OnLoss.END
     register: float = REGISTER_SECONDS
+    patience: float = PATIENCE_SECONDS
     silence: float = SILENCE_SECONDS
+    slow: float = 10.0
     stall: float = STALL_SECONDS
     report: float = EXIT_REPORT_SECONDS
     restarts: int = 5
-    backoff: float = 0.5
+    backoff: float = 0.1
     longest: float = 30.0
+    proven: float = 30.0
+
+    @property
+    def recovers(self) -> bool:
+        return self.on_loss is OnLoss.RECOVER
 
 
 @dataclass(slots=True)
@@ -45,27 +61,52 @@ class Recovery:
     _accusers: set[NodeId] = field(default_factory=set)
     _tries: dict[NodeId, int] = field(default_factory=dict)
     _start_at: dict[NodeId, float] = field(default_factory=dict)
+    _served_from: dict[NodeId, float] = field(default_factory=dict)
 
-    def lost(self, node: NodeId, reason: str, now: float) -> list[Effect]:
-        """A member is gone. Its parent may know better why."""
-        if self.rules.on_loss is OnLoss.END:
+    def lost(self, node: NodeId, reason: str, now: float, *, settled: bool) -> list[Effect]:
+        """A member is gone. Its parent may know better why.
+
+        A run that has never served ends with a node that cannot be started; one that serves goes on without it.
+        """
+        if not self.rules.recovers:
             self._pending.setdefault(node, (now + self.rules.report, reason))
             return []
+        if now - self._served_from.pop(node, now) >= self.rules.proven:
+            self._tries.pop(node, None)
         tries = self._tries[node] = self._tries.get(node, 0) + 1
-        if tries > self.rules.restarts:
-            return [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
-        self._start_at[node] = now + min(self.rules.backoff * 2.0 ** min(tries - 1, 30), self.rules.longest)
-        return []
+        if tries <= self.rules.restarts:
+            self._start_at[node] = now + self._pause(tries)
+            return []
+        return [] if settled else [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
+
+    def _pause(self, tries: int) -> float:
+        return min(self.rules.backoff * 2.0 ** min(tries - 1, 30), self.rules.longest)
+
+    def unproductive(self, member: Member, said: Stuck, asker: NodeId, now: float) -> str:
+        """Why a member that owes `asker` an answer counts as lost; empty while it does not."""
+        rules, silent = self.rules, now - member.seen_at
+        if not rules.recovers or said.seconds < rules.silence:
+            return ""
+        owes = f"it has owed {asker} an answer for {said.seconds:.1f} s"
+        if silent >= rules.silence:
+            return f"{owes} and said nothing for {silent:.1f} s (pid {member.pid})"
+        return owes + ", although it still speaks" if said.seconds >= rules.slow else ""
+
+    def silent(self, member: Member, now: float) -> str:
+        """Why a member that says nothing counts as lost; empty while it does not."""
+        rules, silent = self.rules, now - member.seen_at
+        limit = rules.silence if rules.recovers and member.owes else rules.patience
+        return f"silent for {silent:.1f} s (pid {member.pid})" if silent > limit else ""
 
     def accused(self, node: NodeId, message: str, now: float) -> None:
         """`node` gave up because of another one, whose own end is the reason if it is reported soon."""
         self._accusers.add(node)
-        if self.rules.on_loss is OnLoss.END:
+        if not self.rules.recovers:
             self._pending.setdefault(node, (now + self.rules.report, message))
 
     def exited(self, event: Exited) -> list[Effect]:
         """Nothing where its stream's end is all that counts, or where its own end is not the reason."""
-        if self.rules.on_loss is OnLoss.END and event.node not in self._accusers:
+        if not self.rules.recovers and event.node not in self._accusers:
             return [EndRun(PeerLost(event.node, event.reason))]
         return []
 
@@ -81,9 +122,9 @@ class Recovery:
         self._pending.pop(node, None)
         self._accusers.discard(node)
 
-    def settled(self, node: NodeId) -> None:
-        """It serves: its next loss is a first one."""
-        self._tries.pop(node, None)
+    def serves(self, node: NodeId, now: float) -> None:
+        """From now on; once it has done so for long enough, its next loss is a first one."""
+        self._served_from[node] = now
 
     def due(self, now: float) -> list[Effect]:
         """What time alone brings about."""

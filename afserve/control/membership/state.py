@@ -19,9 +19,12 @@ from afserve.control.membership.events import (
     EndRun,
     Event,
     Exited,
+    Happening,
+    Incident,
     Joined,
     Known,
     Left,
+    MemberId,
     Place,
     Refuse,
     Replan,
@@ -35,7 +38,7 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.members import Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
-from afserve.control.membership.recovery import OnLoss, Recovery, Rules
+from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.wire.values import (
     Adopted,
     Assigned,
@@ -46,11 +49,12 @@ from afserve.control.wire.values import (
     FromNode,
     Heartbeat,
     Identity,
-    Peers,
     Progress,
     Ready,
     Register,
+    Retire,
     Shutdown,
+    Stuck,
 )
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.errors import (
@@ -62,7 +66,7 @@ from afserve.errors import (
     ProtocolError,
     RendezvousError,
 )
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role, expert_node
 
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
 
@@ -99,6 +103,7 @@ class Membership:
             None  # those that the placement in force or under way was thought out for
         )
         self._first = frozenset(range(deployment.count(Role.EXPERT)))
+        self._lost_at: dict[NodeId, float] = {}  # of places whose member was lost while it served
         self._draining = self._drained = False
 
     # ---- the one way in
@@ -154,7 +159,7 @@ class Membership:
         found = self.members.get(event.member) if isinstance(event, Said) else None
         if found is None:
             return [EndRun(error)]
-        ends = self._recovery.rules.on_loss is OnLoss.END or not self.settled
+        ends = not self._recovery.rules.recovers or not self.settled
         if ends and found.node not in self._guests:
             return [Dismiss(found.id, error), EndRun(error)]
         return self._give_up(found, error, now)
@@ -200,7 +205,7 @@ class Membership:
             case Ready(resident):
                 self.members.check_identified(member)
                 member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
-                return self._catch_up(member) if member.state is State.LOADING else []
+                return self._catch_up(member, now) if member.state is State.LOADING else []
             case Filled(epoch):
                 return self._answered(member, self.migration.filled, epoch, now)
             case Adopted(epoch):
@@ -209,6 +214,8 @@ class Membership:
                 return self._has_drained(member)
             case Failed(error):
                 return self._has_failed(member, error, now)
+            case Stuck():
+                return self._accused(member, value, now)
             case Register():
                 return self._give_up(member, PeerLost(member.node, "it registered twice"), now)
         return []
@@ -220,37 +227,51 @@ class Membership:
         """
         if member.node.role is Role.GATEWAY:
             return self._announce_gateways()
-        return self._announce(
-            self.members.of(Role.ATTENTION) if member.node.role is Role.EXPERT else [member]
-        )
+        if member.node.role is Role.ATTENTION:
+            return self._announce([member])
+        return [] if self.settled else self._announce(self.members.of(Role.ATTENTION))
 
     def _announce(self, told: list[Member]) -> list[Effect]:
-        addresses = self.members.addresses()
-        if addresses is None:
+        peers = self.members.peers(settled=self.settled)
+        if peers is None:
             return []
-        return [Tell(attention.id, Peers(addresses)) for attention in told if attention.address is not None]
+        return [Tell(attention.id, peers) for attention in told if attention.address is not None]
 
     def _announce_gateways(self) -> list[Effect]:
         serving = [member for member in self.members.of(Role.ATTENTION) if member.serving]
         return [Tell(member.id, self.members.gateways()) for member in serving]
 
-    def _catch_up(self, member: Member) -> list[Effect]:
+    def _catch_up(self, member: Member, now: float) -> list[Effect]:
         """It has loaded. It serves once it knows the placement in force, which may be another than when it began."""
-        in_force = self.migration.placement
+        member.loaded = True
+        in_force, is_expert = self.migration.placement, member.node.role is Role.EXPERT
+        if is_expert and self.migration.adopting:
+            return []  # some attention nodes route by the next placement already: it is asked once that is in force
         if member.epoch != in_force.epoch and member.node.role in MODEL_ROLES:
             if member.asked == in_force.epoch:
                 return []
+            # Nobody routes rows to it yet: what it began with may be overwritten.
+            before = [Tell(member.id, Retire(member.asked))] if is_expert else []
             member.asked = in_force.epoch
-            phase = Phase.FILLING if member.node.role is Role.EXPERT else Phase.ADOPTING
-            return [Tell(member.id, asks(phase, in_force))]
-        if self._draining and member.node.role is not Role.EXPERT:
+            phase = Phase.FILLING if is_expert else Phase.ADOPTING
+            return [*before, Tell(member.id, asks(phase, in_force))]
+        if self._draining and not is_expert:
             member.state = State.DRAINED
             return []
+        return self._serves(member, now)
+
+    def _serves(self, member: Member, now: float) -> list[Effect]:
+        """From now on."""
         member.state = State.READY
-        self._recovery.settled(member.node)
-        effects = self._tell(self.migration.joined(member.node))
-        if member.node.role is Role.ATTENTION:
+        node = member.node
+        self._recovery.serves(node, now)
+        effects = self._tell(self.migration.joined(node))
+        if node.role is Role.ATTENTION:
             effects.append(Tell(member.id, self.members.gateways()))
+        if node.role is Role.EXPERT and self.settled:
+            effects += self._announce(self.members.of(Role.ATTENTION))
+        if (lost_at := self._lost_at.pop(node, None)) is not None:
+            effects.append(Incident(Happening.RETURNED, str(node), f"pid {member.pid}", now - lost_at))
         return effects
 
     def _answered(
@@ -259,7 +280,7 @@ class Membership:
         """An answer that was not asked for comes from no correct node: it is as good as gone."""
         if member.state is State.LOADING and epoch == member.asked:
             member.epoch = epoch
-            return self._catch_up(member)
+            return self._catch_up(member, now)
         try:
             effects = self._tell(take(member.node, epoch, now))
         except ProtocolError as error:
@@ -279,25 +300,43 @@ class Membership:
             return []
         return self._give_up(member, self._recovery.failed(member.node, error), now)
 
+    def _accused(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
+        """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
+        found = self.members.get(MemberId(expert_node(said.expert), said.generation))
+        if found is None or not found.serving:
+            return []
+        why = self._recovery.unproductive(found, said, asker.node, now)
+        return self._give_up(found, PeerLost(found.node, why), now) if why else []
+
     # ---- going
 
     def _gone(self, member: Member, reason: str, now: float) -> list[Effect]:
-        member.state = State.GONE
+        served, member.state = member.serving, State.GONE
         node = member.node
         self._since[node] = now
         self._asked = None
         effects = self._tell(self.migration.lost(node, now))
         if node.role is Role.GATEWAY:
             effects += self._announce_gateways()
+        if node.role is Role.EXPERT and self.settled:
+            effects += self._announce(self.members.of(Role.ATTENTION))
         if node in self._guests:
             self._guests.discard(node)
             self.members.remove(node)
             return effects
-        return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
+        if node in self._leaving:
+            return effects
+        if served and self.settled:
+            self._lost_at.setdefault(node, now)
+            effects.append(Incident(Happening.LOST, str(node), reason))
+        return effects + self._started_again(node, reason, now)
+
+    def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
+        return self._recovery.lost(node, reason, now, settled=self.settled)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         """A member that is there, but of no use any more."""
-        if self._recovery.rules.on_loss is OnLoss.END and member.node not in self._guests:
+        if not self._recovery.rules.recovers and member.node not in self._guests:
             return [EndRun(error)]
         return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
 
@@ -305,8 +344,7 @@ class Membership:
         rules = self._recovery.rules
         effects = self._recovery.due(now) + self._check_places(now)
         for member in self.members:
-            if now - member.seen_at > rules.silence:
-                why = f"silent for {now - member.seen_at:.0f} s (pid {member.pid})"
+            if why := self._recovery.silent(member, now):
                 effects += self._give_up(member, PeerLost(member.node, why), now)
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
@@ -321,10 +359,10 @@ class Membership:
             for node in self.members.missing()
             if node not in awaited and now - self._since.get(node, now) > rules.register
         ]
-        if late and rules.on_loss is OnLoss.END:
+        if late and not rules.recovers:
             return [EndRun(self._recovery.late(self.members.unready(), rules.register))]
         self._since |= dict.fromkeys(late, now)
-        return [e for node in late for e in self._recovery.lost(node, "nobody came for its place", now)]
+        return [e for node in late for e in self._started_again(node, "nobody came for its place", now)]
 
     def _check_migration(self, now: float) -> list[Effect]:
         try:
@@ -369,7 +407,7 @@ class Membership:
         """Raises ConfigError for a placement that cannot be reached from the one in force."""
         if event.nodes is not None:
             self._asked = None
-            if event.nodes != self._holders() or self._away():
+            if event.nodes != self._holders() or not self.migration.steady:
                 return []  # who can hold experts has changed since it was thought out
         elif self._away():
             raise ConfigError(
@@ -378,7 +416,7 @@ class Membership:
         elif strangers := [node for node in holders(event.placement) if node.index not in self._holders()]:
             names = ", ".join(map(str, sorted(strangers)))
             raise ConfigError(f"the placement puts experts on {names}, not serving now", param="placement")
-        effects = self._tell(self.migration.begin(event.placement, now, event.route))
+        effects = self._tell(self.migration.begin(event.placement, now, event.route, urgent=event.urgent))
         self._seen = self._holders()
         return effects
 
@@ -393,6 +431,9 @@ class Membership:
         """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
         effects: list[Effect] = []
         if not self.migration.adopting:
+            for member in self.members.of(Role.EXPERT):
+                if member.loaded and member.state is State.LOADING:
+                    effects += self._catch_up(member, now)
             waiting, self._waiting = self._waiting, []
             for event, node in waiting:
                 effects += self._admit(event, node, now)
@@ -439,15 +480,18 @@ class Membership:
         return effects + (self._announce(self.members.of(Role.ATTENTION)) if node.role is Role.EXPERT else [])
 
     def _replan(self) -> list[Effect]:
-        """Query for another placement when the expert nodes that are to hold experts are not those that do."""
-        if self.deployment.colocated or not self.settled or not self.migration.steady or self._away():
+        """Ask for another placement when the expert nodes that are to hold experts are not those that do."""
+        if self.deployment.colocated or not self.settled or not self.migration.steady:
             return []
-        holders = self._holders()
+        holders, placement = self._holders(), self.migration.placement
         held = {node.index for node in self.members.places(Role.EXPERT) if self.migration.holds(node)}
         if holders == self._asked or (held <= holders and holders in (held, self._seen)):
             return []
+        if len(holders) * placement.slots_per_node() < placement.experts:
+            return []  # rows for what nobody holds wait until somebody does
         self._asked = holders
-        return [Replan(holders)]
+        serving = {m.node.index for m in self.members.of(Role.EXPERT) if m.serving}
+        return [Replan(holders, frozenset(held - serving))]
 
     def _holders(self) -> frozenset[int]:
         """Expert nodes that serve and stay."""

@@ -27,7 +27,7 @@ class ToAttention(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity")
+    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class FromNode(_message.Message):
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STUCK_FIELD_NUMBER: _ClassVar[int]
     register: Register
     endpoint: Endpoint
     progress: Progress
@@ -52,7 +53,8 @@ class FromNode(_message.Message):
     adopted: Adopted
     routed: Routed
     identity: Identity
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ...) -> None: ...
+    stuck: Stuck
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "drain", "shutdown", "fill_slots", "adopt", "retire")
@@ -121,6 +123,16 @@ class Identity(_message.Message):
     THINGS_FIELD_NUMBER: _ClassVar[int]
     things: _containers.ScalarMap[str, str]
     def __init__(self, things: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Stuck(_message.Message):
+    __slots__ = ("expert", "generation", "seconds")
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    expert: int
+    generation: int
+    seconds: float
+    def __init__(self, expert: _Optional[int] = ..., generation: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("fraction", "what")
@@ -283,7 +295,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "placement", "trace_folder", "verify")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "placement", "trace_folder", "verify", "silence")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +314,7 @@ class Assigned(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FOLDER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
     generation: int
@@ -313,7 +326,8 @@ class Assigned(_message.Message):
     placement: str
     trace_folder: str
     verify: str
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ...) -> None: ...
+    silence: float
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ...) -> None: ...
 
 class ModelSource(_message.Message):
     __slots__ = ("path", "name", "dtype", "load_format", "layers", "seed")
@@ -462,12 +476,14 @@ class Peers(_message.Message):
     def __init__(self, experts: _Optional[_Iterable[_Union[ExpertAddress, _Mapping]]] = ...) -> None: ...
 
 class ExpertAddress(_message.Message):
-    __slots__ = ("index", "address")
+    __slots__ = ("index", "address", "generation")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     index: int
     address: str
-    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request", "prompt", "sampling", "generated")
@@ -534,10 +550,12 @@ class Shutdown(_message.Message):
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class FillSlots(_message.Message):
-    __slots__ = ("placement",)
+    __slots__ = ("placement", "urgent")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    URGENT_FIELD_NUMBER: _ClassVar[int]
     placement: str
-    def __init__(self, placement: _Optional[str] = ...) -> None: ...
+    urgent: bool
+    def __init__(self, placement: _Optional[str] = ..., urgent: _Optional[bool] = ...) -> None: ...
 
 class Filled(_message.Message):
     __slots__ = ("epoch",)

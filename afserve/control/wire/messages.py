@@ -27,6 +27,7 @@ from afserve.control.wire.values import (
     Endpoint,
     Failed,
     Filled,
+    ExpertPeer,
     FillSlots,
     FromAttention,
     FromNode,
@@ -44,6 +45,7 @@ from afserve.control.wire.values import (
     Routed,
     Serve,
     Shutdown,
+    Stuck,
     Submit,
     ToAttention,
     Tokens,
@@ -373,12 +375,12 @@ def _take_assigned(proto: Proto) -> Assigned:
 
 
 def _put_peers(value: Peers, proto: Proto) -> None:
-    for index, address in value.experts:
-        proto.experts.add(index=index, address=address)
+    for peer in value.experts:
+        _put_flat(peer, proto.experts.add())
 
 
 def _take_peers(proto: Proto) -> Peers:
-    return Peers(tuple((expert.index, expert.address) for expert in proto.experts))
+    return Peers(tuple(_take_flat(ExpertPeer, expert) for expert in proto.experts))
 
 
 def _put_gateways(value: Gateways, proto: Proto) -> None:
@@ -415,6 +417,11 @@ def _optional_error(proto: Proto) -> AfserveError | None:
 
 def _put_placement(value: FillSlots | Adopt, proto: Proto) -> None:
     proto.placement = value.placement.to_json()
+
+
+def _put_fill(value: FillSlots, proto: Proto) -> None:
+    _put_placement(value, proto)
+    proto.urgent = value.urgent
 
 
 def _put_submit(value: Submit, proto: Proto) -> None:
@@ -461,13 +468,14 @@ _FROM_NODE: dict[type, Codec] = {
     Adopted: _flat("adopted", Adopted),
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
     Query: _flat("query", Query),
+    Stuck: _flat("stuck", Stuck),
 }
 _TO_NODE: dict[type, Codec] = {
     Assigned: ("assigned", _put_assigned, _take_assigned),
     Peers: ("peers", _put_peers, _take_peers),
     Drain: _flat("drain", Drain),
     Shutdown: ("shutdown", _put_shutdown, lambda p: Shutdown(_optional_error(p))),
-    FillSlots: ("fill_slots", _put_placement, lambda p: FillSlots(Placement.from_json(p.placement))),
+    FillSlots: ("fill_slots", _put_fill, lambda p: FillSlots(Placement.from_json(p.placement), p.urgent)),
     Adopt: ("adopt", _put_placement, lambda p: Adopt(Placement.from_json(p.placement))),
     Retire: _flat("retire", Retire),
     Serve: _flat("serve", Serve),

@@ -81,6 +81,18 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """An expert node, in this life of it, has owed this attention node an answer for so many seconds.
+
+    They are counted while the attention node itself was running.
+    """
+
+    expert: int
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The node cannot go on and is about to exit."""
 
@@ -143,10 +155,19 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
-    """(index, mailboxes' address) of every expert node, in order of index."""
+class ExpertPeer:
+    """One life of an expert node, and where its mailboxes are."""
 
-    experts: tuple[tuple[int, str], ...] = ()
+    index: int
+    generation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """To attention nodes: the expert nodes to send rows to, in order of index. Whoever is not among them is lost."""
+
+    experts: tuple[ExpertPeer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +205,13 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class FillSlots:
-    """To expert nodes: load what `placement` adds into free slots, then say `Filled` with its epoch."""
+    """To expert nodes: load what `placement` adds into free slots, then say `Filled` with its epoch.
+
+    `urgent` where rows wait for it: as fast as the weights can be read, whatever serving pays for that.
+    """
 
     placement: Placement
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +273,7 @@ FromNode = (
     | Filled
     | Adopted
     | Query
+    | Stuck
 )
 ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Serve | QueryAnswer
 FromAttention = Attend | Tokens | Refused
