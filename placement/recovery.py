@@ -44,7 +44,9 @@ def recovered(
     load_LE = _loads(placement, load_LE)
     slot_LNS, share_LNS = _survivors(placement, lost, slots)
     usable_NS = np.arange(slot_LNS.shape[2]) < np.where(_alive(placement, lost), slots, 0)[:, None]
-    layers, order, homeless = [], [], []
+    order: list[LayerExpert] = []
+    homeless: list[LayerExpert] = []
+    layers = []
     for number, layer in enumerate(placement.layers):
         table = _Layer(slot_LNS[number], share_LNS[number], usable_NS, load_LE[number])
         for expert in table.orphans():
