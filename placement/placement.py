@@ -208,6 +208,8 @@ class Placement:
 def _padded(
     tables: Sequence[Sequence[Sequence[float]]], nodes: int, width: int, fill: float
 ) -> NDArray[np.float64]:
+    if all(len(row) == width for rows in tables for row in rows):
+        return np.array(tables, dtype=np.float64).reshape(len(tables), nodes, width)
     array = np.full((len(tables), nodes, width), fill, dtype=np.float64)
     for number, rows in enumerate(tables):
         for node, row in enumerate(rows):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from afserve.placement.optimizer.current import adopt, align, count_moves, relabel
+from afserve.placement.optimizer.current import align, count_moves, relabel
 from afserve.placement.optimizer.exchange import applies, exchanged
 from afserve.placement.optimizer.local_search import Answer, rounds
 from afserve.placement.optimizer.outcome import Balanced, Certificate
@@ -59,7 +59,7 @@ class _Choice:
 def _from_current(task: Task, current: Placement) -> Balanced:
     problem = task.problem
     old = _old_slots(current, task.room_N)
-    start = adopt(current, task.room_N, task.least_LE, task.mean_LE)
+    start = task.adopted(current)
     stay = _choice(task, old, (start, task.shares(start)))
     budget = start.size if problem.moves is None else max(0, problem.moves - stay.moves)
     ways = [stay, *_searched(task, old, start, budget)]
@@ -95,7 +95,7 @@ def _searched(task: Task, old: Ints, start: Ints, budget: int) -> list[_Choice]:
 def _relabelled(task: Task, old: Ints) -> _Choice:
     """A plan from nothing, its nodes renamed so that as many experts as possible stay."""
     slot, share = task.fresh()
-    kind_N = task.kinds(task.problem.nodes.racks())
+    kind_N = task.kinds(task.avoid_N)
     origin_LN = relabel(old, slot, task.experts, kind_N)[:, :, None]
     slot, share = np.take_along_axis(slot, origin_LN, 1), np.take_along_axis(share, origin_LN, 1)
     return _choice(task, old, align(old, slot, share))
@@ -136,7 +136,7 @@ def _verdict(task: Task, best: _Choice, stay: _Choice) -> Certificate:
         won = f"{gain * price.horizon_s:.3g} s over {price.horizon_s:g} s"
         reason = f"{best.moves} moves win {won} for {cost:.3g} s of moving"
     if stay.moves:
-        reason += f"; {stay.moves} moves were forced by lost or protected experts"
+        reason += f"; {stay.moves} moves were forced by lost or protected experts or missing copies"
     return replace(
         _certificate(task, best.answer),
         moves=best.moves,

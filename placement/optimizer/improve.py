@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.optimizer.bound import lower_bound
+from afserve.placement.optimizer.domains import Spans
 from afserve.placement.optimizer.problem import Floats, Ints, Throttle, unthrottled
 from afserve.placement.optimizer.split import count_replicas, split
 from afserve.placement.placement import FREE
@@ -51,7 +52,7 @@ class Exchange:
 
 
 class Search:
-    """Owns the slots, and the traffic in them per scenario, while they change."""
+    """Owns the slots, and the traffic in them per scenario, while they change. `spans`: copies must stay apart."""
 
     def __init__(
         self,
@@ -63,7 +64,9 @@ class Search:
         room_N: Ints,
         squarings: int = 3,
         throttle: Throttle = unthrottled,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans
         self.slot = slot_LNS.copy()
         scale_LC = np.maximum(load_CLE.sum(2).T / pace_N[room_N > 0].sum(), 1e-300)
         self._load = load_CLE.transpose(1, 0, 2) / scale_LC[:, :, None]
@@ -183,6 +186,8 @@ class Search:
             self._copies[at[:, :, None], who] > np.maximum(self._least[at[:, :, None], who], 1)
         )
         spare &= self._usable[cool_LK]
+        if self._spans is not None:
+            spare &= ~self._spans.needed(at[:, :, None], cool_LK[:, :, None], slot)
         refuge = self._refuge(row, cool_LK, who)[:, None]
         fall = (
             (self._power(refuge + rows, row) - self._power(refuge, row)) * self._weight_C1[:, :, None]
@@ -232,15 +237,34 @@ class Search:
         same = (own[:, :, None, None] == theirs[:, None]) & (own != FREE)[:, :, None, None]
         barred = same.any(3)[..., None] | same.any(1)[:, None] | (own == FREE)[:, :, None, None]
         barred |= ((cool_LK == hot[:, None])[:, :, None] | ~self._usable[cool_LK])[:, None]
+        if self._spans is not None:
+            barred |= self._parted(self._spans, row, hot, cool_LK)
         (give, near, take), best = _argmax(np.where(barred, -np.inf, gain))
         cool = cool_LK[line, near]
         moves = np.where(self.slot[row, cool, take] == FREE, 1, 2)
         return Exchange(row, best, moves, np.ones(len(row), dtype=bool), hot, give, cool, take)
 
+    def _parted(self, spans: Spans, row: Ints, hot: Ints, cool_LK: Ints) -> Flags:
+        """Trades that would leave an expert in too few domains: layer x slot of hot x cool node x slot there."""
+        own, theirs = self.slot[row, hot][:, :, None], self.slot[row[:, None], cool_LK]
+        (
+            at,
+            from_1,
+            to_1K,
+        ) = row[:, None, None], hot[:, None, None], cool_LK[:, None, :]
+        near = spans.domain[hot][:, None] == spans.domain[cool_LK]
+        goes = near[:, None] | spans.helps(at, to_1K, own) | ~spans.needed(at, from_1, own)
+        comes = spans.helps(at, from_1, theirs) | ~spans.needed(at, cool_LK[:, :, None], theirs)
+        comes |= near[:, :, None] | (theirs == FREE)
+        parted: Flags = ~goes[..., None] | ~comes[:, None]
+        return parted
+
     def _attempt(self, made: Exchange) -> Flags:
         """Makes the exchanges, undoes those that do not help. Flags those kept."""
         row = made.row
-        saved = [array[row] for array in (self.slot, self.rows, self.level, self._copies)]
+        arrays = [self.slot, self.rows, self.level, self._copies]
+        arrays += [] if self._spans is None else [self._spans.held, self._spans.span]
+        saved = [array[row] for array in arrays]
         before = self.norm(row)
         own, theirs = self.slot[row, made.hot, made.give], self.slot[row, made.cool, made.take]
         self._put(row, made.cool, made.take, own)
@@ -249,7 +273,7 @@ class Search:
         for expert in (theirs, own, self._movable(row, made.hot)):
             self._pour(row, expert)
         kept = self.norm(row) < before - _ENOUGH * len(self._pace)
-        for array, old in zip((self.slot, self.rows, self.level, self._copies), saved, strict=True):
+        for array, old in zip(arrays, saved, strict=True):
             array[row[~kept]] = old[~kept]
         return kept
 
@@ -258,6 +282,8 @@ class Search:
         old = self.slot[row, node, place]
         self._copies[row[old != FREE], old[old != FREE]] -= 1
         self._copies[row[expert != FREE], expert[expert != FREE]] += 1
+        if self._spans is not None:
+            self._spans.replace(row, node, old, expert)
         self.level[row, :, node] -= self.rows[row, :, node, place] / self._pace[node][:, None]
         self.slot[row, node, place] = expert
         self.rows[row, :, node, place] = 0.0

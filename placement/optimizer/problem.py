@@ -21,18 +21,22 @@ Throttle = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Expert nodes. `slots[n]` is per layer; `speed` is relative; `group` is a rack (a failure domain)."""
+    """Expert nodes. `slots[n]` is per layer; `speed` is relative; `group` is a rack, `host` a machine inside one.
+
+    Racks and hosts are failure domains: what stands in one of them may be lost together.
+    """
 
     slots: tuple[int, ...]
     speed: tuple[float, ...] = ()
     group: tuple[int, ...] = ()
     dead: frozenset[int] = frozenset()
+    host: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.slots)
         if count == 0:
             raise ConfigError("a placement needs at least one expert node")
-        for name, values in (("speed", self.speed), ("group", self.group)):
+        for name, values in (("speed", self.speed), ("group", self.group), ("host", self.host)):
             if values and len(values) != count:
                 raise ConfigError(
                     f"{len(values)} values of {name} for {count} expert nodes: give one per node"
@@ -43,18 +47,41 @@ class Nodes:
             raise ConfigError(f"node speeds must be finite and above 0, not {list(self.speed)}")
         if any(not 0 <= n < count for n in self.dead):
             raise ConfigError(f"dead nodes {sorted(self.dead)} are not all in [0, {count})")
+        if (
+            self.host
+            and self.group
+            and len(set(zip(self.host, self.group, strict=True))) > len(set(self.host))
+        ):
+            raise ConfigError("a host stands in two racks: give every node of a host the same rack")
 
     @classmethod
-    def even(cls, nodes: int, slots: int, *, groups: int = 1, dead: frozenset[int] = frozenset()) -> "Nodes":
-        """`slots` counts all nodes together; the first ones get one more where it does not divide."""
+    def even(
+        cls,
+        nodes: int,
+        slots: int,
+        *,
+        groups: int = 1,
+        per_host: int = 1,
+        dead: frozenset[int] = frozenset(),
+    ) -> "Nodes":
+        """`slots` counts all nodes together; the first ones get one more where it does not divide.
+
+        `per_host` nodes in a row share a host, whole hosts in a row share one of `groups` racks.
+        """
         if nodes < 1:
             raise ConfigError(f"a placement needs at least one expert node, not {nodes}")
-        if not 1 <= groups <= nodes:
-            raise ConfigError(f"{nodes} nodes cannot stand in {groups} groups: give 1 to {nodes}")
+        if not 1 <= per_host <= nodes:
+            raise ConfigError(f"{nodes} nodes cannot stand {per_host} to a host: give 1 to {nodes}")
+        hosts = -(-nodes // per_host)
+        if not 1 <= groups <= hosts:
+            what = "nodes" if per_host == 1 else f"hosts of {per_host} nodes"
+            raise ConfigError(f"{hosts} {what} cannot stand in {groups} groups: give 1 to {hosts}")
         if slots < 0:
             raise ConfigError(f"{slots} slots: give at least one per expert")
         width = tuple(slots // nodes + (n < slots % nodes) for n in range(nodes))
-        return cls(width, group=tuple(n * groups // nodes for n in range(nodes)), dead=dead)
+        host = tuple(n // per_host for n in range(nodes))
+        group = tuple(h * groups // hosts for h in host)
+        return cls(width, group=group, dead=dead, host=host if per_host > 1 else ())
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -71,6 +98,24 @@ class Nodes:
 
     def racks(self) -> Ints:
         return np.array(self.group or (0,) * len(self.slots), dtype=np.int64)
+
+    def hosts(self) -> Ints:
+        """Where none are given, every node is a host of its own."""
+        return np.array(self.host or range(len(self.slots)), dtype=np.int64)
+
+    def domains(self, experts: int, copies: int) -> Ints:
+        """domain_N, numbered from 0: racks, else hosts, else nodes, the widest in which all copies can stand apart.
+
+        Copies in different racks are on different hosts, too.
+        """
+        kinds = [np.unique(kind, return_inverse=True)[1].ravel() for kind in (self.racks(), self.hosts())]
+        nodes: Ints = np.arange(len(self.slots))
+        return next((kind for kind in kinds if self.holds(experts, copies, kind)), nodes)
+
+    def holds(self, experts: int, copies: int, domain_N: Ints) -> bool:
+        """Whether `copies` of every expert fit, each in a domain of its own: a domain takes an expert once."""
+        room_D = np.bincount(domain_N, weights=self.room().clip(max=experts)).clip(max=experts)
+        return int(room_D.sum()) >= copies * experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +160,8 @@ class Problem:
 
     moves: how many slots may be filled with an expert that was not on that node (None: any number). memory:
     slots per node over all layers together; the optimizer then chooses the width of each layer. protect:
-    (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more). prior: the
+    (layer, expert) pairs that must survive the loss of any one node (and rack, with two or more). copies: on how many
+    nodes every expert stands at least, in different racks or hosts where there is room for that. prior: the
     weight, against all scenarios together, of one more in which all experts are alike: it stands for what
     nobody has seen. Below 0 (the default): what the scenarios' agreement suggests (`uncertainty.py`), 0 with one
     scenario, which is then taken as known.
@@ -131,6 +177,7 @@ class Problem:
     memory: int | None = None
     protect: frozenset[tuple[int, int]] = frozenset()
     prior: float = -1.0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         _check(self)
@@ -204,7 +251,27 @@ def _check(problem: Problem) -> None:
         raise ConfigError("a budget of moves needs the current placement to move from")
     if problem.current is not None:
         problem.current.check_shape(layers=layers, experts=experts, nodes=len(problem.nodes))
+    check_copies(problem.copies, problem.nodes, experts, problem.memory)
     _check_protected(problem, layers, experts, live)
+
+
+def check_copies(copies: int, nodes: Nodes, experts: int, memory: int | None = None) -> None:
+    """Raises ConfigError where so many copies of every expert cannot stand on different nodes."""
+    room_N = nodes.room().clip(max=experts)
+    live, room = int((room_N > 0).sum()), int(room_N.sum())
+    if copies < 1:
+        raise ConfigError(f"{copies} copies of every expert: give 1 or more", param="expert_copies")
+    if copies > 1 and copies > live:
+        raise ConfigError(
+            f"{copies} copies of every expert need {copies} live nodes, not {live}: give more nodes or fewer copies",
+            param="expert_copies",
+        )
+    if copies > 1 and memory is None and room < copies * experts:
+        raise ConfigError(
+            f"{copies} copies of {experts} experts need {copies * experts} slots per layer, not {room} on {live} live "
+            "nodes: give more slots or nodes, or fewer copies",
+            param="expert_copies",
+        )
 
 
 def _check_protected(problem: Problem, layers: int, experts: int, live: int) -> None:

@@ -52,7 +52,7 @@ def within_memory(problem: Problem, memory: int, solve: Solve) -> Balanced:
     protected = max(
         (sum(1 for at, _ in problem.protect if at == layer) for layer in range(layers)), default=0
     )
-    base = base_width(experts + protected, live, layers, memory)
+    base = base_width(experts * problem.copies + protected, live, layers, memory)
     saving_L = _largest(problem, base, solve) - _largest(problem, base + 1, solve)
     width_L = choose_widths(saving_L, base, max(cap, base), memory)
     parts = {

@@ -23,12 +23,18 @@ _MIRROR_STEPS, _MIRROR_PATIENCE = 200, 8
 
 
 def split(
-    slot_LNS: Ints, load_LE: Floats, pace_N: Floats, risk_LE: Floats | None = None, *, tolerance: float = 1e-8
+    slot_LNS: Ints,
+    load_LE: Floats,
+    pace_N: Floats,
+    risk_LE: Floats | None = None,
+    *,
+    tolerance: float = 1e-8,
+    quick: bool = False,
 ) -> Floats:
     """share_LNS: the optimal share of each slot's expert, within `tolerance` of the optimum (relative to the mean).
 
-    Above 192 nodes an approximate one, by mirror descent without risk; the certificate's gap then says how far
-    it is.
+    Above 192 nodes, or if `quick`, an approximate one, by mirror descent without risk; the certificate's gap then
+    says how far it is.
 
     Shapes: L layers (or layer x scenario), N nodes, S slots per node, E experts. Every expert stands somewhere.
     """
@@ -39,7 +45,7 @@ def split(
     width = int((replicas_LE > 1).sum(1).max(initial=0))
     if width == 0:
         return share_LNS
-    if nodes > _DENSE_NODES:
+    if nodes > _DENSE_NODES or quick:
         return _mirror(slot_LNS, load_LE, pace_N, replicas_LE)
     chunk = max(1, _CHUNK // (width * nodes))
     for start in range(0, layers, chunk):

@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.optimizer.bound import lower_bound
+from afserve.placement.optimizer.current import adopt
+from afserve.placement.optimizer.domains import Spans, apart
 from afserve.placement.optimizer.improve import Search
 from afserve.placement.optimizer.local_search import Answer, LocalSearch, rounds
 from afserve.placement.optimizer.packing import pack
@@ -12,7 +14,12 @@ from afserve.placement.optimizer.racks import over_racks
 from afserve.placement.optimizer.robust import replicate, spread
 from afserve.placement.optimizer.split import node_load, split
 from afserve.placement.optimizer.uncertainty import uncertainty, with_unseen
-from afserve.placement.placement import FREE
+from afserve.placement.placement import FREE, Placement
+
+_NEAR = 0.02  # above the bound: a search of copies that already are this good gains less than it takes
+_DENSE_WORK = (
+    300_000_000  # slots x nodes x experts, up to which an exact split of all experts takes about a second
+)
 
 
 class Task:
@@ -27,13 +34,15 @@ class Task:
         self.layers, self.experts = self.load_CLE.shape[1:]
         self.room_N, self.pace_N = problem.nodes.room().clip(max=self.experts), problem.nodes.pace()
         self.mean_LE = np.tensordot(self.wary_C, self.wary_CLE, 1)
-        self.least_LE = np.ones((self.layers, self.experts), dtype=np.int64)
+        self.copies = problem.copies
+        self.domain_N = problem.nodes.domains(self.experts, self.copies)
+        self.least_LE = np.full((self.layers, self.experts), self.copies, dtype=np.int64)
         for layer, expert in problem.protect:
-            self.least_LE[layer, expert] = 2
+            self.least_LE[layer, expert] = max(2, self.copies)
 
     def fresh(self) -> Answer:
         """From nothing: exact where one load is known, else spread against surprises."""
-        if len(self.wary_CLE) > 1 or self.problem.protect:
+        if len(self.wary_CLE) > 1 or self.problem.protect or self.copies > 1:
             answer = self._wary()
         else:
             answer = self._known(self.mean_LE)
@@ -41,15 +50,26 @@ class Task:
             answer = self._quickest(answer, self.problem.time)
         return answer[0], answer[1]
 
+    def adopted(self, current: Placement) -> Ints:
+        """slot_LNS to start from: the current placement on the usable slots, with the copies that it must have."""
+        if self.copies == 1:
+            return adopt(current, self.room_N, self.least_LE, self.mean_LE)
+        return self._apart(adopt(current, self.room_N, self.least_LE * 0, self.mean_LE))
+
+    def _apart(self, slot_LNS: Ints) -> Ints:
+        return apart(slot_LNS, self.mean_LE, self.copies, self.domain_N, self.room_N)
+
     def shares(self, slot_LNS: Ints, tolerance: float = 1e-8) -> Floats:
         """Optimal for the one load; for several, for the mean and the variance that they show."""
         risk_LE = None
         if len(self.wary_CLE) > 1:
             variance_LE = np.tensordot(self.wary_C, (self.wary_CLE - self.mean_LE) ** 2, 1)
             risk_LE = variance_LE / np.maximum(self.mean_LE**2, 1e-300)
-        return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE, tolerance=tolerance)
+        quick = self.copies > 1 and slot_LNS.size * slot_LNS.shape[1] * self.experts > _DENSE_WORK
+        return split(slot_LNS, self.mean_LE, self.pace_N, risk_LE, tolerance=tolerance, quick=quick)
 
     def search(self, slot_LNS: Ints, squarings: int = 3) -> Search:
+        spans = Spans(slot_LNS, self.experts, self.copies, self.domain_N) if self.copies > 1 else None
         return Search(
             slot_LNS,
             self.wary_CLE,
@@ -59,6 +79,7 @@ class Task:
             self.room_N,
             squarings,
             self.throttle,
+            spans,
         )
 
     def largest(self, slot_LNS: Ints, share_LNS: Floats) -> Floats:
@@ -97,7 +118,7 @@ class Task:
         return self.largest(*answer) if model is None else self.seconds(*answer, model)
 
     def _bound(self, load_LE: Floats) -> Floats:
-        return lower_bound(load_LE, self.room_N, self.pace_N)
+        return lower_bound(load_LE, self.room_N, self.pace_N, self.copies)
 
     def _step_rows(self, load_LE: Floats, model: TimeModel) -> Floats:
         rows: Floats = load_LE * (model.rows / np.maximum(load_LE.sum(1, keepdims=True), 1e-300))
@@ -119,6 +140,12 @@ class Task:
             return slot, share
         return over_racks(slot, share, self.experts, racks, self.kinds(racks * 0))
 
+    @property
+    def avoid_N(self) -> Ints:
+        """What replicas of one expert should not share: the domain of copies, or a rack where that is a node."""
+        every_node = len(np.unique(self.domain_N)) == len(self.domain_N)
+        return self.problem.nodes.racks() if self.copies == 1 or every_node else self.domain_N
+
     def kinds(self, rack_N: Ints) -> Ints:
         """kind_N: equal numbers for nodes that may trade places: equal slots, speed and rack."""
         traits = np.stack([self.room_N, self.pace_N, rack_N])
@@ -127,14 +154,24 @@ class Task:
 
     def _wary(self) -> Answer:
         slot = self._spread(self.wary_CLE, self.wary_C, self.least_LE)
-        return slot, self.shares(slot)
+        if self.copies > 1:
+            slot = self._apart(slot)
+        answer = slot, self.shares(slot)
+        if self.copies == 1 or len(self.wary_CLE) > 1 or self._near(answer):
+            return answer
+        search = self.search(slot)
+        search.run(slot.size, rounds=rounds(slot))
+        return search.slot, self.shares(search.slot)
+
+    def _near(self, answer: Answer) -> bool:
+        """Whether no search can gain much on it."""
+        return bool((self.largest(*answer) <= self.bound() * (1 + _NEAR)).all())
 
     def _spread(self, load_CLE: Floats, weight_C: Floats, least_LE: Ints) -> Ints:
         live = int((self.room_N > 0).sum())
         replicas = replicate(np.tensordot(weight_C, load_CLE, 1), least_LE, int(self.room_N.sum()), live)
-        racks = self.problem.nodes.racks()
         return spread(
-            load_CLE, weight_C, replicas, self.room_N, self.pace_N, racks, whole_first=self._doubtful
+            load_CLE, weight_C, replicas, self.room_N, self.pace_N, self.avoid_N, whole_first=self._doubtful
         )
 
     def _quickest(self, answer: Answer, model: TimeModel) -> Answer:
@@ -143,7 +180,9 @@ class Task:
             self.weight_C, [model.cost(self._step_rows(w, model)) for w in self.load_CLE], 1
         )
         answers = (
-            [answer, self._known(cost_LE), self._whole(cost_LE)] if not self.problem.protect else [answer]
+            [answer]
+            if self.problem.protect or self.copies > 1
+            else [answer, self._known(cost_LE), self._whole(cost_LE)]
         )
         times = np.array([self.seconds(*a, model) for a in answers])
         pick_L = times.argmin(0)

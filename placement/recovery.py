@@ -1,0 +1,165 @@
+"""Where experts go at the moment their nodes are lost: a pure function, quick enough to be asked while requests wait.
+
+What stands on survivors stays where it is. Only experts that lived nowhere else are placed anew, so as little as
+possible is loaded before serving goes on; the rebalancer may improve on it later. It knows no transfers and no clock.
+
+Shapes in names: L layers, E experts, N nodes, S slots per node.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.placement import FREE, LayerPlacement, Placement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+LayerExpert = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """`placement` is the target, one epoch on. `order`: (layer, expert) to load, biggest load first.
+
+    `homeless` experts found no slot on any survivor. `placement` still names them on the lost nodes, so that it stays
+    valid; nobody can compute them until a node comes.
+    """
+
+    placement: Placement
+    order: tuple[LayerExpert, ...]
+    homeless: tuple[LayerExpert, ...]
+
+
+def recovered(
+    placement: Placement, lost: frozenset[int], slots: int, load_LE: Floats | None = None
+) -> Recovered:
+    """The placement without the nodes `lost`: each expert that lived only there gets a slot of a survivor.
+
+    `slots` are the physical ones per node and layer, spare ones included. `load_LE` are rows per expert; None, or a
+    layer without rows, counts all experts alike. Experts are placed by falling load, each on the survivor with the
+    least load among those with a free slot in that layer. Where no slot is free, the replica with the fewest rows gives
+    way whose expert has another copy on a survivor. Shares of an expert's remaining replicas keep their ratio.
+    """
+    load_LE = _loads(placement, load_LE)
+    slot_LNS, share_LNS = _survivors(placement, lost, slots)
+    usable_NS = np.arange(slot_LNS.shape[2]) < np.where(_alive(placement, lost), slots, 0)[:, None]
+    order: list[LayerExpert] = []
+    homeless: list[LayerExpert] = []
+    layers = []
+    for number, layer in enumerate(placement.layers):
+        table = _Layer(slot_LNS[number], share_LNS[number], usable_NS, load_LE[number])
+        for expert in table.orphans():
+            (order if table.place(expert) else homeless).append((number, expert))
+        layers.append(table.finish(layer))
+    return Recovered(
+        replace(placement, epoch=placement.epoch + 1, layers=tuple(layers)),
+        _by_load(order, load_LE),
+        _by_load(homeless, load_LE),
+    )
+
+
+def _loads(placement: Placement, load_LE: Floats | None) -> Floats:
+    shape = (len(placement.layers), placement.experts)
+    if load_LE is None:
+        return np.ones(shape)
+    assert load_LE.shape == shape, f"loads of {load_LE.shape} for a placement of {shape}"
+    loads: Floats = np.where(load_LE.sum(1, keepdims=True) > 0, load_LE, 1.0)
+    return loads
+
+
+def _alive(placement: Placement, lost: frozenset[int]) -> NDArray[np.bool_]:
+    return np.array([node not in lost for node in range(placement.nodes)])
+
+
+def _survivors(placement: Placement, lost: frozenset[int], slots: int) -> tuple[Ints, Floats]:
+    """slot_LNS and share_LNS, as wide as the physical slots, without what stood on lost nodes."""
+    slot_LNS, share_LNS = placement.slot_array(), placement.share_array()
+    more = ((0, 0), (0, 0), (0, max(0, slots - slot_LNS.shape[2])))
+    slot_LNS = np.pad(slot_LNS, more, constant_values=FREE)
+    share_LNS = np.pad(share_LNS, more)
+    gone = ~_alive(placement, lost)
+    slot_LNS[:, gone], share_LNS[:, gone] = FREE, 0.0
+    return slot_LNS, share_LNS
+
+
+def _by_load(found: list[LayerExpert], load_LE: Floats) -> tuple[LayerExpert, ...]:
+    """Biggest part of its layer's rows first."""
+    part_LE = load_LE / load_LE.sum(1, keepdims=True)
+    return tuple(sorted(found, key=lambda at: (-part_LE[at], at)))
+
+
+class _Layer:
+    """One layer while it changes. Owns the survivors' slots and shares, and changes them in place."""
+
+    def __init__(self, slot_NS: Ints, share_NS: Floats, usable_NS: NDArray[np.bool_], load_E: Floats) -> None:
+        self._slot, self._share, self._usable, self._load = slot_NS, share_NS, usable_NS, load_E
+        self._copies = np.bincount(slot_NS[slot_NS != FREE], minlength=len(load_E))
+        self._kept: set[int] = set()  # experts without a home: the lost nodes' replicas stay named
+        self._rescale()
+        self._level = self._rows().sum(1)
+
+    def orphans(self) -> list[int]:
+        """Experts that no survivor holds, biggest load first."""
+        missing = np.flatnonzero(self._copies == 0)
+        return [int(e) for e in missing[np.argsort(-self._load[missing], kind="stable")]]
+
+    def place(self, expert: int) -> bool:
+        """Whether a slot was found. It never holds another expert's only copy."""
+        found = self._free() or self._give_way()
+        if found is None:
+            self._kept.add(expert)
+            return False
+        self._slot[found], self._share[found] = expert, 1.0
+        self._copies[expert] = 1
+        self._level[found[0]] += self._load[expert]
+        return True
+
+    def finish(self, before: LayerPlacement) -> LayerPlacement:
+        """As a value; `before` is the layer that this began with. What was proved of it no longer holds."""
+        slots, shares = self._slot.tolist(), self._share.tolist()
+        if self._kept:
+            self._keep_lost(before, slots, shares)
+        return LayerPlacement(tuple(map(tuple, slots)), tuple(map(tuple, shares)))
+
+    def _keep_lost(self, before: LayerPlacement, slots: list[list[int]], shares: list[list[float]]) -> None:
+        for node, (row, parts) in enumerate(zip(before.slots, before.share, strict=True)):
+            for place, (expert, part) in enumerate(zip(row, parts, strict=True)):
+                if expert in self._kept:
+                    slots[node][place], shares[node][place] = expert, part
+
+    def _free(self) -> tuple[int, int] | None:
+        """A free slot of the survivor with the least load, then with the fewest experts, then the first."""
+        free = (self._slot == FREE) & self._usable
+        open_N = np.flatnonzero(free.any(1))
+        if not len(open_N):
+            return None
+        held = (self._slot[open_N] != FREE).sum(1)
+        node = int(open_N[np.lexsort((held, self._level[open_N]))[0]])
+        return node, int(free[node].argmax())
+
+    def _give_way(self) -> tuple[int, int] | None:
+        """The slot of the replica with the fewest rows that can be spared; its rows go to the other copies."""
+        spared = self._usable & (self._slot != FREE) & (self._copies[self._slot] > 1)
+        if not spared.any():
+            return None
+        rows = np.where(spared, self._rows(), np.inf)
+        node, place = divmod(int(rows.argmin()), rows.shape[1])
+        self._copies[self._slot[node, place]] -= 1
+        self._slot[node, place], self._share[node, place] = FREE, 0.0
+        self._rescale()
+        self._level = self._rows().sum(1)
+        return node, place
+
+    def _rows(self) -> Floats:
+        """rows_NS: what each replica gets."""
+        rows: Floats = self._share * self._load[self._slot]  # FREE reads any expert: its share is 0
+        return rows
+
+    def _rescale(self) -> None:
+        """Shares of what is held sum to 1 per expert again; replicas that had none share alike."""
+        held = self._slot != FREE
+        total_E = np.bincount(self._slot[held], self._share[held], minlength=len(self._load))
+        total, copies = total_E[self._slot], np.maximum(self._copies[self._slot], 1)
+        share = np.where(total > 0, self._share / np.where(total > 0, total, 1.0), 1.0 / copies)
+        self._share = np.where(held, share, 0.0)
