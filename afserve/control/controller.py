@@ -18,9 +18,9 @@ from afserve import __version__
 from afserve.clock import Clock
 from afserve.config import FULL
 from afserve.control.identifying import OwnCopy
+from afserve.control.incidents import Incidents
 from afserve.control.membership.balancing import BalanceRules, Balancing
 from afserve.control.membership.desired import Deployment
-from afserve.control.incidents import Incidents
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
@@ -340,9 +340,11 @@ class Controller:
         now, balancing = self._clock.now(), self.balancing
         try:
             if asked.lost:
-                self._on(await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now))
+                place = await asyncio.to_thread(balancing.without, asked.lost, asked.nodes, now)
             else:
-                self._on(await asyncio.to_thread(balancing.over, asked.nodes, now))
+                place = await asyncio.to_thread(balancing.over, asked.nodes, now)
+            if place is not None:
+                self._on(place)
         except ConfigError as error:
             log.warning("the experts stay where they are: %s", error.message)
 

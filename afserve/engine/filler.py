@@ -1,12 +1,14 @@
-"""Fills spare slots of an expert bank in the background while the bank serves, at a bounded rate.
+"""Fills spare slots of an expert bank in the background while the bank serves: at a bounded rate, or as fast as it can.
 
 One thread per node, asleep unless there is something to load. It never touches a slot that is in use: whoever hands
 it fills has made sure of that (`migrate.SlotUse`). It knows no epochs' meaning, only when a set of fills is complete.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from afserve.errors import AfserveError
@@ -19,14 +21,33 @@ class Slots(Protocol):
     def fill(self, layer: int, slot: int, expert: int) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All fills of an epoch are done: how many experts and bytes that were, and the seconds from the first to the last."""
+
+    epoch: int
+    experts: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    epoch: int
+    todo: deque[Fill]
+    pause: float
+    began: float | None = None
+    done: int = 0
+
+
 class Filler:
     """`bytes_per_second` bounds how much of the memory bandwidth serving has to share. `start` before use."""
 
     def __init__(self, slots: Slots, bytes_per_second: float = 1e9) -> None:
         self._slots = slots
         self._pause = slots.expert_bytes / bytes_per_second
-        self._todo: deque[tuple[int, Sequence[Fill]]] = deque()
-        self._done: deque[int] = deque()
+        self._jobs: deque[_Job] = deque()
+        self._done: deque[Loaded] = deque()
         self._error: AfserveError | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -35,14 +56,22 @@ class Filler:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, epoch: int, fills: Sequence[Fill]) -> None:
-        """Load these after those submitted before; `finished` reports the epoch."""
+    def submit(self, epoch: int, fills: Sequence[Fill], *, urgent: bool = False) -> None:
+        """Load these after those submitted before; `finished` reports the epoch. `urgent` is not slowed down."""
         with self._changed:
-            self._todo.append((epoch, fills))
+            self._jobs.append(_Job(epoch, deque(fills), 0.0 if urgent else self._pause))
             self._changed.notify()
 
-    def finished(self) -> list[int]:
-        """Epochs completed since the last call. Raises what went wrong while loading."""
+    def abandon(self, epoch: int) -> Sequence[Fill]:
+        """Nobody waits for this epoch any more: the fills that were not begun, and never will be."""
+        with self._changed:
+            left = [fill for job in self._jobs if job.epoch == epoch for fill in job.todo]
+            self._jobs = deque(job for job in self._jobs if job.epoch != epoch)
+            self._changed.notify()
+            return left
+
+    def finished(self) -> list[Loaded]:
+        """What was completed since the last call. Raises what went wrong while loading."""
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -59,28 +88,37 @@ class Filler:
             self._thread.join(timeout=10.0)
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            epoch, fills = work
-            try:
-                complete = all(self._load(fill) for fill in fills)
-            except AfserveError as error:
-                self._fail(error)
-                return
-            if complete:
-                with self._changed:
-                    self._done.append(epoch)
+        try:
+            while (work := self._next()) is not None:
+                job, fill = work
+                self._slots.fill(fill.layer, fill.slot, fill.expert)
+                self._loaded(job)
+        except AfserveError as error:
+            with self._changed:
+                self._error = error
 
-    def _next(self) -> tuple[int, Sequence[Fill]] | None:
+    def _next(self) -> tuple[_Job, Fill] | None:
+        """The first fill of the first job, once there is one; None when closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or bool(self._todo))
-            return None if self._closing else self._todo.popleft()
+            while not self._closing:
+                job = self._jobs[0] if self._jobs else None
+                if job is None:
+                    self._changed.wait()
+                elif job.todo:
+                    job.began = time.monotonic() if job.began is None else job.began
+                    return job, job.todo.popleft()
+                else:
+                    self._jobs.popleft()
+                    self._finish(job)
+            return None
 
-    def _load(self, fill: Fill) -> bool:
-        """One expert, then a pause; False when closing."""
-        self._slots.fill(fill.layer, fill.slot, fill.expert)
+    def _loaded(self, job: _Job) -> None:
+        """Its pause ends early for whoever came or went meanwhile."""
         with self._changed:
-            return not self._changed.wait_for(lambda: self._closing, timeout=self._pause)
+            job.done += 1
+            if job.pause and not self._closing and job in self._jobs:
+                self._changed.wait(job.pause)
 
-    def _fail(self, error: AfserveError) -> None:
-        with self._changed:
-            self._error = error
+    def _finish(self, job: _Job) -> None:
+        seconds = 0.0 if job.began is None else time.monotonic() - job.began
+        self._done.append(Loaded(job.epoch, job.done, job.done * self._slots.expert_bytes, seconds))

@@ -61,6 +61,11 @@ class SlotUse:
         self._used[placement.epoch] = wanted
         return tuple(found)
 
+    def forget(self, fills: Sequence[Fill]) -> None:
+        """These were given up before they were begun: their slots hold what they held."""
+        for fill in fills:
+            self._slots[fill.layer, fill.slot] = fill.replaced
+
     def retire(self, epoch: int) -> None:
         """Nothing routed under `epoch` will come any more, or it was given up before anything was."""
         self._used.pop(epoch, None)

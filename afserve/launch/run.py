@@ -234,7 +234,9 @@ class _Up:
         self._trace = flags.run.trace
         options = options_of(self._name, str(found.tokenizer), settings)
         gateways = GatewayProcesses(options, sock) if flags.wishes.gateways else None
-        self._run = LocalRun(topology, found, self._name, processes, balance, assignment, gateways, flags.wishes.on_loss)
+        self._run = LocalRun(
+            topology, found, self._name, processes, balance, assignment, gateways, flags.wishes.on_loss
+        )
         self._http: Http
         if gateways is None:
             tokenizer = Tokenizer.from_folder(found.tokenizer)

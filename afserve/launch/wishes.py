@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from afserve.config_ranges import Range
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
+from afserve.config_ranges import Range
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 

@@ -171,7 +171,10 @@ def test_from_registration_to_tokens_to_shutdown():
             with pytest.raises(OverloadedError, match="starting"):
                 await answer(frontend, ask(1))
             await ready(controller, frontend)
-            assert attention.heard[:2] == [Assigned(attention_node(0), 0, RUN), Peers((ExpertPeer(0, 0, "shm:0"),))]
+            assert attention.heard[:2] == [
+                Assigned(attention_node(0), 0, RUN),
+                Peers((ExpertPeer(0, 0, "shm:0"),)),
+            ]
             answers = await asyncio.gather(*(answer(frontend, ask(i, 2, 3)) for i in range(20)))
             assert answers == [[i, 2, 3] for i in range(20)]
             view = await frontend.view()

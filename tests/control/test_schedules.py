@@ -18,6 +18,7 @@ from afserve.control.membership.events import (
     DrainAll,
     EndRun,
     Exited,
+    Incident,
     Joined,
     Left,
     Place,
@@ -49,6 +50,7 @@ from afserve.control.wire.values import (
     Register,
     Retire,
     Shutdown,
+    Stuck,
 )
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.engine.migrate import SlotUse
@@ -58,7 +60,9 @@ from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 LAYERS, EXPERTS, WIDTH = 2, 6, 5  # one slot of a node stays spare, so that there is somewhere to fill
-RULES = Rules(OnLoss.RECOVER, register=20.0, patience=5.0, silence=2.0, stall=30.0, restarts=1_000_000, longest=4.0)
+RULES = Rules(
+    OnLoss.RECOVER, register=20.0, patience=5.0, silence=2.0, stall=30.0, restarts=1_000_000, longest=4.0
+)
 QUIET = 400.0  # seconds without a loss, in which all that is wanted must come about
 
 
@@ -96,6 +100,7 @@ class Process:
         self.filling = set()
         self.held = {}
         self.routing = None
+        self.peers = None
 
 
 class World:
@@ -146,6 +151,8 @@ class World:
                     self.gone(process)
             case Replan(holders):
                 self.soon(lambda: self.replanned(holders), 2.0)
+            case Incident():
+                pass
             case Settled():
                 self.settled += 1
             case AllDrained():
@@ -176,9 +183,15 @@ class World:
         if member.node.role is Role.EXPERT and member.node.index < placement.nodes:
             process.held = {(y, slot): expert for y, slot, expert in placement.held(member.node.index)}
         address = "a" if member.node.role is Role.EXPERT else ""
-        self.soon(lambda: self.say(process, Endpoint(address, {})), 1.0)
+        self.soon(lambda: self.listening(process, address), 1.0)
         self.soon(lambda: self.say(process, Progress(0.5, "weights")), 1.0)
-        if member.node.role is Role.EXPERT:
+
+    def listening(self, process, address):
+        if process.silent:
+            self.soon(lambda: self.listening(process, address), 1.0)
+            return
+        self.say(process, Endpoint(address, {}))
+        if process.node.role is Role.EXPERT:
             self.soon(lambda: self.say(process, Ready(1)), 3.0)
 
     def say(self, process, value):
@@ -193,7 +206,8 @@ class World:
 
     def told(self, process, value):
         match value:
-            case Peers():
+            case Peers(experts):
+                process.peers = {peer.index: peer.generation for peer in experts}
                 if self.membership.members.at(process.node).state is State.LOADING:
                     self.soon(lambda: self.say(process, Ready(1)), 3.0)
             case FillSlots(placement):
@@ -264,6 +278,13 @@ class World:
         elif choice < 0.85:
             role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))
+        elif choice < 0.9 and (
+            fronts := [p for p in processes if p.node.role is Role.ATTENTION and p.member]
+        ):
+            peers = rng.choice(fronts).peers or {0: 0}
+            index = rng.choice([*peers, 0])
+            said = Stuck(index, peers.get(index, 0) + rng.choice((0, 0, 1)), rng.uniform(0.0, 20.0))
+            self.say(rng.choice(fronts), said)
         else:
             holders = sorted(n.index for n in self.membership.members.places(Role.EXPERT))
             nodes = max(max(holders) + 1, self.membership.migration.placement.nodes)
@@ -288,9 +309,11 @@ class World:
         """Whoever serves routes only to experts that are there."""
         serving = [p for p in self.processes.values() if p.member and self.serves(p.member)]
         experts = {p.node.index: p for p in serving if p.node.role is Role.EXPERT}
-        for placement in {
-            id(p.routing): p.routing for p in serving if p.node.role is Role.ATTENTION
-        }.values():
+        fronts = [p for p in serving if p.node.role is Role.ATTENTION]
+        for front in fronts if self.membership.settled else ():
+            there = {index: p.member.generation for index, p in experts.items()}
+            assert front.peers == there, f"{front.node} sends to {front.peers}, there are {there}"
+        for placement in {id(p.routing): p.routing for p in fronts}.values():
             for index, expert_node in experts.items():
                 held = placement.held(index) if index < placement.nodes else ()
                 for y, slot, expert in held:

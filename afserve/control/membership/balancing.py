@@ -7,7 +7,7 @@ in.
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.rebalancer import Decision, Rebalancer, RebalanceRules, imbalances
 from afserve.placement.record import encode_header, encode_record
+from afserve.placement.recovery import recovered
 from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 
 
@@ -136,15 +137,31 @@ class Balancing:
         Raises ConfigError where they have no room for them.
         """
         current = self._migration.placement
-        count = max(current.nodes, max(holders, default=-1) + 1)
-        nodes = Nodes((self._wide,) * count, dead=frozenset(range(count)) - holders)
-        here = compact(current.with_nodes(count), self._wide)
+        nodes = self._nodes(holders, current.nodes)
+        here = compact(current.with_nodes(len(nodes)), self._wide)
         decision = self._rebalancer.over(nodes, here, now, self.stats)
         if decision.placement is None:
             raise ConfigError(
                 f"expert nodes {sorted(holders)} have no room for all experts: {decision.reason}"
             )
         return self._place(decision.placement, holders)
+
+    def without(self, lost: frozenset[int], holders: frozenset[int], now: float) -> Place | None:
+        """Where experts go that lived on lost nodes only; all others stay. None where nobody has room for any.
+
+        `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
+        """
+        current = self._migration.placement
+        self._rebalancer.nodes = self._nodes(holders, current.nodes)
+        found = recovered(current, lost, current.slots_per_node(), self.stats.load(0))
+        if len(found.homeless) and not found.order:
+            return None
+        return replace(self._place(found.placement, holders), urgent=bool(found.order))
+
+    def _nodes(self, holders: frozenset[int], known: int) -> Nodes:
+        """All that there ever were, of which only `holders` may hold experts."""
+        count = max(known, max(holders, default=-1) + 1)
+        return Nodes((self._wide,) * count, dead=frozenset(range(count)) - holders)
 
     def _place(self, target: Placement, holders: frozenset[int] | None = None) -> Place:
         nodes = max(target.nodes, self._migration.placement.nodes)

@@ -173,7 +173,7 @@ class Happening(StrEnum):
     LOST = "lost"
     GIVEN_UP = "given up"
     RETURNED = "returned"
-    REPLACED = "replaced"
+    RELOADED = "loaded experts"
 
 
 @dataclass(frozen=True, slots=True)

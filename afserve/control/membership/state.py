@@ -105,6 +105,7 @@ class Membership:
         self._first = frozenset(range(deployment.count(Role.EXPERT)))
         self._lost_at: dict[NodeId, float] = {}  # of places whose member was lost while it served
         self._draining = self._drained = False
+        self._restarted = False  # whether somebody was lost before the run had settled
 
     # ---- the one way in
 
@@ -207,7 +208,8 @@ class Membership:
                 member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
                 return self._catch_up(member, now) if member.state is State.LOADING else []
             case Filled(epoch):
-                return self._answered(member, self.migration.filled, epoch, now)
+                effects = self._answered(member, self.migration.filled, epoch, now)
+                return [*effects, _reloaded(member, value)] if value.experts else effects
             case Adopted(epoch):
                 return self._answered(member, self.migration.adopted, epoch, now)
             case NodeDrained():
@@ -235,7 +237,11 @@ class Membership:
         peers = self.members.peers(settled=self.settled)
         if peers is None:
             return []
-        return [Tell(attention.id, peers) for attention in told if attention.address is not None]
+        return [
+            Tell(attention.id, peers)
+            for attention in told
+            if attention.address is not None and (peers.experts or attention.serving)
+        ]
 
     def _announce_gateways(self) -> list[Effect]:
         serving = [member for member in self.members.of(Role.ATTENTION) if member.serving]
@@ -268,8 +274,10 @@ class Membership:
         effects = self._tell(self.migration.joined(node))
         if node.role is Role.ATTENTION:
             effects.append(Tell(member.id, self.members.gateways()))
-        if node.role is Role.EXPERT and self.settled:
-            effects += self._announce(self.members.of(Role.ATTENTION))
+        if self.settled:  # before, everyone is told when the run settles
+            effects += self._announce(
+                self.members.of(Role.ATTENTION) if node.role is Role.EXPERT else [member]
+            )
         if (lost_at := self._lost_at.pop(node, None)) is not None:
             effects.append(Incident(Happening.RETURNED, str(node), f"pid {member.pid}", now - lost_at))
         return effects
@@ -326,6 +334,7 @@ class Membership:
             return effects
         if node in self._leaving:
             return effects
+        self._restarted = True
         if served and self.settled:
             self._lost_at.setdefault(node, now)
             effects.append(Incident(Happening.LOST, str(node), reason))
@@ -445,23 +454,23 @@ class Membership:
             self._drained = True
             effects.append(AllDrained())
         if not self.settled and self._all_ready():
-            effects.append(self._settle())
+            effects += self._settle()
         return effects
 
     def _all_ready(self) -> bool:
         waited_for = [member for member in self.members if member.node not in self._guests]
         return not self.members.missing() and all(member.state is State.READY for member in waited_for)
 
-    def _settle(self) -> Effect:
-        """Somebody may have become ready before anybody said what its checkpoint is."""
+    def _settle(self) -> list[Effect]:
+        """Somebody may have become ready before anybody said what its checkpoint is, or in another life than was told."""
         try:
             for member in self.members:
                 self.members.check_identified(member)
         except RendezvousError as error:
-            return EndRun(error)
+            return [EndRun(error)]
         self.settled = True
         self._seen = self._first  # the run begins as it was asked for
-        return Settled()
+        return [Settled(), *(self._announce(self.members.of(Role.ATTENTION)) if self._restarted else [])]
 
     def _see_off(self, node: NodeId, now: float) -> list[Effect]:
         """A leaving node goes when nothing needs it: no request of an attention node, no expert of an expert node."""
@@ -523,3 +532,11 @@ class Membership:
                 self.ended = True
                 return effects[: number + 1]
         return effects
+
+
+def _reloaded(member: Member, filled: Filled) -> Incident:
+    rate = filled.bytes / max(filled.seconds, 1e-6) / 1e9
+    what = (
+        f"{filled.experts} experts for epoch {filled.epoch}, {filled.bytes / 1e6:,.1f} MB at {rate:.1f} GB/s"
+    )
+    return Incident(Happening.RELOADED, str(member.node), what, filled.seconds)

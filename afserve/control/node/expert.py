@@ -100,22 +100,24 @@ class ExpertLoop:
                 self._running = False
             case Drain():
                 self._stream.send(Drained())
-            case FillSlots(placement):
-                self._fill(placement)
+            case FillSlots(placement, urgent):
+                self._fill(placement, urgent)
             case Retire(epoch):
                 self._filling.discard(epoch)
+                self._slots.forget(self._filler.abandon(epoch))
                 self._slots.retire(epoch)
                 self._node.retire(epoch)
             case _:
                 raise ProtocolError(f"an expert node does not take {type(command).__name__}")
 
-    def _fill(self, placement: Placement) -> None:
+    def _fill(self, placement: Placement, urgent: bool) -> None:
         self._filling.add(placement.epoch)
-        self._filler.submit(placement.epoch, self._slots.fills(placement))
+        self._filler.submit(placement.epoch, self._slots.fills(placement), urgent=urgent)
 
     def _report_filled(self) -> None:
         """But for those that were given up meanwhile."""
-        for epoch in self._filling.intersection(self._filler.finished()):
-            self._filling.discard(epoch)
-            self._node.accept(epoch)
-            self._stream.send(Filled(epoch))
+        for loaded in self._filler.finished():
+            if loaded.epoch in self._filling:
+                self._filling.discard(loaded.epoch)
+                self._node.accept(loaded.epoch)
+                self._stream.send(Filled(loaded.epoch, loaded.experts, loaded.bytes, loaded.seconds))

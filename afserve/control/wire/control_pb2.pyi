@@ -558,10 +558,16 @@ class FillSlots(_message.Message):
     def __init__(self, placement: _Optional[str] = ..., urgent: _Optional[bool] = ...) -> None: ...
 
 class Filled(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "experts", "bytes", "seconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    experts: int
+    bytes: int
+    seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., experts: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("placement",)

@@ -130,9 +130,12 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """An expert node holds everything that the placement `epoch` names on it."""
+    """An expert node holds everything that the placement `epoch` names on it, and what was loaded for that."""
 
     epoch: int
+    experts: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
