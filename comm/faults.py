@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from afserve.comm.transport import Box, Header, Layout, Parcel, Transport
+from afserve.comm.transport import Box, Dialled, Header, Layout, Parcel, Transport
 
 
 class Killed(Exception):
@@ -89,14 +89,23 @@ class FaultyTransport:
     def refuse(self, box: Box, reason: str) -> None:
         self._inner.refuse(box, reason)
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        self._inner.attach(expert, address, timeout)
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        return self._inner.dial(expert, address, timeout)
+
+    def attach(self, dialled: Dialled) -> None:
+        self._forget(dialled.expert)
+        self._inner.attach(dialled)
 
     def detach(self, expert: int) -> None:
+        self._forget(expert)
         self._inner.detach(expert)
 
     def close(self) -> None:
         self._inner.close()
+
+    def _forget(self, expert: int) -> None:
+        """What was kept back for it is not delivered to another one in its place."""
+        self._later = [(turn, box) for turn, box in self._later if box.expert != expert]
 
     def _operation(self) -> None:
         if self._operations == self._faults.kill_at:
