@@ -6,11 +6,13 @@ message is posted. It knows nothing of the transport inside.
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from afserve.comm.transport import Box, Dialled, Header, Layout, Parcel, Transport
+from afserve.errors import PeerLost
 
 
 class Killed(Exception):
@@ -121,4 +123,5 @@ class FaultyTransport:
         due = [box for turn, box in self._later if turn <= self._turn]
         self._later = [item for item in self._later if item[0] > self._turn]
         for box in due:
-            self._inner.post(box)
+            with suppress(PeerLost):  # it is late for somebody who is gone; `wait` says so
+                self._inner.post(box)
