@@ -112,6 +112,7 @@ class PeerLost(PeerError):
     def __init__(self, peer: NodeId | str, message: str) -> None:
         super().__init__(f"{peer}: {message}")
         self.peer = peer
+        self.reason = message
 
 
 class RendezvousError(PeerError):

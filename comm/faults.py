@@ -6,11 +6,13 @@ message is posted. It knows nothing of the transport inside.
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
-from afserve.comm.transport import Box, Header, Layout, Parcel, Transport
+from afserve.comm.transport import Box, Dialled, Header, Layout, Parcel, Transport
+from afserve.errors import PeerLost
 
 
 class Killed(Exception):
@@ -89,14 +91,23 @@ class FaultyTransport:
     def refuse(self, box: Box, reason: str) -> None:
         self._inner.refuse(box, reason)
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        self._inner.attach(expert, address, timeout)
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        return self._inner.dial(expert, address, timeout)
+
+    def attach(self, dialled: Dialled) -> None:
+        self._forget(dialled.expert)
+        self._inner.attach(dialled)
 
     def detach(self, expert: int) -> None:
+        self._forget(expert)
         self._inner.detach(expert)
 
     def close(self) -> None:
         self._inner.close()
+
+    def _forget(self, expert: int) -> None:
+        """What was kept back for it is not delivered to another one in its place."""
+        self._later = [(turn, box) for turn, box in self._later if box.expert != expert]
 
     def _operation(self) -> None:
         if self._operations == self._faults.kill_at:
@@ -112,4 +123,5 @@ class FaultyTransport:
         due = [box for turn, box in self._later if turn <= self._turn]
         self._later = [item for item in self._later if item[0] > self._turn]
         for box in due:
-            self._inner.post(box)
+            with suppress(PeerLost):  # it is late for somebody who is gone; `wait` says so
+                self._inner.post(box)

@@ -135,8 +135,17 @@ class Parcel(NamedTuple):
     scale_RS: Tensor | None = None
 
 
+class Dialled(Protocol):
+    """A connection to an expert node that no boxes belong to yet; it is attached or closed, once."""
+
+    @property
+    def expert(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Transport(Protocol):
-    """One node's end. Every method but `wait` returns at once."""
+    """One node's end. Every method but `wait` and `dial` returns at once."""
 
     @property
     def layout(self) -> Layout: ...
@@ -184,11 +193,15 @@ class Transport(Protocol):
         """On an expert node: answer what was taken last from `box` with a refusal. Never raises PeerLost."""
         ...
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        """On an attention node: from now on also, or instead of one that was lost, the expert node at `address`.
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        """On an attention node, from any thread: connect to an expert node, for `attach`.
 
-        Raises RendezvousError as `connect` does; nothing has changed then.
+        Raises RendezvousError as `connect` does.
         """
+        ...
+
+    def attach(self, dialled: Dialled) -> None:
+        """On an attention node: from now on also, or in a lost one's place, the expert node that was dialled."""
         ...
 
     def detach(self, expert: int) -> None:

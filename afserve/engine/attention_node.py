@@ -10,6 +10,8 @@ import torch
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.link import Link
+from afserve.comm.m2n.waves import RecoveryStats
+from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.kv_cache import KvCache
 from afserve.engine.load import ExpertLoad
@@ -69,19 +71,40 @@ class AttentionNode(Generic[T]):
         self._link.adopt(placement)
         self._unsettled = {index for index, ticket in enumerate(self._tickets) if ticket is not None}
 
+    def lose(self, expert: int, why: str) -> None:
+        """Wait for an expert node no more: its rows go to replicas at once, or wait until its experts stand elsewhere.
+
+        What the link has noticed by itself may be said again; a node that is not known is no error.
+        """
+        self._link.lose(expert, why)
+
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        """From any thread: connect to an expert node. Raises RendezvousError within `timeout` seconds."""
+        return self._link.dial(expert, address, timeout)
+
+    def attach(self, dialled: Dialled) -> None:
+        """Send rows to the expert node that was dialled, which holds what the placement in force says of it."""
+        self._link.attach(dialled)
+
+    def detach(self, expert: int) -> None:
+        """Leave an expert node that the placement in force does not name."""
+        self._link.detach(expert)
+
+    def owing(self) -> dict[int, float]:
+        """Seconds since the oldest message was sent that an expert node has not answered, by its index."""
+        return self._link.owing()
+
+    def recovery(self) -> RecoveryStats:
+        """What lost expert nodes have cost this node so far."""
+        return self._link.recovery()
+
     @property
     def settled(self) -> bool:
         """Whether nothing is under way any more that was routed before the last `adopt`."""
         return not self._unsettled
 
     def step(self) -> list[TokenEvent]:
-        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting.
-
-        Raises PeerLost, between two turns of the micro-batches, as long as a lost expert node has no successor.
-        """
-        lost = self._link.lost
-        if lost is not None:
-            raise lost
+        """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
         self.stalled = True
         for index, loop in enumerate(self._loops):
             ticket = self._tickets[index]
@@ -123,7 +146,7 @@ class AttentionNode(Generic[T]):
         return self._scheduler.busy
 
     def wait(self, timeout: float) -> None:
-        """Park until a reply is there, at most `timeout` seconds. Raises PeerLost."""
+        """Park until a reply is there, at most `timeout` seconds."""
         tickets = [t for t in self._tickets if t is not None]
         if tickets:
             start = self._meter.now()

@@ -4,24 +4,33 @@ For tests, and for looking at the engine without processes; the nodes are the on
 step gives each node one turn, so a run is repeatable.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from afserve.clock import Clock
 from afserve.comm import connect
 from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.transport import Layout, Transport
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
 from afserve.engine.expert_node import ExpertNode
+from afserve.engine.migrate import fills
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.experts import ExpertBank
 from afserve.placement.placement import Placement
 
+Wrap = Callable[[Transport], Transport]
+
+
+def _bare(end: Transport) -> Transport:
+    return end
+
 
 class LocalCluster:
-    """M attention and N expert nodes. Requests go to attention nodes in turn."""
+    """M attention and N expert nodes. Requests go to attention nodes in turn; `lost` expert nodes have no turn."""
 
     def __init__(
         self,
@@ -29,11 +38,16 @@ class LocalCluster:
         experts: list[ExpertNode],
         banks: list[ExpertBank],
         placement: Placement,
+        layout: Layout,
+        ops: Ops,
     ) -> None:
         self.attention = attention
         self.experts = experts
         self.banks = banks
         self.placement = placement
+        self.lost: set[int] = set()
+        self._layout, self._ops = layout, ops
+        self._epochs = [placement.epoch]
         self._submitted = 0
 
     @classmethod
@@ -46,8 +60,13 @@ class LocalCluster:
         experts: int = 1,
         placement: Placement | None = None,
         ops: Ops | None = None,
+        clock: Clock | None = None,
+        wrap: Wrap = _bare,
     ) -> "LocalCluster":
-        """All nodes on one device, that of `ops` if given, with mailboxes there too."""
+        """All nodes on one device, that of `ops` if given, with mailboxes there too.
+
+        `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport.
+        """
         spec = spec_of(source)
         ops = ops or open_ops(config.device, config.threads)
         plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
@@ -60,16 +79,18 @@ class LocalCluster:
             )
             held = plan.held(index)
             bank = build_expert_bank(source, held, slots, expert_dtype=config.expert_dtype, ops=ops)
-            port = ExpertPort(end, device=ops.device)
+            port = ExpertPort(wrap(end), device=ops.device)
             nodes.append(ExpertNode(port, bank, epoch=plan.epoch))
             banks.append(bank)
             addresses.append(address)
         fronts = []
         for index in range(attention):
             end = connect.connect(addresses, attention=index, layout=layout, timeout=1.0)
-            link = ExpertLink(end, attention=index, layout=layout, placement=plan, device=ops.device)
+            link = ExpertLink(
+                wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
+            )
             fronts.append(build_attention_node(source, config, link, ops=ops))
-        return cls(fronts, nodes, banks, plan)
+        return cls(fronts, nodes, banks, plan, layout, ops)
 
     def submit(self, request: GenerationRequest) -> None:
         self.attention[self._submitted % len(self.attention)].submit(request)
@@ -78,8 +99,9 @@ class LocalCluster:
     def step(self) -> list[TokenEvent]:
         """One turn for every node, attention first."""
         events = [event for node in self.attention for event in node.step()]
-        for expert in self.experts:
-            expert.poll()
+        for index, expert in enumerate(self.experts):
+            if index not in self.lost:
+                expert.poll()
         return events
 
     def run(self, requests: list[GenerationRequest], *, most_steps: int = 100_000) -> Iterator[TokenEvent]:
@@ -92,22 +114,59 @@ class LocalCluster:
                 return
         raise AssertionError(f"still busy after {most_steps} steps")
 
-    def switch(self, placement: Placement) -> None:
-        """Expert nodes accept a placement whose slots are filled; attention nodes route by it from now on."""
+    def migrate(self, placement: Placement) -> None:
+        """Fill what `placement` has and the one before has not, then switch.
+
+        Raises ConfigError where a slot is in use.
+        """
+        for fill in fills(self.placement, placement):
+            self.banks[fill.node].fill(fill.layer, fill.slot, fill.expert)
+        self.switch(placement)
+
+    def accept(self, placement: Placement) -> None:
+        """Expert nodes take what is routed by a placement whose slots are filled; attention nodes `adopt` it next."""
         for expert in self.experts:
             expert.accept(placement.epoch)
+        self._epochs.append(placement.epoch)
+        self.placement = placement
+
+    def switch(self, placement: Placement) -> None:
+        """Expert nodes accept a placement whose slots are filled; attention nodes route by it from now on."""
+        self.accept(placement)
         for node in self.attention:
             node.adopt(placement)
-        self.placement = placement
 
     def retire(self, epoch: int) -> None:
         """Nothing routed under `epoch` is under way any more: its slots may be filled anew."""
+        self._epochs.remove(epoch)
         for expert in self.experts:
             expert.retire(epoch)
 
+    def lose(self, index: int) -> None:
+        """An expert node ends as a process that was killed does. Nobody is told."""
+        self.experts[index].close()
+        self.lost.add(index)
+
+    def succeed(self, index: int) -> str:
+        """Another expert node with the same experts in a lost one's place; the address for attention nodes to dial."""
+        end, address = connect.listen(
+            "local",
+            expert=index,
+            attention_nodes=len(self.attention),
+            layout=self._layout,
+            device=self._ops.device,
+        )
+        node = ExpertNode(ExpertPort(end, device=self._ops.device), self.banks[index], epoch=self._epochs[0])
+        for epoch in self._epochs[1:]:
+            node.accept(epoch)
+        self.experts[index] = node
+        self.lost.discard(index)
+        return address
+
     def close(self) -> None:
-        for expert in self.experts:
-            expert.close()
+        for index, expert in enumerate(self.experts):
+            if index not in self.lost:
+                expert.close()
 
 
 def colocated(source: ModelSource, config: EngineConfig) -> AttentionNode[LocalTicket]:

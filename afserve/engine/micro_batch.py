@@ -103,7 +103,7 @@ class MicroBatch(Generic[T]):
     def _finish(self, plan: StepPlan, logits_RV: Tensor) -> None:
         """Sample, book the step, and turn it into events."""
         rows = _rows_of(plan)
-        failures = self._spoiled.failures(plan)
+        failures = self._spoiled.failures(plan, self._given_up)
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         chosen = [rows[index].stop - 1 for index in last]
         chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
@@ -123,6 +123,10 @@ class MicroBatch(Generic[T]):
             if index not in failures and isinstance(token, int)
         }
         self._book(plan, accepted, failures)
+
+    def _given_up(self) -> dict[int, str]:
+        """Why expert nodes gave no sum for rows of this step."""
+        return self._link.take_given_up(self.index)
 
     def _book(
         self,

@@ -17,6 +17,10 @@ NOT_FINITE = (
     "{where} gave values that are not finite (NaN or infinity), so this request ends here; other requests are not "
     "affected. The checkpoint may be damaged, or its numbers too large for the dtype"
 )
+NO_EXPERTS = (
+    "{where}: {why}, so this request ends here; other requests are not affected. Send it again when the expert node is "
+    "back or its experts stand elsewhere: afserve status shows both"
+)
 GREEDY_BELOW = (
     1e-5  # divided by a smaller temperature, logits 1 apart differ by 100,000: nothing is left to draw
 )

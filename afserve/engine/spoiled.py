@@ -4,10 +4,12 @@ The kernels that add a layer's sums mark rows as they go (`Ops.add_sums`), so no
 looked at once per step, after sampling has waited for the device anyway. Shapes: T tokens of the step.
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
-from afserve.engine.request import NOT_FINITE
+from afserve.engine.request import NO_EXPERTS, NOT_FINITE
 from afserve.engine.step_plan import StepPlan
 
 FINE = -1
@@ -21,20 +23,27 @@ class Spoiled:
         """The marks of a step's rows, all fine yet; `failures` has reset them since the last step."""
         return self._layer_N[: token_T.shape[0]]
 
-    def failures(self, plan: StepPlan) -> dict[int, str]:
+    def failures(self, plan: StepPlan, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
         """Why a chunk gave nothing, by its index in the plan; the next step begins without marks.
 
         The first row of a sequence that was spoiled names the layer: later ones may have it from the first's keys.
+        `given_up` says of rows that the experts gave no sum, and why; it is asked only where a row was spoiled.
         """
         layer_T = self._layer_N[: plan.tokens]
         if int(layer_T.max()) == FINE:
             return {}
         layers = layer_T.tolist()
         layer_T.fill_(FINE)
-        found, start = {}, 0
+        why, found, start = given_up(), {}, 0
         for index, chunk in enumerate(plan.chunks):
-            worst = next((n for n in layers[start : start + chunk.count] if n != FINE), None)
+            first = next((row for row in range(start, start + chunk.count) if layers[row] != FINE), None)
             start += chunk.count
-            if worst is not None:
-                found[index] = NOT_FINITE.format(where=f"layer {worst}")
+            if first is not None:
+                found[index] = _message(f"layer {layers[first]}", why.get(first))
         return found
+
+
+def _message(where: str, given_up: str | None) -> str:
+    if given_up is None:
+        return NOT_FINITE.format(where=where)
+    return NO_EXPERTS.format(where=where, why=given_up)

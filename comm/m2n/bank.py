@@ -11,7 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.errors import PeerLost
+from afserve import member
+from afserve.comm.m2n.waves import RecoveryStats
+from afserve.comm.transport import Dialled
+from afserve.errors import RendezvousError
 from afserve.placement.placement import Placement
 
 
@@ -30,14 +33,38 @@ class LocalTicket:
     y_TH: Tensor
 
 
-class LocalBankLink:
+class NoExpertNodes:
+    """What a link says that has no expert nodes: nobody can be lost, and nobody comes."""
+
+    def lose(self, expert: int, why: str) -> None:
+        """There is none."""
+
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        raise RendezvousError(f"{member.expert_node(expert)}: the experts are in this process; nobody joins")
+
+    def attach(self, dialled: Dialled) -> None:
+        dialled.close()
+
+    def detach(self, expert: int) -> None:
+        """There is none."""
+
+    def owing(self) -> dict[int, float]:
+        return {}
+
+    def recovery(self) -> RecoveryStats:
+        return RecoveryStats()
+
+    def take_given_up(self, micro_batch: int) -> dict[int, str]:
+        return {}
+
+
+class LocalBankLink(NoExpertNodes):
     """A bank that holds expert e of every layer in slot e. The work is done in `dispatch`; what `combine` returns is
     valid until the same micro-batch's next dispatch."""
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._sums: dict[int, Tensor] = {}
-        self.lost: PeerLost | None = None  # nobody can be
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int

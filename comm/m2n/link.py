@@ -1,29 +1,31 @@
 """The attention side of M2N: sends rows to the expert nodes that hold their experts, and adds the partial sums.
 
 A row is sent once to each expert node that holds any of its chosen slots. `combine` adds partial sums in float32 in the
-order of the expert nodes, so the sum does not depend on who answers first. It knows placements; it knows no sockets.
+order of the expert nodes, so the sum does not depend on who answers first. What happens to the rows of a node that is
+lost is in `recover.py`. It knows placements; it knows no sockets.
 
 Shapes: T rows of a micro-batch, R rows of one message, H hidden size, K top-k.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from afserve import member
 from afserve.clock import AwakeClock, Clock
 from afserve.comm.m2n.bank import Bank, LocalBankLink
 from afserve.comm.m2n.port import Arrival, ExpertPort
-from afserve.comm.m2n.routes import LayerRoutes, RouteTable
+from afserve.comm.m2n.recover import Recoveries
+from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import RowSplit, Splitter
-from afserve.comm.m2n.staging import Copy, Stage, stage_for
+from afserve.comm.m2n.staging import Stage, stage_for
+from afserve.comm.m2n.ticket import Part, Ticket
+from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
-from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Sender, Transport
-from afserve.errors import DeadlineError, PeerLost, ProtocolError
+from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Sender, Transport
+from afserve.errors import PeerLost, ProtocolError
 from afserve.member import NodeId
 from afserve.placement.placement import Placement
 
@@ -35,14 +37,9 @@ _AnyTicket = TypeVar("_AnyTicket")
 class Link(Protocol[_AnyTicket]):
     """What an attention node holds instead of experts.
 
-    Micro-batches call `dispatch`, `ready` and `combine`, which never raise PeerLost: a ticket that a lost peer owes an
-    answer stays unready. The node learns of the loss from `lost` and `wait`.
+    Nothing here raises PeerLost. A ticket that a lost expert node owes an answer stays unready until other nodes have
+    given it, or until a deadline: then rows without an answer have a sum of NaN, and `take_given_up` says why.
     """
-
-    @property
-    def lost(self) -> PeerLost | None:
-        """A peer that was found gone and has no successor yet; the first of them."""
-        ...
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -57,44 +54,38 @@ class Link(Protocol[_AnyTicket]):
         ...
 
     def wait(self, tickets: Sequence[_AnyTicket], timeout: float) -> None:
-        """Park until a ticket may be ready, at most `timeout` seconds. Raises PeerLost or DeadlineError."""
+        """Park until a ticket may be ready, at most `timeout` seconds."""
+        ...
+
+    def take_given_up(self, micro_batch: int) -> dict[int, str]:
+        """Why rows have no sum, by their number in the dispatch, since the last call."""
         ...
 
     def adopt(self, placement: Placement) -> None: ...
 
+    def lose(self, expert: int, why: str) -> None:
+        """An expert node is not to be waited for any more; nothing if it is lost already."""
+        ...
+
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        """From any thread: a connection to an expert node, for `attach`. Raises RendezvousError."""
+        ...
+
+    def attach(self, dialled: Dialled) -> None: ...
+
+    def detach(self, expert: int) -> None: ...
+
+    def owing(self) -> dict[int, float]:
+        """Seconds since the oldest message was sent that an expert node has not answered, by its index."""
+        ...
+
+    def recovery(self) -> RecoveryStats: ...
+
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One message of a dispatch."""
-
-    box: Box
-    header: Header
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One dispatch under way; `missing` are the boxes whose answer is not there yet.
-
-    Its rows are kept until it is combined, to be sent again to a lost node's successor. `leaving` are rows, experts and
-    weights that are on their way from a device to the host, from where they are sent.
-    """
-
-    layer: int
-    micro_batch: int
-    rows: int
-    deadline: float
-    routes: LayerRoutes
-    epoch: int
-    leaving: Copy | None = None
-    split: RowSplit | None = None
-    parts: list[Part] = field(default_factory=list)
-    missing: list[Box] = field(default_factory=list)
-
-
 class ExpertLink:
-    """Over any transport. `deadline` is how long an answer may take before DeadlineError names who owes it.
+    """Over any transport. `deadline` is how many seconds an answer may take, and an expert may be on no node.
 
     `device` is where rows come from and sums go to, when that is not where the transport's mailboxes are; `stage`
     replaces the way between the two.
@@ -124,8 +115,16 @@ class ExpertLink:
         self._device = device
         self._stage = stage or stage_for(device, transport.device)
         self._under_way: dict[int, Ticket] = {}  # by micro-batch
-        self._losses: dict[NodeId | str, PeerLost] = {}
-        self.lost: PeerLost | None = None  # kept, not derived: the node looks at it before every turn
+        self._attached = {box.expert for box in transport.boxes()}
+        self._broken: list[PeerLost] = []  # met while sending, not yet acted upon
+        self._recoveries = Recoveries(
+            attention=attention,
+            splitter=self._splitter,
+            clock=self._clock,
+            deadline=deadline,
+            send=self._post,
+            answer=self._answer,
+        )
         self.adopt(placement)
 
     @property
@@ -134,24 +133,56 @@ class ExpertLink:
         return self._table.epoch
 
     def adopt(self, placement: Placement) -> None:
-        """Route later dispatches by another placement; tickets under way are not touched."""
-        where = HOST if self._stage is not None else self._device
-        self._table = RouteTable(placement, self._layout.slots, self._native, where)
+        """Route later dispatches by another placement. Of those under way it concerns rows that had nowhere to go."""
+        self._placement = placement
+        self._reroute()
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        """Connect to an expert node that joined, or that came in a lost one's place; `adopt` then sends it rows.
-
-        What its predecessor was sent and nobody has combined is sent to it again, under the same epoch.
-        """
-        self._transport.attach(expert, address, timeout)
-        self._regain(member.expert_node(expert))
+    def lose(self, expert: int, why: str) -> None:
+        """Whatever an expert node still owes is asked of other nodes, or waits until its experts have a home again."""
+        if expert not in self._attached:
+            return
+        self._attached.discard(expert)
+        self._recoveries.lost(expert, why)
         for ticket in self._under_way.values():
-            self._send_again(ticket, expert)
+            for box in self._transport.ready([box for box in ticket.missing if box.expert == expert]):
+                ticket.missing.remove(box)
+        self._route_around()
+        for ticket in self._under_way.values():
+            self._recoveries.displace(ticket, expert)
+        self._transport.detach(expert)
+        self._go_on()
+
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        return self._transport.dial(expert, address, timeout)
+
+    def attach(self, dialled: Dialled) -> None:
+        """Send rows to an expert node that joined, or came in a lost one's place.
+
+        It has to hold what the placement in force, and any later one, says of it.
+        """
+        self.lose(dialled.expert, "another node has taken its place")
+        self._transport.attach(dialled)
+        self._attached.add(dialled.expert)
+        self._recoveries.present(dialled.expert)
+        self._reroute()
 
     def detach(self, expert: int) -> None:
-        """Leave an expert node that the placement no longer names, once nothing is under way to it."""
-        self._transport.detach(expert)
-        self._regain(member.expert_node(expert))
+        """Leave an expert node that the placement no longer names."""
+        self.lose(expert, "it has left")
+
+    def owing(self) -> dict[int, float]:
+        now, found = self._clock.now(), dict[int, float]()
+        for ticket in self._under_way.values():
+            self.ready(ticket)
+            for expert, sent in self._recoveries.unanswered(ticket):
+                found[expert] = max(found.get(expert, 0.0), now - sent)
+        return found
+
+    def recovery(self) -> RecoveryStats:
+        return self._recoveries.stats()
+
+    def take_given_up(self, micro_batch: int) -> dict[int, str]:
+        return self._recoveries.take_given_up(micro_batch)
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
@@ -177,6 +208,8 @@ class ExpertLink:
         if ticket.missing:
             for box in self._transport.ready(ticket.missing):
                 ticket.missing.remove(box)
+        if ticket.recovery is not None:
+            return self._recovered(ticket)
         return not ticket.missing
 
     def wait(self, tickets: Sequence[Ticket], timeout: float) -> None:
@@ -189,22 +222,22 @@ class ExpertLink:
             self._send_when_there(leaving)
             return
         missing = [box for ticket in tickets for box in ticket.missing]
-        for box in missing if self._losses else ():
-            if box.expert_node in self._losses:
-                raise self._losses[box.expert_node]
         now = self._clock.now()
-        for ticket in tickets:
-            if now >= ticket.deadline:
-                raise DeadlineError(self._overdue(ticket))
+        late = [ticket for ticket in tickets if now >= ticket.deadline]
+        if late:
+            for ticket in late:
+                self._recoveries.advance(ticket)
+            self._settle()
+            return
         until = min(ticket.deadline for ticket in tickets) - now
         try:
             self._transport.wait(missing, min(timeout, until))
         except PeerLost as error:
-            self._lose(error)
-            raise
+            self._broken.append(error)
+            self._settle()
 
     def combine(self, ticket: Ticket) -> Tensor:
-        answered = ticket.leaving is None and not ticket.missing
+        answered = ticket.leaving is None and not ticket.missing and ticket.recovery is None
         assert answered or self.ready(ticket), "combine called on a ticket that is not ready"
         y_TH = self._sum(ticket)
         self._under_way.pop(ticket.micro_batch, None)
@@ -215,26 +248,52 @@ class ExpertLink:
 
     def _sum(self, ticket: Ticket) -> Tensor:
         """Where the mailboxes are."""
+        if ticket.recovery is not None:
+            return ticket.recovery.y_TH
         if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
-            y_TH = self._answer(ticket.parts[0])
+            y_TH = self._answer(ticket.parts[0].box, ticket.parts[0].header)
             return y_TH if y_TH.dtype is torch.float32 else y_TH.float()
         where = HOST if self._stage is not None else self._device
         y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=where)
         for part in ticket.parts:
             assert ticket.split is not None
-            ticket.split.add(part.box.expert, self._answer(part), y_TH)
+            ticket.split.add(part.box.expert, self._answer(part.box, part.header), y_TH)
         return y_TH
 
     def close(self) -> None:
         self._transport.close()
 
-    def _lose(self, error: PeerLost) -> None:
-        self._losses.setdefault(error.peer, error)
-        self.lost = next(iter(self._losses.values()))
+    def _recovered(self, ticket: Ticket) -> bool:
+        done = self._recoveries.advance(ticket)
+        self._settle()
+        return done
 
-    def _regain(self, node: NodeId) -> None:
-        self._losses.pop(node, None)
-        self.lost = next(iter(self._losses.values()), None)
+    def _settle(self) -> None:
+        """Act on the losses that were met; what is sent again may meet more."""
+        while self._broken:
+            error = self._broken.pop()
+            assert isinstance(error.peer, NodeId), "an attention node has expert nodes as peers only"
+            self.lose(error.peer.index, error.reason)
+
+    def _reroute(self) -> None:
+        self._route_around()
+        for ticket in self._under_way.values():
+            self._recoveries.rehome(ticket)
+        self._settle()
+
+    def _route_around(self) -> None:
+        """A table of the placement in force without the nodes that are not there."""
+        absent = frozenset(range(self._placement.nodes)) - self._attached
+        where = HOST if self._stage is not None else self._device
+        self._table = RouteTable(self._placement, self._layout.slots, self._native, where, absent)
+        self._recoveries.absent(absent, "it has not joined")
+        self._recoveries.route_by(self._placement, self._table)
+
+    def _go_on(self) -> None:
+        for ticket in self._under_way.values():
+            if ticket.recovery is not None:
+                self._recoveries.advance(ticket)
+        self._settle()
 
     def _send_when_there(self, ticket: Ticket) -> None:
         """Rows of a device are split and sent once they are in host memory."""
@@ -244,17 +303,21 @@ class ExpertLink:
             self._send_parts(ticket, x_TH, expert_TK, weight_TK)
 
     def _send_parts(self, ticket: Ticket, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> None:
+        ticket.rows_given = x_TH, expert_TK, weight_TK
         split = ticket.split = self._splitter.split(ticket.routes, x_TH, expert_TK, weight_TK)
         for node, count in split.parts():
             box = Box(self._attention, node, ticket.micro_batch)
-            ticket.parts.append(self._send(ticket, split, box, count))
+            ticket.parts.append(Part(box, self._post(ticket.epoch, ticket.layer, split, box, count)))
             ticket.missing.append(box)
+        if ticket.routes.homeless_E is not None:
+            self._recoveries.keep_homeless(ticket)
+        if self._broken:
+            self._settle()
 
-    def _send(self, ticket: Ticket, split: RowSplit, box: Box, rows: int) -> Part:
-        """To a node that is gone nothing is sent, `lost` tells it, and `attach` sends the part to its successor."""
+    def _post(self, epoch: int, layer: int, split: RowSplit, box: Box, rows: int) -> Header:
+        """A node that is gone is sent nothing; the loss is acted upon once all other messages are sent."""
         sequence = self._transport.next_sequence(box)
-        wire = self._layout.dispatch_wire
-        header = Header(Kind.DISPATCH, ticket.epoch, sequence, ticket.layer, rows, wire)
+        header = Header(Kind.DISPATCH, epoch, sequence, layer, rows, self._layout.dispatch_wire)
         try:
             if self._sender is not None:
                 self._sender.send_part(box, header, split)
@@ -262,30 +325,12 @@ class ExpertLink:
                 split.fill(box.expert, self._transport.stage(box, header))
                 self._transport.post(box)
         except PeerLost as error:
-            self._lose(error)
-        return Part(box, header)
+            self._broken.append(error)
+        return header
 
-    def _send_again(self, ticket: Ticket, expert: int) -> None:
-        """To another node in the same place; the order of the parts stays, so the sum does too."""
-        for index, part in enumerate(ticket.parts):
-            if part.box.expert != expert:
-                continue
-            assert ticket.split is not None, "a part without rows"
-            ticket.parts[index] = self._send(ticket, ticket.split, part.box, part.header.rows)
-            if part.box not in ticket.missing:
-                ticket.missing.append(part.box)
-            ticket.deadline = self._clock.now() + self._deadline
-
-    def _answer(self, part: Part) -> Tensor:
-        parcel = self._transport.take(part.box)
-        sent, got = part.header, parcel.header
+    def _answer(self, box: Box, sent: Header) -> Tensor:
+        parcel = self._transport.take(box)
+        got = parcel.header
         if (got.epoch, got.layer, got.rows) != (sent.epoch, sent.layer, sent.rows):
-            raise ProtocolError(f"{name(part.box)}: {got} does not answer {sent}")
+            raise ProtocolError(f"{name(box)}: {got} does not answer {sent}")
         return parcel.x_RH
-
-    def _overdue(self, ticket: Ticket) -> str:
-        who = ", ".join(str(box.expert_node) for box in ticket.missing)
-        return (
-            f"{who} did not answer layer {ticket.layer} of {member.attention_node(self._attention)}, micro-batch "
-            f"{ticket.micro_batch}, within {self._deadline:g} s"
-        )

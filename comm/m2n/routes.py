@@ -29,7 +29,8 @@ class LayerRoutes:
     """Slots are global: node * slots + slot. The last row stands for expert -1, a choice that does not count.
 
     P replicas at most. `below_EP` are the upper ends of the intervals of all but the last replica (one if P is 1).
-    `handle` is the native library's form of the same, over the same memory.
+    `handle` is the native library's form of the same, over the same memory. No row goes to the nodes in `absent`;
+    `homeless_E` marks experts that stand on no other node, and is None where there are none.
     """
 
     slot_EP: Tensor
@@ -37,11 +38,19 @@ class LayerRoutes:
     nodes: int
     slots: int
     handle: object | None = None
+    absent: frozenset[int] = frozenset()
+    homeless_E: Tensor | None = None
 
     def to(self, device: torch.device) -> "LayerRoutes":
         if device.type == "cpu":
             return self
-        return replace(self, slot_EP=self.slot_EP.to(device), below_EP=self.below_EP.to(device))
+        homeless_E = None if self.homeless_E is None else self.homeless_E.to(device)
+        return replace(
+            self,
+            slot_EP=self.slot_EP.to(device),
+            below_EP=self.below_EP.to(device),
+            homeless_E=homeless_E,
+        )
 
     def choose(self, x_TH: Tensor, expert_TK: Tensor) -> Tensor:
         """Global slots, int32, shaped like expert_TK."""
@@ -51,15 +60,32 @@ class LayerRoutes:
         replica_TK = (row_number(x_TH)[:, None, None] >= self.below_EP[index_TK]).sum(-1)
         return self.slot_EP[index_TK, replica_TK]
 
+    def owners(self, x_TH: Tensor, expert_TK: Tensor) -> Tensor:
+        """The node that each choice goes to, -1 where it goes to none."""
+        return torch.div(self.choose(x_TH, expert_TK), self.slots, rounding_mode="floor")
+
+    def homeless(self, expert_TK: Tensor) -> Tensor | None:
+        """Of these choices, those whose expert stands on no node that is there; None if all have a home."""
+        if self.homeless_E is None:
+            return None
+        homeless_TK = self.homeless_E[expert_TK.long()]
+        return homeless_TK if bool(homeless_TK.any()) else None
+
 
 class RouteTable:
     """All layers of one placement, for nodes of `slots` slots each. The tables lie on `device`, as the router's ids do.
 
-    `native` is the native library's module, of use in host memory only.
+    `native` is the native library's module, of use in host memory only. No row goes to the nodes in `without`: replicas
+    elsewhere take over their rows, in proportion to their shares.
     """
 
     def __init__(
-        self, placement: Placement, slots: int, native: Any | None = None, device: torch.device = HOST
+        self,
+        placement: Placement,
+        slots: int,
+        native: Any | None = None,
+        device: torch.device = HOST,
+        without: frozenset[int] = frozenset(),
     ) -> None:
         if placement.slots_per_node() > slots:
             raise ConfigError(
@@ -70,7 +96,9 @@ class RouteTable:
         seen: dict[LayerPlacement, LayerRoutes] = {}
         for layer in placement.layers:
             if layer not in seen:
-                tables = _tables(layer, placement.experts, slots, native if device.type == "cpu" else None)
+                host_native = native if device.type == "cpu" else None
+                there = _remaining(layer, without) if without else layer
+                tables = _tables(there, placement.experts, slots, host_native, without)
                 seen[layer] = tables.to(device)
         self.layers = tuple(seen[layer] for layer in placement.layers)
 
@@ -87,7 +115,40 @@ def row_number(x_TH: Tensor) -> Tensor:
     return ((mixed_T >> (64 - _BITS)) & ((1 << _BITS) - 1)).float() / (1 << _BITS)
 
 
-def _tables(layer: LayerPlacement, experts: int, slots: int, native: Any | None) -> LayerRoutes:
+def _remaining(layer: LayerPlacement, without: frozenset[int]) -> LayerPlacement:
+    """The layer with nothing on the nodes in `without`; shares of what is left of an expert sum to 1 again.
+
+    A replica that took no rows takes them where no other one is left.
+    """
+    left: dict[int, list[float]] = {}
+    for node, (row, shares) in enumerate(zip(layer.slots, layer.share, strict=True)):
+        for expert, share in zip(row, shares, strict=True):
+            if expert != FREE and node not in without:
+                left.setdefault(expert, []).append(share)
+
+    def scaled(expert: int, share: float) -> float:
+        total = sum(left[expert])
+        return share / total if total > 0 else 1.0 / len(left[expert])
+
+    rows = list(enumerate(zip(layer.slots, layer.share, strict=True)))
+    return LayerPlacement(
+        tuple(() if node in without else row for node, (row, _) in rows),
+        tuple(
+            ()
+            if node in without
+            else tuple(0.0 if e == FREE else scaled(e, old) for e, old in zip(row, shares, strict=True))
+            for node, (row, shares) in rows
+        ),
+    )
+
+
+def _tables(
+    layer: LayerPlacement,
+    experts: int,
+    slots: int,
+    native: Any | None,
+    absent: frozenset[int] = frozenset(),
+) -> LayerRoutes:
     """Plain lists first: an attention node waits for this when it adopts a placement."""
     slot_E: list[list[int]] = [[] for _ in range(experts + 1)]
     below_E: list[list[float]] = [[] for _ in range(experts + 1)]
@@ -96,7 +157,8 @@ def _tables(layer: LayerPlacement, experts: int, slots: int, native: Any | None)
             if expert != FREE and share > 0:
                 slot_E[expert].append(node * slots + slot)
                 below_E[expert].append((below_E[expert] or [0.0])[-1] + share)
-    width = max(map(len, slot_E))
+    homeless = [not found for found in slot_E[:experts]]
+    width = max(1, *map(len, slot_E))
     for found, below in zip(slot_E, below_E, strict=True):
         last = found[-1] if found else NO_SLOT
         found += [last] * (width - len(found))
@@ -107,4 +169,5 @@ def _tables(layer: LayerPlacement, experts: int, slots: int, native: Any | None)
     if native is not None:
         addresses = slot_EP.data_ptr(), below_EP.data_ptr()
         handle = native.Routes(*addresses, experts, width, len(layer.slots), slots)
-    return LayerRoutes(slot_EP, below_EP, len(layer.slots), slots, handle)
+    homeless_E = torch.tensor([*homeless, False]) if any(homeless) else None
+    return LayerRoutes(slot_EP, below_EP, len(layer.slots), slots, handle, absent, homeless_E)

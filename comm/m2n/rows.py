@@ -42,7 +42,8 @@ class DeviceSplit:
         self._slot_TK = routes.choose(x_TH, expert_TK)
 
     def parts(self) -> list[tuple[int, int]]:
-        return [(node, len(self._x_TH)) for node in range(self._routes.nodes)]
+        nodes = (node for node in range(self._routes.nodes) if node not in self._routes.absent)
+        return [(node, len(self._x_TH)) for node in nodes]
 
     def fill(self, node: int, parcel: Parcel) -> None:
         assert parcel.slot_RK is not None and parcel.weight_RK is not None
@@ -66,7 +67,7 @@ class TorchSplit:
         self._x_TH, self._weight_TK, self._slots = x_TH, weight_TK, routes.slots
         self._slot_TK = routes.choose(x_TH, expert_TK)
         self._row_R: dict[int, Tensor | None] = (
-            {0: None} if routes.nodes == 1 else self._by_node(routes.nodes)
+            {0: None} if routes.nodes == 1 and not routes.absent else self._by_node(routes.nodes)
         )
 
     def parts(self) -> list[tuple[int, int]]:
@@ -92,8 +93,10 @@ class TorchSplit:
 
     def add(self, node: int, part_RH: Tensor, y_TH: Tensor) -> None:
         row_R = self._row_R[node]
-        assert row_R is not None, "the only node's sums need no adding"
-        y_TH.index_add_(0, row_R, part_RH.float())
+        if row_R is None:
+            y_TH += part_RH
+        else:
+            y_TH.index_add_(0, row_R, part_RH.float())
 
     def _by_node(self, nodes: int) -> dict[int, Tensor | None]:
         node_TK = torch.div(self._slot_TK, self._slots, rounding_mode="floor")

@@ -159,6 +159,20 @@ class Segment:
         self._words[(self.map.record(attention) + field) // 4] = value
 
 
+@dataclass(frozen=True, slots=True)
+class DialledSegment:
+    """An expert node's memory that is mapped and not yet claimed: all that `dial` makes where memory is shared."""
+
+    segment: Segment
+
+    @property
+    def expert(self) -> int:
+        return self.segment.map.expert
+
+    def close(self) -> None:
+        """Nothing was claimed; the map goes with the last tensor over it."""
+
+
 def read_terms(head: memoryview, peer: str) -> tuple[int, dict[str, int]]:
     """(segment bytes, terms) of the first page. Raises RendezvousError when it is not afserve's."""
     magic, size, *values = _TERMS.unpack_from(head)

@@ -22,7 +22,7 @@ from afserve.comm.transport import Box, Kind, Layout
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
 from afserve.comm.transports.handshake import answer, ask
 from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
-from afserve.comm.transports.tcp import TcpTransport
+from afserve.comm.transports.tcp import DialledStream, TcpTransport
 from afserve.errors import ProtocolError, RendezvousError
 
 _MEET_SECONDS = 5.0  # how long an expert node waits for a node that has greeted it
@@ -40,14 +40,9 @@ class DistTransport(TcpTransport):
     def device(self) -> torch.device:
         return self.carriage.device
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
+    def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        segment, stream = _join(address, expert, self._attention, self._layout, timeout, self.carriage)
-        self.detach(expert)
-        self._segments[expert] = segment
-        self._rebuild()
-        self.welcome(expert, stream)
-        self._turn(0.0)
+        return DialledStream(*_join(address, expert, self._attention, self._layout, timeout, self.carriage))
 
     def _turn(self, seconds: float) -> None:
         """Whoever may park waits first for what is on its way."""

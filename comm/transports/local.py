@@ -15,9 +15,9 @@ from afserve import member
 from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.record import RecordSegment, record_segment
 from afserve.comm.mailbox.rendezvous import compare, terms
-from afserve.comm.mailbox.segment import LEFT, Segment, SegmentMap
+from afserve.comm.mailbox.segment import LEFT, DialledSegment, Segment, SegmentMap
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
 from afserve.errors import PeerLost, RendezvousError
 
 
@@ -28,6 +28,7 @@ class LocalTransport:
         self._lanes = Lanes(segments, attention)
         self._segments = list(segments)
         self._layout = segments[0].map.layout
+        self._device = segments[0].device if isinstance(segments[0], RecordSegment) else HOST
         self._attention = attention
         for segment in segments:
             segment.claim(attention, 0)
@@ -38,8 +39,7 @@ class LocalTransport:
 
     @property
     def device(self) -> torch.device:
-        segment = self._segments[0]
-        return segment.device if isinstance(segment, RecordSegment) else HOST
+        return self._device
 
     def boxes(self) -> list[Box]:
         return self._lanes.boxes()
@@ -89,11 +89,14 @@ class LocalTransport:
         for segment in self._segments:
             segment.leave(self._attention)
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
+    def dial(self, expert: int, address: str, timeout: float) -> DialledSegment:
         assert self._attention is not None, "an expert node attaches nobody"
-        segment = _find(address, expert, self._attention, self.layout)
-        segment.claim(self._attention, 0)
-        self._replace(expert, [segment])
+        return DialledSegment(_find(address, expert, self._attention, self.layout))
+
+    def attach(self, dialled: Dialled) -> None:
+        assert isinstance(dialled, DialledSegment), "dialled on another transport"
+        dialled.segment.claim(self._attention, 0)
+        self._replace(dialled.expert, [dialled.segment])
 
     def detach(self, expert: int) -> None:
         for segment in self._segments:

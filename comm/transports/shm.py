@@ -16,9 +16,9 @@ from torch import Tensor
 from afserve import member
 from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.rendezvous import compare, terms
-from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, Segment, SegmentMap, read_terms
+from afserve.comm.mailbox.segment import HERE, LEFT, PAGE, DialledSegment, Segment, SegmentMap, read_terms
 from afserve.comm.mailbox.wire import check_layout
-from afserve.comm.transport import HOST, Box, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
@@ -91,6 +91,9 @@ class ShmTransport:
         found = self._lanes.ready(boxes)
         if found:
             return found
+        if not boxes:
+            time.sleep(timeout)  # no bell rings for nobody
+            return []
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
@@ -123,13 +126,17 @@ class ShmTransport:
             os.close(self._fd)
             self._fd = None
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
+    def dial(self, expert: int, address: str, timeout: float) -> DialledSegment:
         assert self._attention is not None, "an expert node attaches nobody"
         segment = _open(address, expert, self._attention, self.layout)
         _await_vacancy(segment, self._attention, time.monotonic() + timeout)
-        segment.claim(self._attention, os.getpid())
-        self._leave(expert)
-        self._segments[expert] = segment
+        return DialledSegment(segment)
+
+    def attach(self, dialled: Dialled) -> None:
+        assert isinstance(dialled, DialledSegment), "dialled on another transport"
+        dialled.segment.claim(self._attention, os.getpid())
+        self._leave(dialled.expert)
+        self._segments[dialled.expert] = dialled.segment
         self._rebuild()
         self._look()
 

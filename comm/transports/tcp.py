@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 
@@ -19,7 +20,7 @@ from afserve import member
 from afserve.comm.mailbox.lanes import Lanes
 from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
-from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Parcel
+from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
 from afserve.comm.transports.handshake import answer, ask
 from afserve.comm.transports.lost import Lost
@@ -27,6 +28,21 @@ from afserve.comm.transports.stream import MessageStream
 from afserve.errors import ProtocolError, RendezvousError
 
 _HELLO_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DialledStream:
+    """A connection that was greeted, and the memory for what will come over it."""
+
+    segment: Segment
+    stream: MessageStream
+
+    @property
+    def expert(self) -> int:
+        return self.segment.map.expert
+
+    def close(self) -> None:
+        self.stream.end("it was not needed")
 
 
 class TcpTransport:
@@ -110,13 +126,16 @@ class TcpTransport:
         self._ringer.close()
         self._bell.close()
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
+    def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        segment, stream = _join(address, expert, self._attention, self._layout, timeout)
-        self.detach(expert)
-        self._segments[expert] = segment
+        return DialledStream(*_join(address, expert, self._attention, self._layout, timeout))
+
+    def attach(self, dialled: Dialled) -> None:
+        assert isinstance(dialled, DialledStream), "dialled on another transport"
+        self.detach(dialled.expert)
+        self._segments[dialled.expert] = dialled.segment
         self._rebuild()
-        self.welcome(expert, stream)
+        self.welcome(dialled.expert, dialled.stream)
         self._turn(0.0)
 
     def detach(self, expert: int) -> None:

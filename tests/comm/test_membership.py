@@ -32,7 +32,7 @@ def test_an_expert_node_joins_while_another_one_works(kind):
     trip(front, first, Box(0, 0, 0))
     under_way = send(front, Box(0, 0, 1), 8, 3)
     second, address = listen(kind, 1)
-    front.attach(1, address, 10.0)
+    front.attach(front.dial(1, address, 10.0))
     assert front.boxes() == [Box(0, f, m) for f in range(2) for m in range(2)]
     trip(front, second, Box(0, 1, 0))
     got = arrive(first, Box(0, 0, 1))
@@ -60,7 +60,7 @@ def test_a_lost_expert_nodes_place_is_taken(kind):
         for _ in range(3):
             front.wait([Box(1, 0, 0)], 10.0)
     fresh, address = listen(kind, 0)
-    front.attach(0, address, 10.0)
+    front.attach(front.dial(0, address, 10.0))
     for turn in range(3):
         trip(front, fresh, Box(1, 0, 0), turn)
         trip(front, ends[1][0], Box(1, 1, 1), turn)
@@ -74,7 +74,7 @@ def test_a_failed_join_changes_nothing(kind):
     front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
     other, wrong = listen(kind, 5)
     with pytest.raises(RendezvousError, match="expert is 5 there and 1 here"):
-        front.attach(1, wrong, 5.0)
+        front.dial(1, wrong, 5.0)
     trip(front, first, Box(0, 0, 0))
     assert front.boxes() == [Box(0, 0, m) for m in range(2)]
     for end in (front, first, other):
@@ -96,7 +96,7 @@ def test_a_link_uses_a_node_that_joined(build_cluster):
     cluster.nodes[0].accept(1)
     cluster.banks[0].held.update(held[0])
     assert isinstance(link, ExpertLink)
-    link.attach(1, address, 5.0)
+    link.attach(link.dial(1, address, 5.0))
     link.adopt(wide)
     batch = cluster.rows(6, 3)
     ticket = link.dispatch(*batch, layer=0, micro_batch=0)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from afserve.clock import Clock
+from afserve.comm.m2n.bank import NoExpertNodes
 from afserve.placement.placement import Placement
 
 
-class MarkedLink:
+class MarkedLink(NoExpertNodes):
     """`left` and `back`: clock readings at each dispatch's start and after each combine, layer after layer."""
 
     def __init__(self, clock: Clock, hidden: int, rows: int = 512) -> None:
@@ -23,10 +24,6 @@ class MarkedLink:
         self._rows = 0
         self.left: list[float] = []
         self.back: list[float] = []
-
-    @property
-    def lost(self) -> None:
-        """Nobody can be."""
 
     def clear(self) -> None:
         self.left.clear()

@@ -1,0 +1,42 @@
+"""One dispatch under way, as the link and its micro-batch hold it."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from afserve.comm.m2n.routes import LayerRoutes
+from afserve.comm.m2n.rows import RowSplit
+from afserve.comm.m2n.staging import Copy
+from afserve.comm.m2n.waves import Recovery
+from afserve.comm.transport import Box, Header
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One message of a dispatch."""
+
+    box: Box
+    header: Header
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """`missing` are the boxes whose answer is not there yet; at `deadline` what is still missing is given up.
+
+    `rows_given` are the rows, experts and weights where they were sent from, kept until the ticket is combined.
+    `leaving` are the same on their way from a device to the host. `recovery` is there once a node was lost that had a
+    part in it.
+    """
+
+    layer: int
+    micro_batch: int
+    rows: int
+    deadline: float
+    routes: LayerRoutes
+    epoch: int
+    leaving: Copy | None = None
+    rows_given: tuple[Tensor, Tensor, Tensor] | None = None
+    split: RowSplit | None = None
+    parts: list[Part] = field(default_factory=list)
+    missing: list[Box] = field(default_factory=list)
+    recovery: Recovery | None = None
