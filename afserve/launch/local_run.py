@@ -17,11 +17,12 @@ from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
+from afserve.control.homes import home_rules
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.members import Member
-from afserve.control.membership.recovery import REGISTER_SECONDS, Rules
+from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, PeerLost
@@ -61,12 +62,13 @@ class LocalRun:
         balance: BalanceRules | None,
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
+        on_loss: OnLoss = OnLoss.END,
     ) -> None:
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
         token = read_token(processes.token_file)
-        self._gateway = Gateway(token)
+        self._gateway = Gateway(token, home_rules(topology.deployment.engine))
         self.topology = topology
         self.processes = processes
         self.assignment = assignment
@@ -76,11 +78,12 @@ class LocalRun:
             token,
             clock,
             balance,
-            Rules(register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS),
+            Rules(on_loss, register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS),
             self._on_its_device,
         )
         self.controller.on_start = self._start_here
-        self.controller.on_failure = self._gateway.requests.fail
+        self.controller.on_failure = self._gateway.fail
+        self.controller.on_attention = self._gateway.told
         self._own = OwnCopy(self._read_own, self.controller.known, clock)
         self.controller.own = self._own
         served = ServedModel(

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.membership.events import MemberId
-from afserve.control.wire.values import PROTOCOL, Endpoint, Gateways, Progress, Register
+from afserve.control.wire.values import (
+    PROTOCOL,
+    AttentionNodes,
+    AttentionPeer,
+    Endpoint,
+    Gateways,
+    Progress,
+    Register,
+)
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
@@ -211,6 +219,13 @@ class Members:
         own = ((OWN_GATEWAY, ""),) if self._own_gateway else ()
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
+
+    def attention_nodes(self) -> AttentionNodes:
+        """For gateways: who serves, and who of them takes what is new."""
+        serving = (member for member in self.of(Role.ATTENTION) if member.serving)
+        return AttentionNodes(
+            tuple(AttentionPeer(m.node.index, m.id.generation, m.state is State.READY) for m in serving)
+        )
 
     def addresses(self) -> tuple[tuple[int, str], ...] | None:
         """(index, mailboxes' address) of the expert nodes, once all that have a place are there."""
