@@ -20,6 +20,7 @@ EXPERT_DTYPES = ("auto", "int8")
 WIRE_DTYPES = ("auto", "fp8")
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
+_SECONDS = Range(0, 3600, whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,25 @@ class EngineSettings:
         Range(1, 1 << 20),
         metavar="N",
         shows_range=True,
+    )
+
+    stream_grace: float = setting(
+        1.0,
+        "Seconds that an attention node's broken stream may take to come back; then its requests go on elsewhere.",
+        _SECONDS,
+        metavar="SECONDS",
+    )
+    orphan_grace: float = setting(
+        5.0,
+        "Seconds that an attention node keeps the requests of a gateway that has gone.",
+        _SECONDS,
+        metavar="SECONDS",
+    )
+    loss_deadline: float = setting(
+        30.0,
+        "Seconds that a request waits for a node that goes on with it.",
+        _SECONDS,
+        metavar="SECONDS",
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ AfserveError                       500
 |  `- AuthError                    401     a missing or wrong key
 |- CapacityError                   503   the world is too small or too busy
 |  |- OverloadedError              429     try again later (carries retry_after)
+|  |  `- UnavailableError          503     too few nodes are left (carries retry_after)
 |  `- DoesNotFitError              503   exit 2: the model needs more than there is
 |- PeerError                       503   another process is the cause
 |  |- PeerLost                     503     it died or went silent
@@ -93,6 +94,13 @@ class OverloadedError(CapacityError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class UnavailableError(OverloadedError):
+    """Too few nodes are left to take new requests; those that are missing may come back."""
+
+    status = 503
+    kind = CapacityError.kind
 
 
 class DoesNotFitError(CapacityError):

@@ -27,7 +27,15 @@ from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.wire import channel
-from afserve.control.wire.values import Attend, Cancel, Gateways, Submit, Tokens
+from afserve.control.wire.values import (
+    Attend,
+    AttentionNodes,
+    AttentionPeer,
+    Cancel,
+    Gateways,
+    Submit,
+    Tokens,
+)
 from afserve.engine.request import TokenEvent
 from afserve.launch.models import CONFIGS
 from afserve.server.app import build_app
@@ -44,11 +52,7 @@ NANO = str(CONFIGS / "nano")
 class _Cluster:
     """Always ready; asked nothing else."""
 
-    block_size = 16
     ready = True
-
-    def __init__(self, attention_nodes: int) -> None:
-        self.attention_nodes = attention_nodes
 
     def check(self) -> None:
         return
@@ -72,11 +76,12 @@ class _Cluster:
 async def gateway_part(nodes: int) -> None:
     """Prints its two ports, serves until its parent closes its standard input."""
     gateway = Gateway(TOKEN)
+    gateway.told(AttentionNodes(tuple(AttentionPeer(index, 0, accepting=True) for index in range(nodes))))
     server = grpc.aio.server(options=channel.options(receive="from_node"))
     server.add_generic_rpc_handlers((gateway.handler,))
     inside = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    frontend = Frontend(_Cluster(nodes), gateway, ServedModel("nano", NANO, 1 << 20, 2048, 0))
+    frontend = Frontend(_Cluster(), gateway, ServedModel("nano", NANO, 1 << 20, 2048, 0))
     sock = bind("127.0.0.1", 0)
     app = build_app(frontend, Tokenizer.from_folder(NANO), ServerSettings())
     print(json.dumps([inside, sock.getsockname()[1]]), flush=True)
@@ -97,8 +102,9 @@ def node_part(index: int, port: int, step_seconds: float) -> None:
             arrived.append(value.value)
             changed.notify()
 
-    streams = GatewayStreams(Attend(index, 0), f"127.0.0.1:{port}", TOKEN, deliver)
+    streams = GatewayStreams(lambda gateway: Attend(index, 0), f"127.0.0.1:{port}", TOKEN, deliver)
     streams.update(Gateways(((0, ""),)))
+    streams.redial()
     left: dict[int, int] = {}
     while True:
         with changed:

@@ -5,7 +5,7 @@ known points at the node whose prefix cache most likely holds it. Integers in, a
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 _REMEMBERED = 1 << 16
 _DEPTH = 64
@@ -17,19 +17,18 @@ _FACTOR = 1.5
 class Affinity:
     """Remembers, for the last 65,536 block chains, which node computed them."""
 
-    def __init__(self, nodes: int, block_size: int) -> None:
-        self._nodes = nodes
+    def __init__(self, block_size: int) -> None:
         self._block = block_size
         self._home: OrderedDict[int, int] = OrderedDict()
 
-    def pick(self, prompt: Sequence[int], load: Sequence[int]) -> int:
-        """The node for `prompt`; `load[n]` is the number of open requests on node n."""
-        if self._nodes == 1:
-            return 0
+    def pick(self, prompt: Sequence[int], load: Mapping[int, int]) -> int:
+        """The node for `prompt`; `load` has the number of open requests of each node that may take it, at least one."""
+        if len(load) == 1:
+            return next(iter(load))
         chain = list(self._chain(prompt))
-        least = min(range(self._nodes), key=lambda node: load[node])
+        least = min(load, key=lambda node: load[node])
         node = self._known(chain)
-        if node is None or load[node] > max(load[least] + _SLACK, load[least] * _FACTOR):
+        if node is None or node not in load or load[node] > max(load[least] + _SLACK, load[least] * _FACTOR):
             node = least
         self._remember(chain, node)
         return node

@@ -36,7 +36,8 @@ class NodeView:
 class ClusterView:
     """`balance` is max / mean load of the expert nodes per MoE layer; `decisions` are in words, oldest first.
 
-    `routed[l][e]` are rows routed per MoE layer and expert since the start, over all attention nodes.
+    `routed[l][e]` are rows routed per MoE layer and expert since the start, over all attention nodes. Of the gateway
+    that is asked: requests that wait for an attention node, and those that went on at another one, by why.
     """
 
     epoch: int
@@ -46,6 +47,8 @@ class ClusterView:
     decisions: tuple[str, ...] = ()
     moves: int = 0
     routed: tuple[tuple[int, ...], ...] = ()
+    waiting: int = 0
+    moved: Mapping[str, int] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -55,11 +58,18 @@ class Backend(Protocol):
         """Events of one request until one has a finish_reason. Their handle is the backend's own, not the request's.
 
         Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are
-        full, PeerLost when its node dies. Closing the iterator early cancels the request and frees its blocks.
+        full, PeerLost when no other node takes over from one that was lost. Closing the iterator early cancels the
+        request and frees its blocks.
         """
         ...
 
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether a request would be computed at once."""
+        ...
+
+    def check(self) -> None:
+        """Raises why new requests are not taken now."""
+        ...
 
     async def view(self) -> ClusterView: ...
 

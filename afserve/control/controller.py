@@ -50,6 +50,7 @@ from afserve.control.membership.recovery import Rules
 from afserve.control.membership.state import Assign, Membership, same_everywhere
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import (
+    AttentionNodes,
     FromNode,
     Identity,
     Progress,
@@ -108,6 +109,7 @@ class Controller:
         self.on_query: Callable[[Query], Awaitable[QueryAnswer]] = _unknown
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
+        self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
         self._token = token
@@ -120,6 +122,7 @@ class Controller:
         self._settled = asyncio.Event()
         self._drained = asyncio.Event()
         self._stopping = False
+        self._attending = AttentionNodes()
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -304,12 +307,24 @@ class Controller:
             return
         for effect in self.membership.on(event, self._clock.now()):
             self._carry_out(effect)
+        self._tell_gateways()
+
+    def _tell_gateways(self) -> None:
+        """Who attends, whenever that has changed."""
+        if (attending := self.members.attention_nodes()) == self._attending:
+            return
+        self._attending = attending
+        self.on_attention(attending)
+        for gateway in self.members.of(Role.GATEWAY):
+            self._tell(gateway.id, attending)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Admit(connection, member, assigned):
                 stream = self._streams[member] = self._joining.pop(connection)
                 stream.put(assigned)
+                if member.node.role is Role.GATEWAY:
+                    stream.put(self._attending)
                 stream.admitted.set_result(member)
             case Refuse(connection, error):
                 self._joining.pop(connection).admitted.set_exception(error)

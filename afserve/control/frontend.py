@@ -1,22 +1,21 @@
-"""The `Backend` of the HTTP server over real processes: picks an attention node, streams its events back.
+"""The `Backend` of the HTTP server over real processes: opens requests at its gateway, streams their events back.
 
-Closing the iterator of `generate` early cancels the request on its node. It knows no HTTP and no text.
+Closing the iterator of `generate` early cancels the request wherever it is. It knows no HTTP and no text.
 """
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from afserve.control.affinity import Affinity
 from afserve.control.backend import ClusterView, ServedModel
 from afserve.control.gateway import Gateway
 from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
-from afserve.control.requests import Request
-from afserve.control.wire.values import Cancel, Submit
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.errors import OverloadedError
+from afserve.errors import UnavailableError
 from afserve.member import NodeId, attention_node
 from afserve.trace import Trace
+
+_RETRY_SECONDS = 2.0
 
 
 class Frontend:
@@ -34,11 +33,10 @@ class Frontend:
         self._gateway = gateway
         self._drawn = RequestTrace(trace)
         self._accepting = True
-        self._nodes = queries.attention_nodes
-        self._affinity = Affinity(self._nodes, queries.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        opened, drawn = self._submit(request), self._drawn.begin()
+        self.check()
+        opened, drawn = self._gateway.open(request), self._drawn.begin()
         try:
             while True:
                 event = await opened.get()
@@ -48,17 +46,33 @@ class Frontend:
                     return
         finally:
             drawn.end()
-            self._finish(opened)
+            self._gateway.close(opened)
 
     def ready(self) -> bool:
-        return self._accepting and self._queries.ready and self._gateway.is_attended(self._nodes)
+        return (
+            self._accepting and self._queries.ready and self._gateway.attended and not self._gateway.refusing
+        )
+
+    def check(self) -> None:
+        """A request that finds no node for the moment is taken: it waits for one."""
+        self._queries.check()
+        if not (self._accepting and self._queries.ready):
+            raise UnavailableError(
+                "the server is starting or stopping and takes no requests now", retry_after=_RETRY_SECONDS
+            )
+        if self._gateway.refusing:
+            raise UnavailableError(
+                f"no new requests are taken now: {self._gateway.refusing}", retry_after=_RETRY_SECONDS
+            )
 
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""
         self._accepting = False
 
     async def view(self) -> ClusterView:
-        return await self._queries.view()
+        """The cluster's, with what waits and has moved at this gateway."""
+        waiting = len(self._gateway.requests.waiting)
+        return replace(await self._queries.view(), waiting=waiting, moved=self._gateway.moved())
 
     async def placement(self) -> str:
         return await self._queries.placement()
@@ -74,25 +88,8 @@ class Frontend:
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""
-        return [attention_node(index) for index in range(self._nodes) if not self._gateway.is_here(index)]
+        return [attention_node(index) for index in self._gateway.missing()]
 
     async def wait_attended(self) -> None:
         """Returns when every attention node has opened its stream."""
-        await self._gateway.wait_attended(self._nodes)
-
-    def _submit(self, request: GenerationRequest) -> Request:
-        self._queries.check()
-        if not self.ready():
-            raise OverloadedError(
-                "the server is starting or stopping and takes no requests now", retry_after=2.0
-            )
-        load = [self._gateway.requests.on_node(node) for node in range(self._nodes)]
-        opened = self._gateway.requests.open(request, self._affinity.pick(request.prompt_ids, load))
-        submitted = replace(request, handle=opened.number)
-        self._gateway.send(opened.node, Submit(submitted))
-        return opened
-
-    def _finish(self, opened: Request) -> None:
-        if not opened.finished:
-            self._gateway.send(opened.node, Cancel(opened.number))
-        self._gateway.requests.close(opened)
+        await self._gateway.wait_attended()

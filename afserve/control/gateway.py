@@ -1,134 +1,164 @@
 """A gateway's side of the streams that attention nodes open to it: requests go out, tokens come back.
 
-It owns its clients' requests and knows which attention nodes are there. Which should be, and why one is not, is the
-controller's business: a node whose stream broke has a moment to come back, or to be declared lost with a better reason.
+It owns its clients' requests; `homes` decides where each is computed. Which attention nodes there should be is
+the controller's business. This file moves bytes and keeps time.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 
-from afserve.control.requests import Requests
+from afserve.clock import AwakeClock, Clock
+from afserve.control.attendance import Life
+from afserve.control.homes import HomeRules, Homes
+from afserve.control.requests import Request, Requests
 from afserve.control.wire import channel, messages
-from afserve.control.wire.values import Acknowledge, Attend, Refused, ToAttention, Tokens
-from afserve.errors import PeerLost, ProtocolError
-from afserve.member import attention_node
+from afserve.control.wire.values import Attend, AttentionNodes, ToAttention
+from afserve.engine.request import GenerationRequest
+from afserve.errors import AfserveError, ProtocolError, RendezvousError
 
-LOST_SECONDS = 5.0  # longer than the controller waits for the reason of a loss
+_TICK = 0.05
 
 
-@dataclass(slots=True)
 class _Attending:
-    generation: int
-    outbox: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
+    """One stream."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.outbox: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def send(self, value: ToAttention) -> None:
+        self.outbox.put_nowait(messages.encode_to_attention(value))
 
 
 class Gateway:
-    """`handler` is added to a gRPC server: the controller's own, or one of this gateway's process."""
+    """`handler` is added to a gRPC server: the controller's own, or one of this gateway's process.
 
-    def __init__(self, token: str, index: int = 0) -> None:
-        self.requests = Requests(index)
+    `generation` says which life of gateway `index` this is.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        rules: HomeRules | None = None,
+        index: int = 0,
+        generation: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.requests = Requests(index, generation)
+        self._homes = Homes(self.requests, rules or HomeRules(), clock or AwakeClock())
+        self._attendance = self._homes.attendance
         self._token = token
-        self._nodes: dict[int, _Attending] = {}
-        self._changed = asyncio.Condition()
-        self._losing: set[asyncio.Task[None]] = set()
+        self._complete = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
         method = grpc.stream_stream_rpc_method_handler(self._attended)
         return grpc.method_handlers_generic_handler(channel.GATEWAY, {channel.ATTEND: method})
 
-    def is_here(self, node: int) -> bool:
-        return node in self._nodes
+    # ---- requests
 
-    def is_attended(self, nodes: int) -> bool:
-        """Whether attention nodes 0 to `nodes` - 1 are there."""
-        return all(index in self._nodes for index in range(nodes))
+    def open(self, asked: GenerationRequest) -> Request:
+        """It goes to a node at once, or as soon as there is one."""
+        request = self._homes.open(asked)
+        self._keep_time()
+        return request
 
-    async def wait_attended(self, nodes: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.is_attended(nodes))
+    def close(self, request: Request) -> None:
+        """Cancels it where it has not ended."""
+        self._homes.close(request)
 
-    def send(self, node: int, value: ToAttention) -> None:
-        """To a node that is not there, nothing: its requests are answered when it is declared lost."""
-        if (found := self._nodes.get(node)) is not None:
-            found.outbox.put_nowait(messages.encode_to_attention(value))
+    def fail(self, error: AfserveError) -> None:
+        """End every open request with this reason."""
+        self.requests.fail(error)
+
+    def moved(self) -> dict[str, int]:
+        """Requests that went on at another node, by why."""
+        return dict(self._homes.moved)
+
+    # ---- nodes
+
+    @property
+    def refusing(self) -> str:
+        """Why new requests are refused; empty where they are not."""
+        return self._attendance.refusing
+
+    @property
+    def attended(self) -> bool:
+        """Whether any node may be given a request."""
+        return bool(self._attendance.usable())
+
+    def missing(self) -> list[int]:
+        """Attention nodes that the controller named and that have no stream to this gateway."""
+        return self._attendance.missing()
+
+    async def wait_attended(self) -> None:
+        """Returns when every attention node that the controller named, and at least one, has opened its stream."""
+        await self._complete.wait()
+
+    def told(self, value: AttentionNodes) -> None:
+        """By the controller: who attends from now on."""
+        self._homes.told(value)
+        self._look()
 
     def stop(self) -> None:
-        for task in self._losing:
-            task.cancel()
+        """Nothing is moved any more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ---- one stream
 
     async def _attended(self, requests: AsyncIterator[bytes], context: channel.Context) -> None:
         await channel.authenticate(context, self._token)
-        attend = await self._first(requests, context)
-        attending = await self._enter(attend, context)
+        attending = await self._enter(requests, context)
         writer = asyncio.create_task(channel.write(attending.outbox, context))
-        reason = "its stream to the gateway ended"
         try:
             async for data in requests:
-                self._hear(attending, messages.decode_from_attention(data))
-        except ProtocolError as error:
-            reason = error.message
-        finally:
-            writer.cancel()
-            await self._leave(attend.index, attending, reason)
-
-    async def _first(self, requests: AsyncIterator[bytes], context: channel.Context) -> Attend:
-        try:
-            first = messages.decode_from_attention(await anext(requests))
-            if isinstance(first, Attend):
-                return first
-            raise ProtocolError(f"an attention node says first who it is; got {type(first).__name__}")
+                self._homes.heard(attending, messages.decode_from_attention(data))
+                self._keep_time()
+                if not self._attendance.is_present(attending):
+                    return
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
-            raise
+        finally:
+            writer.cancel()
+            self._homes.left(attending)
+            self._look()
 
-    async def _enter(self, attend: Attend, context: channel.Context) -> _Attending:
-        """A later life takes the place of an earlier one, never the other way round."""
-        known = self._nodes.get(attend.index)
-        if known is not None and known.generation > attend.generation:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"{attention_node(attend.index)} has a newer life ({known.generation}) than yours "
-                f"({attend.generation})",
-            )
-        attending = _Attending(attend.generation)
-        async with self._changed:
-            self._nodes[attend.index] = attending
-            self._changed.notify_all()
-        self._lose(attend.index, "its stream to the gateway broke, and it came back without its requests")
+    async def _enter(self, requests: AsyncIterator[bytes], context: channel.Context) -> _Attending:
+        """Whoever does not say first who it is, or has been succeeded, is not let in."""
+        try:
+            first = messages.decode_from_attention(await anext(requests))
+            if not isinstance(first, Attend):
+                raise ProtocolError(f"an attention node says first who it is; got {type(first).__name__}")
+            attending = _Attending(Life(first.index, first.generation))
+            self._homes.entered(attending, first.held)
+        except (ProtocolError, RendezvousError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+            raise
+        self._look()
         return attending
 
-    async def _leave(self, node: int, attending: _Attending, reason: str) -> None:
-        if self._nodes.get(node) is not attending:
-            return
-        async with self._changed:
-            del self._nodes[node]
-            self._changed.notify_all()
-        task = asyncio.create_task(self._lose_soon(node, reason))
-        self._losing.add(task)
-        task.add_done_callback(self._losing.discard)
+    def _look(self) -> None:
+        """Who attends has changed."""
+        if self.attended and not self.missing():
+            self._complete.set()
+        else:
+            self._complete.clear()
+        self._keep_time()
 
-    async def _lose_soon(self, node: int, reason: str) -> None:
-        await asyncio.sleep(LOST_SECONDS)
-        if node not in self._nodes:  # or what is there now is another stream's
-            self._lose(node, reason)
+    # ---- time
 
-    def _lose(self, node: int, reason: str) -> None:
-        """Whatever was on this node has been cancelled there."""
-        self.requests.fail(PeerLost(attention_node(node), reason), node)
+    def _keep_time(self) -> None:
+        if self._timer is None and self._homes.restless and not self._stopped:
+            self._timer = asyncio.get_running_loop().call_later(_TICK, self._tick)
 
-    def _hear(self, attending: _Attending, value: object) -> None:
-        match value:
-            case Tokens(events):
-                ended = self.requests.deliver(events)
-            case Refused(number, error):
-                self.requests.refuse(number, error)
-                ended = (number,)
-            case _:
-                raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
-        if ended:
-            attending.outbox.put_nowait(messages.encode_to_attention(Acknowledge(ended)))
+    def _tick(self) -> None:
+        self._timer = None
+        self._homes.tick()
+        self._keep_time()

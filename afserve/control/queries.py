@@ -14,16 +14,12 @@ from afserve.control.controller import Controller
 from afserve.control.wire import views
 from afserve.control.wire.values import Query, QueryAnswer
 from afserve.errors import AfserveError, ConfigError, DeadlineError
-from afserve.member import Role
 from afserve.placement.placement import Placement
 
 ANSWER_SECONDS = 10.0
 
 
 class Queries(Protocol):
-    attention_nodes: int
-    block_size: int
-
     @property
     def ready(self) -> bool: ...
 
@@ -46,8 +42,6 @@ class OwnQueries:
     """The controller is in this process. `picked` is what the launcher chose and why."""
 
     def __init__(self, controller: Controller, picked: Mapping[str, str], clock: Clock) -> None:
-        self.attention_nodes = controller.deployment.count(Role.ATTENTION)
-        self.block_size = controller.deployment.engine.block_size
         self._controller = controller
         self._picked = picked
         self._clock = clock
@@ -117,9 +111,7 @@ class OwnQueries:
 class DistantQueries:
     """The controller is elsewhere: `send` carries a question to it, `answered` brings what came back."""
 
-    def __init__(self, attention_nodes: int, block_size: int, send: Callable[[Query], None]) -> None:
-        self.attention_nodes = attention_nodes
-        self.block_size = block_size
+    def __init__(self, send: Callable[[Query], None]) -> None:
         self.failure: AfserveError | None = None
         self._send = send
         self._numbers = count(1)

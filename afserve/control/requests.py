@@ -1,25 +1,33 @@
 """The open requests of a gateway: what each asked for, on which node it is, what it has got so far, and who waits.
 
 A request ends with an event that has a finish_reason or with an error; nothing is ever dropped silently. Prompt,
-parameters and tokens so far are enough to go on elsewhere. All of it runs in one event loop and knows no addresses.
+parameters and tokens so far are enough to go on elsewhere. Each time it is given to a node it gets a number of its own,
+so that whatever an earlier one still says is nobody's. All of it runs in one event loop and knows no addresses.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
-from afserve.control.wire.values import first_request
+from afserve.control.attendance import Life
+from afserve.control.wire.values import Submit, first_request
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
 
 
 class Request:
-    """One open request on attention node `node`. `number` is its handle there and on the control plane."""
+    """One open request. `number` is its handle at `home`, the node that computes it; without one it waits.
 
-    def __init__(self, number: int, asked: GenerationRequest, node: int) -> None:
-        self.number = number
+    `last` is where it was before. It waits since `since`, and for its next attempt until `again`.
+    """
+
+    def __init__(self, asked: GenerationRequest) -> None:
         self.asked = asked
-        self.node = node
+        self.number = 0
+        self.home: Life | None = None
+        self.last: Life | None = None
+        self.since = self.again = 0.0
         self.generated: list[int] = []
         self.finished = False
         self._queue: asyncio.Queue[TokenEvent | AfserveError] = asyncio.Queue()
@@ -44,29 +52,71 @@ class Request:
 
 
 class Requests:
-    """All open requests of gateway `index`, by number. An event for a number that was closed meanwhile is ignored."""
+    """All open requests of a gateway, by number where they have a home. An event for an unknown number is ignored."""
 
-    def __init__(self, index: int = 0) -> None:
-        self._open: dict[int, Request] = {}
-        self._load: Counter[int] = Counter()
-        self._next = first_request(index)
+    def __init__(self, index: int = 0, generation: int = 0) -> None:
+        self._placed: dict[int, Request] = {}
+        self._waiting: dict[Request, None] = {}  # the one that has waited longest first
+        self._load: Counter[Life] = Counter()
+        self._next = first_request(index, generation)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._placed) + len(self._waiting)
 
-    def open(self, asked: GenerationRequest, node: int) -> Request:
-        request = Request(self._next, asked, node)
-        self._next += 1
-        self._open[request.number] = request
-        self._load[node] += 1
+    def open(self, asked: GenerationRequest, now: float) -> Request:
+        """It waits for a home."""
+        request = Request(asked)
+        request.since = now
+        self._waiting[request] = None
         return request
 
-    def close(self, request: Request) -> None:
-        if self._open.pop(request.number, None) is not None:
-            self._load[request.node] -= 1
+    def place(self, request: Request, home: Life) -> Submit:
+        """What to tell its new home."""
+        del self._waiting[request]
+        request.number, request.home = self._next, home
+        self._next += 1
+        self._placed[request.number] = request
+        self._load[home] += 1
+        generated = tuple(request.generated)
+        return Submit(replace(request.asked, handle=request.number, generated=generated))
 
-    def on_node(self, node: int) -> int:
-        return self._load[node]
+    def unplace(self, request: Request, since: float) -> None:
+        """It leaves its home and waits for another, since this moment."""
+        self._leave(request)
+        request.since = since
+        self._waiting[request] = None
+
+    def close(self, request: Request) -> None:
+        """May be said again."""
+        self._waiting.pop(request, None)
+        if request.home is not None:
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        assert request.home is not None
+        del self._placed[request.number]
+        self._load[request.home] -= 1
+        if not self._load[request.home]:
+            del self._load[request.home]
+        request.last, request.home = request.home, None
+
+    def homes(self) -> list[Life]:
+        """Those that have requests."""
+        return list(self._load)
+
+    def at(self, home: Life) -> list[Request]:
+        return [request for request in self._placed.values() if request.home == home]
+
+    def load(self, home: Life) -> int:
+        return self._load[home]
+
+    def find(self, number: int) -> Request | None:
+        return self._placed.get(number)
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Those without a home that have not ended, the one that has waited longest first."""
+        return [request for request in self._waiting if not request.finished]
 
     def deliver(self, events: Iterable[TokenEvent]) -> tuple[int, ...]:
         """Returns the numbers that these events end."""
@@ -74,16 +124,11 @@ class Requests:
         for event in events:
             if event.finish_reason is not None:
                 ended.append(event.handle)
-            if (request := self._open.get(event.handle)) is not None:
+            if (request := self._placed.get(event.handle)) is not None:
                 request.put(event)
         return tuple(ended)
 
-    def refuse(self, number: int, error: AfserveError) -> None:
-        if (request := self._open.get(number)) is not None:
+    def fail(self, error: AfserveError) -> None:
+        """End all of them with this reason."""
+        for request in (*self._placed.values(), *self._waiting):
             request.put(error)
-
-    def fail(self, error: AfserveError, node: int | None = None) -> None:
-        """End all of them, or all on one node, with this reason."""
-        for request in self._open.values():
-            if node is None or request.node == node:
-                request.put(error)

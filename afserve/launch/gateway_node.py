@@ -18,6 +18,7 @@ import grpc.aio
 from afserve.control.backend import ServedModel
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
+from afserve.control.homes import home_rules
 from afserve.control.identifying import reading
 from afserve.control.node import worker
 from afserve.control.node.heartbeat import HeartbeatThread
@@ -26,6 +27,7 @@ from afserve.control.queries import DistantQueries
 from afserve.control.wire import channel
 from afserve.control.wire.values import (
     Assigned,
+    AttentionNodes,
     Drain,
     Drained,
     Endpoint,
@@ -123,10 +125,13 @@ class _GatewayNode:
             spec.vocab_size,
             self._options.created,
         )
-        gateway = Gateway(self._stream.token, self._assigned.node.index)
-        queries = DistantQueries(
-            deployment.count(Role.ATTENTION), deployment.engine.block_size, self._stream.send
+        gateway = Gateway(
+            self._stream.token,
+            home_rules(deployment.engine),
+            self._assigned.node.index,
+            self._assigned.generation,
         )
+        queries = DistantQueries(self._stream.send)
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
         frontend = Frontend(queries, gateway, served, trace)
         app = build_app(frontend, Tokenizer.from_folder(self._options.tokenizer), self._options.settings)
@@ -138,7 +143,7 @@ class _GatewayNode:
         self._stream.send(Identity(found))
         await service.text.check()
         obeying = asyncio.create_task(self._obey(queries, gateway, service))
-        attended = asyncio.create_task(self._when_attended(gateway, queries))
+        attended = asyncio.create_task(self._when_attended(gateway))
         try:
             await serve(app, self._sock, self._stop)
             frontend.close()
@@ -153,9 +158,9 @@ class _GatewayNode:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
         queries.check()
 
-    async def _when_attended(self, gateway: Gateway, queries: DistantQueries) -> None:
+    async def _when_attended(self, gateway: Gateway) -> None:
         """Ready is who can pass on a request."""
-        await gateway.wait_attended(queries.attention_nodes)
+        await gateway.wait_attended()
         self._stream.send(Ready(self._heartbeat.resident_bytes()))
 
     async def _listen(self, gateway: Gateway) -> grpc.aio.Server:
@@ -176,6 +181,8 @@ class _GatewayNode:
                     match command:
                         case QueryAnswer():
                             queries.answered(command)
+                        case AttentionNodes():
+                            gateway.told(command)
                         case Serve():
                             queries.serving = True
                         case Drain():
@@ -190,7 +197,7 @@ class _GatewayNode:
         """Open requests are answered with the reason, if there is one; else they had their time to end."""
         queries.failure = error
         if error is not None:
-            gateway.requests.fail(error)
+            gateway.fail(error)
         self._stop.set()
         self._released.set()
 

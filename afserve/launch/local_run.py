@@ -17,6 +17,7 @@ from afserve.control.backend import ServedModel
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
+from afserve.control.homes import home_rules
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
@@ -67,7 +68,7 @@ class LocalRun:
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
         token = read_token(processes.token_file)
-        self._gateway = Gateway(token)
+        self._gateway = Gateway(token, home_rules(topology.deployment.engine))
         self.topology = topology
         self.processes = processes
         self.assignment = assignment
@@ -85,7 +86,8 @@ class LocalRun:
             self._on_its_device,
         )
         self.controller.on_start = self._start_here
-        self.controller.on_failure = self._gateway.requests.fail
+        self.controller.on_failure = self._gateway.fail
+        self.controller.on_attention = self._gateway.told
         self._own = OwnCopy(self._read_own, self.controller.known, clock)
         self.controller.own = self._own
         served = ServedModel(

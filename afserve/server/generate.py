@@ -27,7 +27,7 @@ class Generate:
         service = self._service
         with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
             arrived = service.metrics.clock.now()
-            service.check_ready()
+            service.check()
             prepared = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(prepared, Prepared)

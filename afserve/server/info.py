@@ -79,6 +79,8 @@ class Info:
                 "decisions": list(view.decisions),
                 "moves": view.moves,
                 "routed": view.routed,
+                "waiting": view.waiting,
+                "moved": dict(view.moved),
                 "nodes": [asdict(node) for node in view.nodes],
             }
         )

@@ -131,18 +131,22 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield MetricFamily(
         ("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved
     )
-    yield from _attention([stats for _, stats in attention])
+    yield from _attention([stats for _, stats in attention], view.waiting)
+    moved_on = tuple(Sample(count, (("cause", why),), "_total") for why, count in sorted(view.moved.items()))
+    yield MetricFamily(
+        ("afserve_requests_moved",), "counter", "Requests that went on at another attention node.", moved_on
+    )
     yield from _attention_nodes(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)
 
 
-def _attention(nodes: list[AttentionStats]) -> Iterator[MetricFamily]:
+def _attention(nodes: list[AttentionStats], homeless: int) -> Iterator[MetricFamily]:
     blocks = sum(n.kv_blocks for n in nodes)
     use = sum(n.kv_blocks_used for n in nodes) / blocks if blocks else 0.0
     for name, help, value in (
         ("num_requests_running", "Sequences being generated.", sum(n.running for n in nodes)),
-        ("num_requests_waiting", "Sequences waiting for a place.", sum(n.waiting for n in nodes)),
+        ("num_requests_waiting", "Sequences waiting for a place.", homeless + sum(n.waiting for n in nodes)),
         ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", use),
     ):
         yield gauge(_both(name), help, [((), value)])

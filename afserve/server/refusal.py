@@ -45,7 +45,7 @@ def code_of(error: AfserveError) -> str | None:
         return "model_not_found"
     if isinstance(error, AuthError):
         return "invalid_api_key"
-    if isinstance(error, OverloadedError):
+    if isinstance(error, OverloadedError) and error.status == 429:
         return "rate_limit_exceeded"
     return None
 

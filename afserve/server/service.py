@@ -7,7 +7,7 @@ from afserve.errors import CapacityError
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.generation import Generator
-from afserve.server.inflight import Inflight
+from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.observe import ServerMetrics
 from afserve.server.settings import ServerSettings
 from afserve.server.text_pool import TextPool
@@ -27,7 +27,15 @@ class Service:
     generator: Generator
 
     def check_ready(self) -> None:
-        if self.inflight.draining or not self.backend.ready():
+        """Whether a request would be answered at once."""
+        self.check()
+        if not self.backend.ready():
             raise CapacityError(
                 "not ready: nodes are starting, stopping or lost; try again when /ready answers 200"
             )
+
+    def check(self) -> None:
+        """Raises why new requests are not taken."""
+        if self.inflight.draining:
+            raise DrainingError
+        self.backend.check()

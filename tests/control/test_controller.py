@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +27,8 @@ from afserve.control.queries import OwnQueries
 from afserve.control.wire.values import (
     Assigned,
     Attend,
+    AttentionNodes,
+    AttentionPeer,
     Cancel,
     Drain,
     Drained,
@@ -51,6 +53,7 @@ from afserve.errors import (
     OverloadedError,
     PeerLost,
     RendezvousError,
+    UnavailableError,
 )
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
@@ -88,7 +91,9 @@ class ScriptedNode(threading.Thread):
                 if self.things is not None:
                     stream.send(Identity(self.things))
                 attend = Attend(assigned.node.index, assigned.generation)
-                self.gateways = GatewayStreams(attend, self.address, self.token, stream.deliver)
+                self.gateways = GatewayStreams(
+                    lambda gateway: attend, self.address, self.token, stream.deliver
+                )
                 stream.send(Ready(1 << 20))
                 self.serve(stream)
         except Exception as error:  # noqa: BLE001  told to the test
@@ -96,6 +101,7 @@ class ScriptedNode(threading.Thread):
 
     def serve(self, stream):
         while not self.leave.is_set():
+            self.gateways.redial()
             for command in stream.receive(0.02):
                 self.heard.append(command)
                 match command:
@@ -106,6 +112,8 @@ class ScriptedNode(threading.Thread):
                         stream.send(Drained())
                     case Gateways():
                         self.gateways.update(command)
+                    case FromGateway(gateway, _, None):
+                        self.gateways.lost(gateway)
                     case FromGateway(_, _, Submit(request)):
                         self.answer(request)
 
@@ -129,7 +137,8 @@ async def serving(*, clock=None, rules=None, roles=("attention", "expert"), own=
     """A controller, its frontend and scripted nodes that are on their way."""
     gateway, clock = Gateway(TOKEN), clock or MonotonicClock()
     controller = Controller(RUN, TOKEN, clock, rules=rules)
-    controller.on_failure = gateway.requests.fail
+    controller.on_failure = gateway.fail
+    controller.on_attention = gateway.told
     asked = own(controller, clock) if own else []
     frontend = Frontend(
         OwnQueries(controller, {"why": "because"}, clock), gateway, ServedModel("m", "/m", 64, 9, 0)
@@ -387,27 +396,33 @@ def test_a_lost_node_answers_every_open_request():
     asyncio.run(scenario())
 
 
-def test_a_stream_that_breaks_is_opened_again_and_its_requests_are_answered(monkeypatch):
-    monkeypatch.setattr(
-        "afserve.control.gateway.LOST_SECONDS", 60.0
-    )  # the answer comes sooner: it is back without them
-
+def test_a_stream_that_breaks_is_opened_again_and_a_request_that_was_lost_with_it_is_sent_again():
     async def scenario():
         async with serving() as (controller, frontend, (attention, _)):
             await ready(controller, frontend)
-            open_one = asyncio.create_task(answer(frontend, ask(1, max_tokens=98)))
-            await asyncio.sleep(0.1)
-            attention.gateways._streams[0][1].drop()
-            attention.gateways.lost(0)
-            while frontend.ready():
+            open_one = asyncio.create_task(answer(frontend, ask(1, 2, max_tokens=98)))
+            while not (first := submitted(attention)):
                 await asyncio.sleep(0.01)
-            await asyncio.to_thread(lambda: (time.sleep(0.6), attention.gateways.redial()))
-            await asyncio.wait_for(frontend.wait_attended(), SECONDS)
-            with pytest.raises(PeerLost, match="attention-0: its stream to the gateway"):
-                await asyncio.wait_for(open_one, SECONDS)
+            attention.gateways._streams[0][1].drop()
+            attention.deliver(FromGateway(0, 1, None))
+            while len(again := submitted(attention)) < 2:
+                await asyncio.sleep(0.01)
+            assert again[0] == first[0] and again[1].handle != first[0].handle
+            assert again[1].prompt_ids == (1, 2) and frontend.ready()
+            assert (await frontend.view()).moved == {"stream": 1}
+            attention.answer(replace(again[1], params=SamplingParams()))
+            assert await asyncio.wait_for(open_one, SECONDS) == [1, 2]
             assert await answer(frontend, ask(5)) == [5]
 
     asyncio.run(scenario())
+
+
+def submitted(node):
+    return [
+        value.value.request
+        for value in node.heard
+        if isinstance(value, FromGateway) and isinstance(value.value, Submit)
+    ]
 
 
 def test_an_earlier_life_is_not_let_in():
@@ -416,12 +431,31 @@ def test_an_earlier_life_is_not_let_in():
             await ready(controller, frontend)
             ended = threading.Event()
             old = Stream(nodes[0].address, TOKEN, ATTEND, print, lambda error: ended.set())
-            frontend._gateway._nodes[0].generation = 3
+            frontend._gateway.told(AttentionNodes((AttentionPeer(0, 3, accepting=True),)))
             old.send(Attend(0, 2))
             old.start()
             assert await asyncio.to_thread(ended.wait, SECONDS)
             old.close()
-            assert await answer(frontend, ask(5)) == [5]
+
+    asyncio.run(scenario())
+
+
+def test_new_requests_are_refused_with_the_reason_and_running_ones_go_on():
+    async def scenario():
+        async with serving() as (controller, frontend, (attention, _)):
+            await ready(controller, frontend)
+            open_one = asyncio.create_task(answer(frontend, ask(1, 2, max_tokens=98)))
+            while not submitted(attention):
+                await asyncio.sleep(0.01)
+            there = AttentionNodes((AttentionPeer(0, 0, accepting=True),), "layer 3 has no expert 7")
+            frontend._gateway.told(there)
+            with pytest.raises(UnavailableError, match="layer 3 has no expert 7") as refused:
+                await answer(frontend, ask(1))
+            assert (refused.value.status, refused.value.retry_after) == (503, 2.0) and not frontend.ready()
+            attention.answer(replace(submitted(attention)[0], params=SamplingParams()))
+            assert await asyncio.wait_for(open_one, SECONDS) == [1, 2]
+            frontend._gateway.told(replace(there, refusing=""))
+            assert frontend.ready() and await answer(frontend, ask(5)) == [5]
 
     asyncio.run(scenario())
 

@@ -4,9 +4,11 @@ from collections import deque
 
 import pytest
 
+from afserve.clock import FakeClock
 from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import FromGateway
+from afserve.control.node.kept import Kept, KeptRequests
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
     Acknowledge,
@@ -14,17 +16,21 @@ from afserve.control.wire.values import (
     Drain,
     Drained,
     Gateways,
+    Held,
     Peers,
     Refused,
+    Resume,
     Shutdown,
     Submit,
     Tokens,
     first_request,
 )
-from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.errors import OverloadedError, PeerLost, ProtocolError, RendezvousError
+from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.errors import OverloadedError, PeerError, PeerLost, ProtocolError, RendezvousError
 from afserve.member import attention_node
 from afserve.placement.placement import Placement
+
+GRACE = 5.0
 
 
 class ScriptedStream:
@@ -46,6 +52,8 @@ class ScriptedStream:
 
 class ScriptedGateways:
     """Says what was sent to which gateway, and takes no other life of a stream than the first."""
+
+    waiting = False
 
     def __init__(self):
         self.sent, self.lives = [], {}
@@ -108,9 +116,12 @@ class ScriptedNode:
         self.waited += 1
 
 
-def submit(number, **params):
-    from afserve.engine.request import SamplingParams
+def loop(node, stream, gateways, clock=None):
+    clock = clock or FakeClock()
+    return AttentionLoop(node, stream, gateways, KeptRequests(GRACE, clock), clock=clock)
 
+
+def submit(number, **params):
     return said(Submit(GenerationRequest(number, (1, 2), SamplingParams(**params))))
 
 
@@ -121,7 +132,7 @@ def said(value, gateway=0, life=1):
 def test_all_tokens_of_a_step_travel_in_one_message():
     stream, node = ScriptedStream([submit(1), submit(2)], [], [], [], [Shutdown()]), ScriptedNode()
     gateways = ScriptedGateways()
-    AttentionLoop(node, stream, gateways).run()
+    loop(node, stream, gateways).run()
     steps = gateways.said(Tokens)
     assert [[event.handle for event in step.events] for step in steps] == [[1, 2], [1, 2]]
 
@@ -137,34 +148,32 @@ class QuickNode(ScriptedNode):
         return super().step()
 
 
-def test_tokens_of_short_steps_travel_together_and_none_stays_behind(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("afserve.control.node.attention.time.monotonic", lambda: now[0])
+def test_tokens_of_short_steps_travel_together_and_none_stays_behind():
+    clock = FakeClock(100.0)
     stream = ScriptedStream([submit(1, max_tokens=6)], *[[]] * 6, [Shutdown()])
     receive = stream.receive
 
     def later(timeout):
-        now[0] += 0.0015
+        clock.advance(0.0015)
         return receive(timeout)
 
     stream.receive = later
     gateways = ScriptedGateways()
-    AttentionLoop(QuickNode(), stream, gateways).run()
+    loop(QuickNode(), stream, gateways, clock).run()
     steps = [len(value.events) for value in gateways.said(Tokens)]
     assert steps == [1, 3, 2], "the first at once, then what 4 ms gathered, and the end at the end"
 
 
-def test_a_cancelled_request_leaves_no_token_of_others_behind(monkeypatch):
-    monkeypatch.setattr("afserve.control.node.attention.time.monotonic", lambda: 100.0)
+def test_a_cancelled_request_leaves_no_token_of_others_behind():
     stream = ScriptedStream([submit(1, max_tokens=9)], [], [said(Cancel(1))], [Shutdown()])
     gateways = ScriptedGateways()
-    AttentionLoop(QuickNode(), stream, gateways).run()
+    loop(QuickNode(), stream, gateways, FakeClock(100.0)).run()
     assert [len(value.events) for value in gateways.said(Tokens)] == [1, 1]
 
 
 def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     stream, node = ScriptedStream([], [submit(1)], [], [], [], [Shutdown()]), ScriptedNode()
-    AttentionLoop(node, stream, ScriptedGateways()).run()
+    loop(node, stream, ScriptedGateways()).run()
     assert node.waited == 1
     assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
 
@@ -172,7 +181,7 @@ def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
 def test_a_refusal_names_the_request_and_harms_no_other():
     stream, node = ScriptedStream([submit(1), submit(2, max_tokens=99)], [], [], [Shutdown()]), ScriptedNode()
     gateways = ScriptedGateways()
-    AttentionLoop(node, stream, gateways).run()
+    loop(node, stream, gateways).run()
     refused = gateways.said(Refused)
     assert [(value.request, type(value.error)) for value in refused] == [(2, OverloadedError)]
     assert gateways.said(Tokens)
@@ -189,7 +198,7 @@ def test_cancel_then_drain():
         [Shutdown()],
     )
     node = ScriptedNode()
-    AttentionLoop(node, stream, ScriptedGateways()).run()
+    loop(node, stream, ScriptedGateways()).run()
     assert node.cancelled == [1]
     assert stream.sent.count(Drained()) == 1
     assert isinstance(stream.sent[-1], Drained)
@@ -197,51 +206,121 @@ def test_cancel_then_drain():
 
 def test_a_broken_stream_ends_the_loop():
     with pytest.raises(PeerLost, match="controller"):
-        AttentionLoop(ScriptedNode(), ScriptedStream([submit(1)], []), ScriptedGateways()).run()
+        loop(ScriptedNode(), ScriptedStream([submit(1)], []), ScriptedGateways()).run()
 
 
 def test_a_command_out_of_place_is_refused():
     with pytest.raises(ProtocolError, match="Peers"):
-        AttentionLoop(ScriptedNode(), ScriptedStream([Peers(())]), ScriptedGateways()).run()
+        loop(ScriptedNode(), ScriptedStream([Peers(())]), ScriptedGateways()).run()
 
 
 def test_each_gateway_gets_its_own_requests_tokens():
     first, second = first_request(0), first_request(1)
     stream = ScriptedStream([submit(first), said(submit(second).value, 1)], [], [], [], [Shutdown()])
     gateways = ScriptedGateways()
-    AttentionLoop(ScriptedNode(), stream, gateways).run()
+    loop(ScriptedNode(), stream, gateways).run()
     to = {gateway: [e.handle for e in value.events] for gateway, value in gateways.sent}
     assert to == {0: [first], 1: [second]}
 
 
-def test_a_gateway_that_is_gone_takes_its_requests_along_and_no_others():
+def after(clock, seconds, *commands):
+    """A batch that arrives when so much time has passed."""
+
+    class Late(list):
+        def __iter__(self):
+            clock.advance(seconds)
+            return super().__iter__()
+
+    return Late(commands)
+
+
+def test_a_gateway_that_stays_away_takes_its_requests_along_and_no_others():
     first, second = first_request(0), first_request(1)
+    clock = FakeClock()
     stream = ScriptedStream(
-        [submit(first), said(submit(second).value, 1)],
+        [submit(first, max_tokens=9), said(submit(second, max_tokens=9).value, 1)],
         [said(None, 1)],
-        [said(submit(7).value, 1)],
+        after(clock, GRACE - 0.1, said(submit(7).value, 1)),
+        after(clock, 0.2),
         [Shutdown()],
     )
-    node, gateways = ScriptedNode(), ScriptedGateways()
-    AttentionLoop(node, stream, gateways).run()
+    node, gateways = QuickNode(), ScriptedGateways()
+    loop(node, stream, gateways, clock).run()
     assert node.cancelled == [second]
     assert 7 not in node.left, "an earlier stream's request was taken"
+    assert first in node.left
 
 
 def test_a_gateway_that_the_controller_names_no_more_is_left():
+    clock = FakeClock()
+    one = first_request(1)
     stream = ScriptedStream(
-        [Gateways(((0, ""), (1, "a")))], [submit(first_request(1))], [Gateways(((0, ""),))], [Shutdown()]
+        [Gateways(((0, ""), (1, "a")))],
+        [said(Submit(GenerationRequest(one, (1,), SamplingParams(max_tokens=9))), 1)],
+        [Gateways(((0, ""),))],
+        after(clock, GRACE + 0.1),
+        [Shutdown()],
     )
-    node = ScriptedNode()
-    AttentionLoop(node, stream, ScriptedGateways()).run()
-    assert node.cancelled == [first_request(1)]
+    node = QuickNode()
+    loop(node, stream, ScriptedGateways(), clock).run()
+    assert node.cancelled == [one]
+
+
+def test_a_gateway_that_is_back_is_told_what_it_missed_and_each_token_once():
+    gateways = ScriptedGateways()
+    stream = ScriptedStream(
+        [submit(1, max_tokens=6)],
+        [],
+        [said(None)],
+        [],
+        [said(Resume(1, 1), life=2)],
+        [],
+        [Shutdown()],
+    )
+    one = loop(QuickNode(), stream, gateways)
+    one.run()
+    told = [event for value in gateways.said(Tokens) for event in value.events]
+    assert [len(event.token_ids) for event in told] == [1, 3, 1, 1], "one before, three missed, and each step"
+    assert told[-1].finish_reason == "length"
+    assert one._kept.held(0) == (Held(1, 6),), "kept until its end is acknowledged"
+
+
+def test_what_is_not_held_cannot_be_gone_on_with():
+    gateways = ScriptedGateways()
+    stream = ScriptedStream([said(Resume(4, 0))], [submit(1)], [said(Resume(1, 9))], [Shutdown()])
+    loop(ScriptedNode(), stream, gateways).run()
+    assert [(value.request, type(value.error)) for value in gateways.said(Refused)] == [
+        (4, PeerError),
+        (1, PeerError),
+    ]
+
+
+def test_a_refusal_is_said_again_to_a_gateway_that_is_back():
+    gateways = ScriptedGateways()
+    stream = ScriptedStream(
+        [submit(2, max_tokens=99)], [said(None)], [said(Resume(2, 0), life=2)], [Shutdown()]
+    )
+    loop(ScriptedNode(), stream, gateways).run()
+    assert [value.request for value in gateways.said(Refused)] == [2, 2]
+
+
+def test_an_answer_that_began_elsewhere_is_counted_from_its_beginning():
+    kept = Kept(base=3)
+    assert kept.since(3) is None
+    logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in (5, 6))
+    kept.add(TokenEvent(1, (5, 6), logprobs=logprobs, cached_tokens=4))
+    kept.add(TokenEvent(1, (), "error", error="spoiled"))
+    assert kept.count == 5
+    assert kept.since(3) == TokenEvent(1, (5, 6), "error", None, logprobs, (), 4, "spoiled")
+    assert kept.since(4) == TokenEvent(1, (6,), "error", None, logprobs[1:], (), 0, "spoiled")
+    assert kept.since(5) == TokenEvent(1, (), "error", error="spoiled")
 
 
 def test_drained_is_said_when_the_last_end_has_been_acknowledged():
     quiet = [[] for _ in range(8)]
     for late in ([], [said(Acknowledge((1,)))]):
         stream = ScriptedStream([submit(1), Drain()], *quiet, late, [], [Shutdown()])
-        AttentionLoop(ScriptedNode(), stream, ScriptedGateways()).run()
+        loop(ScriptedNode(), stream, ScriptedGateways()).run()
         assert stream.sent.count(Drained()) == bool(late)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.control.affinity import Affinity
+from afserve.control.attendance import Life
 from afserve.control.membership.members import Members, State
 from afserve.control.requests import Requests
 from afserve.control.wire.values import PROTOCOL, Endpoint, Register, gateway_of
@@ -133,12 +134,16 @@ def test_says_who_is_missing_and_who_is_slow():
 
 
 ASKED = GenerationRequest(0, (1, 2))
+HERE, THERE = Life(0, 0), Life(1, 3)
 
 
 def test_a_request_gives_its_own_events_and_keeps_what_it_got():
     async def scenario():
         requests = Requests()
-        first, second = requests.open(ASKED, 0), requests.open(ASKED, 1)
+        first, second = requests.open(ASKED, 0.0), requests.open(ASKED, 0.0)
+        assert requests.waiting == [first, second] and len(requests) == 2
+        for request, home in ((first, HERE), (second, THERE)):
+            assert requests.place(request, home).request.handle == request.number
         ended = requests.deliver(
             [TokenEvent(2, (5,)), TokenEvent(1, (6, 7), "stop"), TokenEvent(77, (1,), "stop")]
         )
@@ -147,43 +152,65 @@ def test_a_request_gives_its_own_events_and_keeps_what_it_got():
         assert (event.token_ids, first.finished) == ((6, 7), True)
         assert (await second.get()).token_ids == (5,)
         assert (first.generated, second.generated) == ([6, 7], [5])
-        assert (requests.on_node(0), requests.on_node(1)) == (1, 1)
-        requests.fail(PeerLost("attention-0", "gone"), 0)
-        assert not second.finished
+        assert (requests.load(HERE), requests.load(THERE)) == (1, 1)
         requests.fail(PeerLost("expert-0", "gone"))
         with pytest.raises(PeerLost, match="expert-0: gone"):
             await second.get()
         for request in (first, second, second):
             requests.close(request)
-        assert len(requests) == 0 and requests.on_node(1) == 0
+        assert len(requests) == 0 and requests.homes() == []
 
     asyncio.run(scenario())
 
 
-def test_no_two_gateways_give_out_the_same_number():
-    opened = [Requests(index).open(ASKED, 0).number for index in range(4)]
-    assert len(set(opened)) == 4 and [gateway_of(number) for number in opened] == [0, 1, 2, 3]
+def test_a_request_that_moves_has_another_number_and_what_it_got_so_far():
+    async def scenario():
+        requests = Requests()
+        request = requests.open(ASKED, 0.0)
+        first = requests.place(request, HERE).request
+        requests.deliver([TokenEvent(first.handle, (5, 6))])
+        requests.unplace(request, 3.0)
+        assert (request.home, request.last, request.since, requests.waiting) == (None, HERE, 3.0, [request])
+        second = requests.place(request, THERE).request
+        assert second.handle != first.handle and second.generated == (5, 6)
+        requests.deliver([TokenEvent(first.handle, (9,)), TokenEvent(second.handle, (7,), "stop")])
+        assert request.generated == [5, 6, 7] and request.finished
+
+    asyncio.run(scenario())
+
+
+def test_no_two_gateways_and_no_two_lives_give_out_the_same_number():
+    def number(index, life):
+        requests = Requests(index, life)
+        return requests.place(requests.open(ASKED, 0.0), HERE).request.handle
+
+    opened = [number(index, life) for index in range(4) for life in range(3)]
+    assert len(set(opened)) == 12 and [gateway_of(one) for one in opened] == [i // 3 for i in range(12)]
 
 
 def test_equal_beginnings_share_a_node_until_it_is_too_busy():
-    affinity = Affinity(3, 4)
+    affinity = Affinity(4)
     system = list(range(12))
-    home = affinity.pick([*system, 90], [0, 0, 0])
-    load = [0, 0, 0]
+    home = affinity.pick([*system, 90], {0: 0, 1: 0, 2: 0})
+    load = {0: 0, 1: 0, 2: 0}
     load[home] = 3
     assert affinity.pick([*system, 91, 92], load) == home
     load[home] = 50
     other = affinity.pick([*system, 93], load)
     assert other != home
     assert affinity.pick([1, 2], load) != home  # too short for a block: the least busy one
+    del load[other]
+    assert affinity.pick([*system, 93], load) in load  # where it was is not there any more
+    assert affinity.pick([*system, 93], {7: 99}) == 7
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=20), st.integers(0, 2)), max_size=60))
 def test_affinity_never_overloads_a_node(requests):
-    affinity, load = Affinity(3, 4), [0, 0, 0]
+    affinity, load = Affinity(4), {0: 0, 1: 0, 2: 0}
     for prompt, ends in requests:
         load[affinity.pick(prompt, load)] += 1
-        assert max(load) <= max(min(load) + 5, min(load) * 1.5 + 1)
-        if min(load):
-            load = [count - 1 for count in load]
+        most, least = max(load.values()), min(load.values())
+        assert most <= max(least + 5, least * 1.5 + 1)
+        if least:
+            load = {node: count - 1 for node, count in load.items()}
         del ends

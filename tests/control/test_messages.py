@@ -18,6 +18,8 @@ from afserve.control.wire.values import (
     Adopt,
     Assigned,
     Attend,
+    AttentionNodes,
+    AttentionPeer,
     Cancel,
     Drain,
     Drained,
@@ -27,6 +29,7 @@ from afserve.control.wire.values import (
     FillSlots,
     Gateways,
     Heartbeat,
+    Held,
     Identity,
     Peers,
     Progress,
@@ -35,6 +38,7 @@ from afserve.control.wire.values import (
     Ready,
     Refused,
     Register,
+    Resume,
     Retire,
     Routed,
     Shutdown,
@@ -71,13 +75,15 @@ FROM_NODE = [
     Query(3, "view", b"\x00\xff"),
     Stuck(2, 1, 1.25),
 ]
-FROM_ATTENTION = [Attend(3, 7), Tokens(())]
-TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(())]
+FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0))), Tokens(())]
+TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
 TO_NODE = [
     Assigned(expert_node(1), 4, RUN),
     Peers((ExpertPeer(0, 0, "a"), ExpertPeer(2, 4, "b"))),
     Peers(),
     Gateways(((0, ""), (3, "host:1"))),
+    AttentionNodes((AttentionPeer(0, 3, True), AttentionPeer(2, 0, False)), "layer 3 has no expert 7"),
+    AttentionNodes(),
     QueryAnswer(3, b"abc"),
     Drain(),
     Shutdown(),

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from afserve.control.backend import ClusterView, NodeView, ServedModel
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.errors import AfserveError, ConfigError
+from afserve.errors import AfserveError, ConfigError, UnavailableError
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings
@@ -90,6 +90,10 @@ class ScriptedBackend:
     def ready(self) -> bool:
         return self.is_ready
 
+    def check(self) -> None:
+        if not self.is_ready:
+            raise UnavailableError("the server is not ready: it is starting", retry_after=2.0)
+
     async def view(self) -> ClusterView:
         said = ("2 s ago: move, 1.300 is over 1.080: 4 moves reach 1.020",)
         return ClusterView(
@@ -100,6 +104,8 @@ class ScriptedBackend:
             decisions=said,
             moves=4,
             routed=self.routed,
+            waiting=2,
+            moved={"lost": 3},
         )
 
     async def placement(self) -> str:

@@ -32,7 +32,7 @@ def test_over_http(http, server, nodes):
     seen = parse(reply.text)
     for prefix in ("afserve_", "vllm:"):
         assert seen[prefix + "num_requests_running", ()] == 2
-        assert seen[prefix + "num_requests_waiting", ()] == 1
+        assert seen[prefix + "num_requests_waiting", ()] == 3, "on nodes, and for one"
         assert seen[prefix + "kv_cache_usage_perc", ()] == 0.25
         assert seen[prefix + "prefix_cache_queries_total", ()] == 10
         assert seen[prefix + "prefix_cache_hits_total", ()] == 4
@@ -43,6 +43,7 @@ def test_over_http(http, server, nodes):
         assert seen[prefix + "e2e_request_latency_seconds_count", ()] >= 1
         assert seen[prefix + "request_success_total", (("finished_reason", "stop"),)] >= 1
     assert seen["afserve_expert_rows_total", (("expert", "0"), ("layer", "0"))] == 6
+    assert seen["afserve_requests_moved_total", (("cause", "lost"),)] == 3
     assert seen["afserve_layer_expert_skew", (("layer", "0"),)] == 1.5
     assert seen["afserve_expert_node_rows_total", (("node", "expert-0"),)] == 40
     for name in ("dispatches", "busy_seconds", "parked_seconds", "under_way_seconds"):

@@ -11,6 +11,8 @@ from enum import StrEnum
 from afserve.control.membership.events import MemberId
 from afserve.control.wire.values import (
     PROTOCOL,
+    AttentionNodes,
+    AttentionPeer,
     Endpoint,
     ExpertPeer,
     Gateways,
@@ -225,6 +227,13 @@ class Members:
         own = ((OWN_GATEWAY, ""),) if self._own_gateway else ()
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
+
+    def attention_nodes(self) -> AttentionNodes:
+        """For gateways: who serves, and who of them takes what is new."""
+        serving = (member for member in self.of(Role.ATTENTION) if member.serving)
+        return AttentionNodes(
+            tuple(AttentionPeer(m.node.index, m.id.generation, m.state is State.READY) for m in serving)
+        )
 
     def peers(self, *, settled: bool) -> Peers | None:
         """The expert nodes that rows may be sent to. Before the run has settled all of them, or None.

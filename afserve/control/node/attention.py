@@ -1,16 +1,17 @@
 """An attention node as a process: requests come from the gateways, events go back, one message per step and gateway.
 
 It blocks where there is nothing to do: on its inbox while idle, on the link while replies are in flight. A request's id
-tells whose it is. The node keeps a request until its gateway has acknowledged the end of it.
+tells whose it is. The node keeps a request until its gateway has acknowledged the end of it, or has been away too long.
 """
 
 import gc
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from afserve.clock import AwakeClock, Clock, MonotonicClock
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.kept import KeptRequests
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
@@ -28,6 +29,7 @@ from afserve.control.wire.values import (
     Peers,
     Ready,
     Refused,
+    Resume,
     Shutdown,
     Submit,
     ToAttention,
@@ -40,6 +42,7 @@ from afserve.errors import AfserveError, ProtocolError
 from afserve.placement.placement import Placement
 
 PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
+_DIALLING = 0.05  # of an idle node that has a gateway to call again
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
 _TOGETHER = (
     0.004  # tokens of steps shorter than this go out in one message: each costs a tenth of such a step
@@ -70,11 +73,15 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     node, close = build_attention(assigned, progress, meet(stream), tell)
     report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     freeze_heap()
-    attend = Attend(assigned.node.index, assigned.generation)
+    kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
+
+    def attend(gateway: int) -> Attend:
+        return Attend(assigned.node.index, assigned.generation, kept.held(gateway))
+
     gateways = GatewayStreams(attend, stream.address, stream.token, stream.deliver)
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
-        AttentionLoop(node, stream, gateways, report).run()
+        AttentionLoop(node, stream, gateways, kept, report).run()
     finally:
         gateways.close()
         close()
@@ -107,46 +114,67 @@ class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
 
     def __init__(
-        self, node: AttentionEngine, stream: ControlStream, gateways: GatewayStreams, report: Report = silent
+        self,
+        node: AttentionEngine,
+        stream: ControlStream,
+        gateways: GatewayStreams,
+        kept: KeptRequests,
+        report: Report = silent,
+        clock: Clock | None = None,
     ) -> None:
         self._node = node
         self._stream = stream
         self._gateways = gateways
         self._report = report
-        self._open: set[int] = set()  # requests whose end no gateway has acknowledged
+        self._clock = clock or MonotonicClock()
+        self._kept = kept
         self._running = True
         self._was_busy = False
         self._draining = False
         self._adopting: int | None = None
         self._unsent: list[TokenEvent] = []
-        self._sent = 0.0
+        self._sent = float("-inf")
 
     def run(self) -> None:
         while self._running:
-            busy = self._node.busy
-            if not busy:
-                self._flush()
-            if busy is self._was_busy:
-                self._report()
-            else:
-                self._was_busy = busy
-                self._report(soon=True)  # /metrics shows at once that requests run, or that none does
-            self._gateways.redial()
-            for command in self._stream.receive(0.0 if self._node.busy else _IDLE):
-                self._obey(command)
-            if self._adopting is not None and self._node.settled:
-                self._stream.send(Adopted(self._adopting))
-                self._adopting = None
-            if self._node.busy:
-                self._step()
-            elif self._draining and not self._open:
-                self._draining = False
-                self._report(at_once=True)
-                self._stream.send(Drained())
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what has arrived, and one step."""
+        self._report_turn()
+        self._gateways.redial()
+        for command in self._stream.receive(self._patience()):
+            self._obey(command)
+        for number in self._kept.orphans():
+            self._drop(number)
+        if self._adopting is not None and self._node.settled:
+            self._stream.send(Adopted(self._adopting))
+            self._adopting = None
+        if self._node.busy:
+            self._step()
+        elif self._draining and not self._kept:
+            self._draining = False
+            self._report(at_once=True)
+            self._stream.send(Drained())
+
+    def _report_turn(self) -> None:
+        busy = self._node.busy
+        if not busy:
+            self._flush()
+        if busy is self._was_busy:
+            self._report()
+        else:
+            self._was_busy = busy
+            self._report(soon=True)  # /metrics shows at once that requests run, or that none does
+
+    def _patience(self) -> float:
+        if self._node.busy:
+            return 0.0
+        return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
-        self._unsent += self._node.step()
-        if self._node.stalled or time.monotonic() - self._sent >= _TOGETHER:
+        self._unsent += [event for event in self._node.step() if self._kept.add(event)]
+        if self._node.stalled or self._clock.now() - self._sent >= _TOGETHER:
             self._flush()
         if self._node.stalled:
             self._node.wait(_PARKED)
@@ -156,7 +184,7 @@ class AttentionLoop:
             for gateway, events in _by_gateway(self._unsent).items():
                 self._gateways.send(gateway, Tokens(tuple(events)))
             self._unsent.clear()
-            self._sent = time.monotonic()
+            self._sent = self._clock.now()
 
     def _obey(self, command: ToNode | FromGateway) -> None:
         match command:
@@ -165,7 +193,7 @@ class AttentionLoop:
                     self._serve(command.gateway, command.value)
             case Gateways():
                 for gateway in self._gateways.update(command):
-                    self._forget(gateway)
+                    self._left(gateway)
             case Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
@@ -177,32 +205,45 @@ class AttentionLoop:
                 raise ProtocolError(f"an attention node does not take {type(command).__name__} now")
 
     def _serve(self, gateway: int, value: ToAttention | None) -> None:
+        if value is None:
+            self._gateways.lost(gateway)
+            self._left(gateway)
+            return
+        self._kept.is_back(gateway)
         match value:
             case Submit(request):
                 self._submit(gateway, request)
             case Cancel(number):
-                self._open.discard(number)
-                self._node.cancel(number)
+                self._drop(number)
             case Acknowledge(numbers):
-                self._open.difference_update(numbers)
-            case None:
-                self._gateways.lost(gateway)
-                self._forget(gateway)
+                for number in numbers:
+                    self._kept.close(number)
+            case Resume(number, start):
+                self._resume(gateway, number, start)
 
-    def _forget(self, gateway: int) -> None:
-        """A gateway has gone, and its clients with it."""
-        for number in [number for number in self._open if gateway_of(number) == gateway]:
-            self._open.discard(number)
-            self._node.cancel(number)
+    def _left(self, gateway: int) -> None:
+        """Its requests go on: it may be back soon, and is then told what it has missed."""
+        self._kept.left(gateway)
+        self._unsent = [event for event in self._unsent if gateway_of(event.handle) != gateway]
+
+    def _drop(self, number: int) -> None:
+        self._kept.close(number)
+        self._node.cancel(number)
+
+    def _resume(self, gateway: int, number: int, start: int) -> None:
+        missed = self._kept.resume(number, start)
+        if missed is not None:
+            self._gateways.send(gateway, missed if isinstance(missed, Refused) else Tokens((missed,)))
 
     def _submit(self, gateway: int, request: GenerationRequest) -> None:
         number = request.handle
-        if number in self._open:
+        if number in self._kept:
             return  # said twice
-        self._open.add(number)
+        self._kept.open(request)
         try:
             self._node.submit(request)
         except AfserveError as error:
+            self._kept.refuse(number, error)
             self._gateways.send(gateway, Refused(number, error))
 
 

@@ -26,11 +26,14 @@ class FromGateway:
 
 
 class GatewayStreams:
-    """All calls but `deliver` come from the node's own thread. `home` is the controller's address."""
+    """All calls but `deliver` come from the node's own thread. `home` is the controller's address.
+
+    `attend` makes the first message of a stream to a gateway.
+    """
 
     def __init__(
         self,
-        attend: Attend,
+        attend: Callable[[int], Attend],
         home: str,
         token: str,
         deliver: Callable[[FromGateway], None],
@@ -41,10 +44,11 @@ class GatewayStreams:
         self._wanted: dict[int, str] = {}
         self._streams: dict[int, tuple[int, Stream[FromAttention, ToAttention]]] = {}
         self._again: dict[int, float] = {}
+        self._dialled: dict[int, float] = {}
         self._lives = 0
 
     def update(self, value: Gateways) -> list[int]:
-        """From now on these are the gateways; returns those that were left."""
+        """From now on these are the gateways, called by the next `redial`; returns those that were left."""
         wanted = {index: address or self._home for index, address in value.gateways}
         left = [index for index, address in self._wanted.items() if wanted.get(index) != address]
         self._wanted = wanted
@@ -52,7 +56,7 @@ class GatewayStreams:
             self._close(index)
         for index in wanted:
             if index not in self._streams:
-                self._dial(index)
+                self._again.setdefault(index, self._clock.now())
         return left
 
     def is_of_now(self, value: FromGateway) -> bool:
@@ -60,10 +64,15 @@ class GatewayStreams:
         return life == value.life
 
     def lost(self, gateway: int) -> None:
-        """Its stream has ended; `redial` tries again."""
+        """Its stream has ended; `redial` tries again, at once where the last attempt was long ago."""
         self._close(gateway)
         if gateway in self._wanted:
-            self._again[gateway] = self._clock.now() + _AGAIN_SECONDS
+            self._again[gateway] = max(self._clock.now(), self._dialled[gateway] + _AGAIN_SECONDS)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `redial` has something to do soon."""
+        return bool(self._again)
 
     def redial(self) -> None:
         """Called once per turn of the loop; does something only where a stream is missing."""
@@ -73,7 +82,7 @@ class GatewayStreams:
                 self._dial(gateway)
 
     def send(self, gateway: int, value: FromAttention) -> None:
-        """To a gateway that has gone, nothing: its requests were cancelled then."""
+        """To a gateway that has gone, nothing: it is told when it is back."""
         if (found := self._streams.get(gateway)) is not None:
             found[1].send(value)
 
@@ -85,6 +94,7 @@ class GatewayStreams:
 
     def _dial(self, gateway: int) -> None:
         self._again.pop(gateway, None)
+        self._dialled[gateway] = self._clock.now()
         self._lives += 1
         life, deliver = self._lives, self._deliver
 
@@ -96,7 +106,7 @@ class GatewayStreams:
 
         stream = Stream(self._wanted[gateway], self._token, ATTEND, arrived, ended)
         self._streams[gateway] = life, stream
-        stream.send(self._attend)
+        stream.send(self._attend(gateway))
         stream.start()
 
     def _close(self, gateway: int) -> None:

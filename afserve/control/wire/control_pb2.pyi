@@ -17,14 +17,16 @@ class FromAttention(_message.Message):
     def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
 class ToAttention(_message.Message):
-    __slots__ = ("submit", "cancel", "acknowledge")
+    __slots__ = ("submit", "cancel", "acknowledge", "resume")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     acknowledge: Acknowledge
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
     __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck")
@@ -57,12 +59,13 @@ class FromNode(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
-    __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "drain", "shutdown", "fill_slots", "adopt", "retire")
+    __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "attention_nodes", "drain", "shutdown", "fill_slots", "adopt", "retire")
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     QUERY_ANSWER_FIELD_NUMBER: _ClassVar[int]
     SERVE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_NODES_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     FILL_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -73,12 +76,13 @@ class ToNode(_message.Message):
     gateways: Gateways
     query_answer: QueryAnswer
     serve: Serve
+    attention_nodes: AttentionNodes
     drain: Drain
     shutdown: Shutdown
     fill_slots: FillSlots
     adopt: Adopt
     retire: Retire
-    def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., query_answer: _Optional[_Union[QueryAnswer, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
+    def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., query_answer: _Optional[_Union[QueryAnswer, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., attention_nodes: _Optional[_Union[AttentionNodes, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol", "version", "role", "index", "pid", "host")
@@ -384,13 +388,49 @@ class GatewayAddress(_message.Message):
     address: str
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
-class Attend(_message.Message):
-    __slots__ = ("index", "generation")
+class AttentionNodes(_message.Message):
+    __slots__ = ("nodes", "refusing")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REFUSING_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[AttentionPeer]
+    refusing: str
+    def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ...) -> None: ...
+
+class AttentionPeer(_message.Message):
+    __slots__ = ("index", "generation", "accepting")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTING_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    accepting: bool
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ...) -> None: ...
+
+class Attend(_message.Message):
+    __slots__ = ("index", "generation", "held")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    generation: int
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("request", "count")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    count: int
+    def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("request", "start")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    start: int
+    def __init__(self, request: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Acknowledge(_message.Message):
     __slots__ = ("requests",)

@@ -21,6 +21,8 @@ from afserve.control.wire.values import (
     Adopted,
     Assigned,
     Attend,
+    AttentionNodes,
+    AttentionPeer,
     Cancel,
     Drain,
     Drained,
@@ -33,6 +35,7 @@ from afserve.control.wire.values import (
     FromNode,
     Gateways,
     Heartbeat,
+    Held,
     Identity,
     Peers,
     Progress,
@@ -41,6 +44,7 @@ from afserve.control.wire.values import (
     Ready,
     Refused,
     Register,
+    Resume,
     Retire,
     Routed,
     Serve,
@@ -392,6 +396,26 @@ def _take_gateways(proto: Proto) -> Gateways:
     return Gateways(tuple((gateway.index, gateway.address) for gateway in proto.gateways))
 
 
+def _put_attention_nodes(value: AttentionNodes, proto: Proto) -> None:
+    proto.refusing = value.refusing
+    for peer in value.nodes:
+        _put_flat(peer, proto.nodes.add())
+
+
+def _take_attention_nodes(proto: Proto) -> AttentionNodes:
+    return AttentionNodes(tuple(_take_flat(AttentionPeer, peer) for peer in proto.nodes), proto.refusing)
+
+
+def _put_attend(value: Attend, proto: Proto) -> None:
+    proto.index, proto.generation = value.index, value.generation
+    for held in value.held:
+        _put_flat(held, proto.held.add())
+
+
+def _take_attend(proto: Proto) -> Attend:
+    return Attend(proto.index, proto.generation, tuple(_take_flat(Held, held) for held in proto.held))
+
+
 def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:
     proto.requests.extend(value.requests)
 
@@ -480,15 +504,17 @@ _TO_NODE: dict[type, Codec] = {
     Retire: _flat("retire", Retire),
     Serve: _flat("serve", Serve),
     Gateways: ("gateways", _put_gateways, _take_gateways),
+    AttentionNodes: ("attention_nodes", _put_attention_nodes, _take_attention_nodes),
     QueryAnswer: ("query_answer", _put_answer, _take_answer),
 }
 _FROM_ATTENTION: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),
     Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
-    Attend: _flat("attend", Attend),
+    Attend: ("attend", _put_attend, _take_attend),
 }
 _TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
     Cancel: _flat("cancel", Cancel),
     Acknowledge: ("acknowledge", _put_acknowledge, lambda p: Acknowledge(tuple(p.requests))),
+    Resume: _flat("resume", Resume),
 }

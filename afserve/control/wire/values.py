@@ -14,7 +14,7 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 # ---- node to controller
@@ -103,11 +103,23 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A request that an attention node keeps. `count` tokens of the answer are there, those it began with included."""
+
+    request: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attend:
-    """The first message of a stream: which attention node this is, in which of its lives."""
+    """The first message of a stream: which attention node this is, in which of its lives, with what of this gateway's.
+
+    The gateway answers each of `held` with `Resume` or `Cancel`; until then the node says nothing about it.
+    """
 
     index: int
     generation: int
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +193,26 @@ class Gateways:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionPeer:
+    """One life of an attention node. One that is not `accepting` gets nothing new, and what it has is moved."""
+
+    index: int
+    generation: int
+    accepting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNodes:
+    """To gateways: all attention nodes that serve. Who is not among them is lost.
+
+    `refusing` says why new requests are refused; empty, they are taken.
+    """
+
+    nodes: tuple[AttentionPeer, ...] = ()
+    refusing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Serve:
     """To gateways: everyone is ready, take requests."""
 
@@ -233,13 +265,14 @@ class Retire:
 
 # ---- gateway to attention node
 
-# The upper bits of a request's number say whose it is, so that no two gateways give out the same.
-_GATEWAY_BITS = 40
+# The upper bits of a request's number say whose it is, so that no two gateways give out the same. Those below say in
+# which life of the gateway: nodes may still keep what an earlier one left.
+_GATEWAY_BITS, _LIFE_BITS, _MOST_LIVES = 40, 28, 1 << 12
 
 
-def first_request(gateway: int) -> int:
+def first_request(gateway: int, generation: int = 0) -> int:
     """The numbers that a gateway gives out begin here."""
-    return (gateway << _GATEWAY_BITS) + 1
+    return (gateway << _GATEWAY_BITS) + (generation % _MOST_LIVES << _LIFE_BITS) + 1
 
 
 def gateway_of(request: int) -> int:
@@ -263,6 +296,14 @@ class Acknowledge:
     requests: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on with a request that the node holds, from token `start` of the answer on."""
+
+    request: int
+    start: int
+
+
 FromNode = (
     Register
     | Endpoint
@@ -278,6 +319,18 @@ FromNode = (
     | Query
     | Stuck
 )
-ToNode = Assigned | Peers | Gateways | Drain | Shutdown | FillSlots | Adopt | Retire | Serve | QueryAnswer
+ToNode = (
+    Assigned
+    | Peers
+    | Gateways
+    | AttentionNodes
+    | Drain
+    | Shutdown
+    | FillSlots
+    | Adopt
+    | Retire
+    | Serve
+    | QueryAnswer
+)
 FromAttention = Attend | Tokens | Refused
-ToAttention = Submit | Cancel | Acknowledge
+ToAttention = Submit | Cancel | Acknowledge | Resume

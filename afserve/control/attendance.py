@@ -1,0 +1,112 @@
+"""Which attention nodes a gateway may use: what the controller says of them, beside the streams that are open.
+
+A node is used while the controller names its life and that life has a stream. A stream that only broke has a grace to
+come back in; a life that is named no more is lost at once. It knows no requests; times are passed in.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from afserve.control.wire.values import AttentionNodes, AttentionPeer, ToAttention
+from afserve.errors import RendezvousError
+from afserve.member import attention_node
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Life:
+    """One life of an attention node."""
+
+    index: int
+    generation: int
+
+    def __str__(self) -> str:
+        return str(attention_node(self.index))
+
+
+class Attending(Protocol):
+    """One stream of an attention node, as its gateway's end."""
+
+    life: Life
+
+    def send(self, value: ToAttention) -> None: ...
+
+
+class Attendance:
+    """`grace` in seconds is what a broken stream may take to come back."""
+
+    def __init__(self, grace: float) -> None:
+        self.refusing = ""
+        self._grace = grace
+        self._told: dict[int, AttentionPeer] = {}
+        self._streams: dict[int, Attending] = {}
+        self._broken: dict[Life, float] = {}  # when
+
+    def told(self, value: AttentionNodes) -> None:
+        self.refusing = value.refusing
+        self._told = {peer.index: peer for peer in value.nodes}
+
+    def entered(self, stream: Attending) -> None:
+        """It takes the place of an earlier stream. Raises RendezvousError where a later life of the node is known."""
+        life = stream.life
+        newest = max(self._generations(life.index), default=0)
+        if newest > life.generation:
+            raise RendezvousError(
+                f"{life} has a newer life ({newest}) than yours ({life.generation}); start it anew"
+            )
+        self._streams[life.index] = stream
+        self._broken.pop(life, None)
+
+    def left(self, stream: Attending, now: float) -> None:
+        """Nothing where another stream has taken its place."""
+        if self.is_present(stream):
+            del self._streams[stream.life.index]
+            self._broken[stream.life] = now
+
+    def is_present(self, stream: Attending) -> bool:
+        """What an earlier stream of the same node still says is nobody's."""
+        return self._streams.get(stream.life.index) is stream
+
+    def stream(self, life: Life) -> Attending | None:
+        found = self._streams.get(life.index)
+        return found if found is not None and found.life == life else None
+
+    def usable(self) -> list[Life]:
+        """Those that may be given requests."""
+        lives = (Life(peer.index, peer.generation) for peer in self._told.values() if peer.accepting)
+        return [life for life in lives if self.stream(life) is not None]
+
+    def is_draining(self, life: Life) -> bool:
+        peer = self._told.get(life.index)
+        return peer is not None and not peer.accepting
+
+    def why_lost(self, life: Life, now: float) -> str:
+        """Why what it has must go on elsewhere; empty where it may stay."""
+        peer = self._told.get(life.index)
+        if peer is None or peer.generation != life.generation:
+            return "the controller lost it"
+        if (stream := self._streams.get(life.index)) is not None:
+            return "" if stream.life == life else "it was started anew"
+        away = now - self._broken.get(life, now)
+        return f"its stream broke and did not come back for {away:.1f} s" if away >= self._grace else ""
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether time alone may lose a node: a stream is away."""
+        return bool(self._broken)
+
+    def forget(self, now: float) -> None:
+        """Streams that have been away for long are not looked at any more."""
+        self._broken = {life: at for life, at in self._broken.items() if now - at < 2 * self._grace}
+
+    def missing(self) -> list[int]:
+        """Nodes that accept requests and have no stream."""
+        usable = {life.index for life in self.usable()}
+        return sorted(
+            peer.index for peer in self._told.values() if peer.accepting and peer.index not in usable
+        )
+
+    def _generations(self, index: int) -> list[int]:
+        """Of a node's lives that are known."""
+        stream, peer = self._streams.get(index), self._told.get(index)
+        known = [] if stream is None else [stream.life.generation]
+        return known if peer is None else [*known, peer.generation]

@@ -1,0 +1,192 @@
+"""Where each open request of a gateway is computed: it is given to an attention node, and to another when that is lost.
+
+A node is lost when the controller names it no more, or when its stream has been away for longer than a grace. One that
+drains keeps its requests until another takes them. Who finds no node waits for one, until a deadline. What happens to
+streams comes in, what nodes are to be told goes out by them; it opens nothing and waits for nothing.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afserve.clock import Clock
+from afserve.config import EngineSettings
+from afserve.control.affinity import Affinity
+from afserve.control.attendance import Attendance, Attending, Life
+from afserve.control.requests import Request, Requests
+from afserve.control.wire.values import (
+    Acknowledge,
+    AttentionNodes,
+    Cancel,
+    FromAttention,
+    Held,
+    Refused,
+    Resume,
+    Tokens,
+)
+from afserve.engine.request import GenerationRequest
+from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, ProtocolError, UnavailableError
+from afserve.member import attention_node
+
+log = logging.getLogger("afserve.gateway")
+AGAIN_SECONDS = 0.2  # from a full node's refusal of a moved request to the next attempt
+
+
+@dataclass(frozen=True, slots=True)
+class HomeRules:
+    """Seconds: what a broken stream may take to come back, and how long a request waits for a node. `block_size` in
+    tokens: prompts whose first blocks are equal share a node."""
+
+    block_size: int = 16
+    grace: float = 1.0
+    deadline: float = 30.0
+
+
+def home_rules(engine: EngineSettings) -> HomeRules:
+    return HomeRules(engine.block_size, engine.stream_grace, engine.loss_deadline)
+
+
+class Homes:
+    """Calls come from one event loop. `moved` counts requests that went on elsewhere, by the reason."""
+
+    def __init__(self, requests: Requests, rules: HomeRules, clock: Clock) -> None:
+        self.requests = requests
+        self.attendance = Attendance(rules.grace)
+        self.moved: Counter[str] = Counter()
+        self._rules = rules
+        self._clock = clock
+        self._affinity = Affinity(rules.block_size)
+
+    # ---- what clients want
+
+    def open(self, asked: GenerationRequest) -> Request:
+        request = self.requests.open(asked, self._clock.now())
+        self._place_waiting()
+        return request
+
+    def close(self, request: Request) -> None:
+        """Its client has the end of it, or has gone: then it is cancelled wherever it is."""
+        if not request.finished:
+            self._cancel(request)
+        self.requests.close(request)
+
+    # ---- what the controller says
+
+    def told(self, value: AttentionNodes) -> None:
+        self.attendance.told(value)
+        self._review()
+
+    # ---- what attention nodes do
+
+    def entered(self, stream: Attending, held: Sequence[Held]) -> None:
+        """Raises RendezvousError where a later life of this node is known."""
+        self.attendance.entered(stream)
+        numbers = {one.request for one in held}
+        for number in numbers:
+            stream.send(self._answer(number, stream.life))
+        lost = [request for request in self.requests.at(stream.life) if request.number not in numbers]
+        self._move(lost, "stream", f"{stream.life} came back without them")
+        self._review()
+
+    def _answer(self, number: int, life: Life) -> Resume | Cancel:
+        request = self.requests.find(number)
+        if request is None or request.home != life or request.finished:
+            return Cancel(number)
+        return Resume(number, len(request.generated))
+
+    def left(self, stream: Attending) -> None:
+        self.attendance.left(stream, self._clock.now())
+
+    def heard(self, stream: Attending, value: FromAttention) -> None:
+        """Raises ProtocolError for what no attention node says. What a stream says whose place is taken is dropped."""
+        if not self.attendance.is_present(stream):
+            return
+        match value:
+            case Tokens(events):
+                ended = self.requests.deliver(events)
+            case Refused(number, error):
+                self._refused(number, error)
+                ended = (number,)
+            case _:
+                raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
+        if ended:
+            stream.send(Acknowledge(ended))
+
+    def _refused(self, number: int, error: AfserveError) -> None:
+        """A request that was taken in once is not refused later because another node is full."""
+        request = self.requests.find(number)
+        if request is None:
+            return
+        if isinstance(error, PeerError):
+            self._move([request], "stream", error.message)
+            self._place_waiting()
+        elif isinstance(error, OverloadedError) and request.last is not None:
+            self.requests.unplace(request, request.since)
+            request.again = self._clock.now() + AGAIN_SECONDS
+        else:
+            request.put(error)
+
+    # ---- what time brings
+
+    @property
+    def restless(self) -> bool:
+        """Whether `tick` has anything to look after."""
+        return self.attendance.waited_for or bool(self.requests.waiting)
+
+    def tick(self) -> None:
+        """Several times a second while `restless`."""
+        now = self._clock.now()
+        self._review()
+        for request in self.requests.waiting:
+            if now - request.since >= self._rules.deadline:
+                request.put(self._too_late(request))
+        self.attendance.forget(now)
+
+    def _too_late(self, request: Request) -> AfserveError:
+        waited = f"no attention node took the request over within {self._rules.deadline:.0f} s"
+        if request.last is not None:
+            return PeerLost(attention_node(request.last.index), f"this node left a request, and {waited}")
+        return UnavailableError(f"{waited}; try again later")
+
+    # ---- moving
+
+    def _review(self) -> None:
+        """Requests leave the nodes that are lost, and those that drain where another takes them."""
+        now = self._clock.now()
+        for home in self.requests.homes():
+            if why := self.attendance.why_lost(home, now):
+                self._move(self.requests.at(home), "lost", f"{home}: {why}")
+            elif self.attendance.is_draining(home) and self.attendance.usable():
+                self._move(self.requests.at(home), "drained", f"{home} is drained")
+        self._place_waiting()
+
+    def _move(self, requests: list[Request], cause: str, why: str) -> None:
+        """They wait for another home from now on; one that has ended already only waits for its client."""
+        moving = [request for request in requests if not request.finished]
+        for request in moving:
+            self._cancel(request)
+            self.requests.unplace(request, self._clock.now())
+        if moving:
+            self.moved[cause] += len(moving)
+            log.warning("%s; requests that go on elsewhere: %d", why, len(moving))
+
+    def _cancel(self, request: Request) -> None:
+        if request.home is not None and (stream := self.attendance.stream(request.home)) is not None:
+            stream.send(Cancel(request.number))
+
+    def _place_waiting(self) -> None:
+        usable = self.attendance.usable()
+        waiting = self.requests.waiting if usable else []
+        now = self._clock.now() if waiting else 0.0
+        for request in waiting:
+            if now >= request.again:
+                self._place(request, usable)
+
+    def _place(self, request: Request, usable: list[Life]) -> None:
+        load = {life.index: self.requests.load(life) for life in usable}
+        index = self._affinity.pick(request.asked.prompt_ids, load)
+        home = next(life for life in usable if life.index == index)
+        stream = self.attendance.stream(home)
+        assert stream is not None, "a usable node has a stream"
+        stream.send(self.requests.place(request, home))
