@@ -6,7 +6,7 @@ connects to the addresses of all expert nodes, in the order of their index. A ne
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,20 +98,24 @@ def listen(
 
 
 def connect(
-    addresses: Sequence[str],
+    addresses: Sequence[str] | Mapping[int, str],
     *,
     attention: int,
     layout: Layout,
     timeout: float,
     device: torch.device = HOST,
 ) -> Transport:
-    """The attention node's end. Raises RendezvousError naming the expert node and what is wrong with it."""
+    """The attention node's end, by the expert nodes' indices or in their order; others may be dialled later.
+
+    Raises RendezvousError naming the expert node and what is wrong with it.
+    """
     if not addresses:
         raise RendezvousError(f"{member.attention_node(attention)}: there is no expert node to connect to")
-    found = {address.partition(":")[0] for address in addresses}
+    known = dict(addresses) if isinstance(addresses, Mapping) else dict(enumerate(addresses))
+    found = {address.partition(":")[0] for address in known.values()}
     if len(found) > 1:
         raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
-    return _opening(found.pop()).connect(Connecting(addresses, attention, layout, timeout, device))
+    return _opening(found.pop()).connect(Connecting(known, attention, layout, timeout, device))
 
 
 def _opening(kind: str) -> Opening:

@@ -1,4 +1,4 @@
-"""What a running deployment went through: lost nodes, their return, experts that were placed anew. For people and metrics.
+"""What a running deployment went through: lost nodes, their return, experts that were loaded. For people and metrics.
 
 It is told by the controller, keeps the last of them in words, and counts all. No sockets, no clock.
 """

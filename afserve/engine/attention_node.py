@@ -52,7 +52,7 @@ class AttentionNode(Generic[T]):
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | None] = [None] * config.micro_batches
         self._pace = Pace(config.micro_batches) if config.adaptive else None
-        self._unsettled: set[int] = set()
+        self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
         self.stalled = True
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -69,7 +69,7 @@ class AttentionNode(Generic[T]):
     def adopt(self, placement: Placement) -> None:
         """Route later dispatches by `placement`; those under way end as they began."""
         self._link.adopt(placement)
-        self._unsettled = {index for index, ticket in enumerate(self._tickets) if ticket is not None}
+        self._adopted = placement.epoch
 
     def lose(self, expert: int, why: str) -> None:
         """Wait for an expert node no more: its rows go to replicas at once, or wait until its experts stand elsewhere.
@@ -90,6 +90,11 @@ class AttentionNode(Generic[T]):
         """Leave an expert node that the placement in force does not name."""
         self._link.detach(expert)
 
+    @property
+    def present(self) -> frozenset[int]:
+        """The expert nodes that rows are sent to."""
+        return self._link.present
+
     def owing(self) -> dict[int, float]:
         """Seconds since the oldest message was sent that an expert node has not answered, by its index."""
         return self._link.owing()
@@ -101,7 +106,8 @@ class AttentionNode(Generic[T]):
     @property
     def settled(self) -> bool:
         """Whether nothing is under way any more that was routed before the last `adopt`."""
-        return not self._unsettled
+        oldest = self._link.oldest_epoch()
+        return self._adopted is None or oldest is None or oldest >= self._adopted
 
     def step(self) -> list[TokenEvent]:
         """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
@@ -117,7 +123,6 @@ class AttentionNode(Generic[T]):
             with torch.inference_mode():
                 self._tickets[index] = next(loop)
             self._meter.ran(index, start)
-            self._unsettled.discard(index)
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None
             if done and self._pace is not None:

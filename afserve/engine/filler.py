@@ -23,7 +23,7 @@ class Slots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """All fills of an epoch are done: how many experts and bytes that were, and the seconds from the first to the last."""
+    """All fills of an epoch are done: how many experts and bytes, and the seconds from the first to the last."""
 
     epoch: int
     experts: int

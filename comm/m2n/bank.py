@@ -48,6 +48,13 @@ class NoExpertNodes:
     def detach(self, expert: int) -> None:
         """There is none."""
 
+    @property
+    def present(self) -> frozenset[int]:
+        return frozenset()
+
+    def oldest_epoch(self) -> None:
+        return None
+
     def owing(self) -> dict[int, float]:
         return {}
 

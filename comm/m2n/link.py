@@ -75,6 +75,15 @@ class Link(Protocol[_AnyTicket]):
 
     def detach(self, expert: int) -> None: ...
 
+    @property
+    def present(self) -> frozenset[int]:
+        """The expert nodes that are attached."""
+        ...
+
+    def oldest_epoch(self) -> int | None:
+        """Of the messages that are under way or have still to be sent; None while there are none."""
+        ...
+
     def owing(self) -> dict[int, float]:
         """Seconds since the oldest message was sent that an expert node has not answered, by its index."""
         ...
@@ -169,6 +178,13 @@ class ExpertLink:
     def detach(self, expert: int) -> None:
         """Leave an expert node that the placement no longer names."""
         self.lose(expert, "it has left")
+
+    @property
+    def present(self) -> frozenset[int]:
+        return frozenset(self._attached)
+
+    def oldest_epoch(self) -> int | None:
+        return min((epoch for ticket in self._under_way.values() for epoch in ticket.epochs()), default=None)
 
     def owing(self) -> dict[int, float]:
         now, found = self._clock.now(), dict[int, float]()

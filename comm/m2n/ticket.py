@@ -1,5 +1,6 @@
 """One dispatch under way, as the link and its micro-batch hold it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -40,3 +41,10 @@ class Ticket:
     parts: list[Part] = field(default_factory=list)
     missing: list[Box] = field(default_factory=list)
     recovery: Recovery | None = None
+
+    def epochs(self) -> Iterator[int]:
+        """Of its messages that are not answered yet. Rows that have no home are in none, and of no epoch."""
+        if self.recovery is not None:
+            yield from (message.wave.epoch for message in self.recovery.messages)
+        elif self.missing or self.leaving is not None:
+            yield self.epoch

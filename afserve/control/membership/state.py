@@ -240,7 +240,8 @@ class Membership:
         return [
             Tell(attention.id, peers)
             for attention in told
-            if attention.address is not None and (peers.experts or attention.serving)
+            if attention.address is not None
+            and (peers.experts or attention.serving or self.deployment.colocated)
         ]
 
     def _announce_gateways(self) -> list[Effect]:
@@ -462,7 +463,7 @@ class Membership:
         return not self.members.missing() and all(member.state is State.READY for member in waited_for)
 
     def _settle(self) -> list[Effect]:
-        """Somebody may have become ready before anybody said what its checkpoint is, or in another life than was told."""
+        """Somebody may have become ready before anybody said what its checkpoint is, or not be who was announced."""
         try:
             for member in self.members:
                 self.members.check_identified(member)

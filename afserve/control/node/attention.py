@@ -12,6 +12,7 @@ from afserve.clock import AwakeClock, Clock, MonotonicClock
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.kept import KeptRequests
+from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
@@ -70,7 +71,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     from afserve.control.node.wiring import build_attention
 
     progress, tell = stream.progress("attention weights"), identify(stream)
-    node, close = build_attention(assigned, progress, meet(stream), tell)
+    node, first, close = build_attention(assigned, progress, meet(stream), tell)
     report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
@@ -81,7 +82,9 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     gateways = GatewayStreams(attend, stream.address, stream.token, stream.deliver)
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
-        AttentionLoop(node, stream, gateways, kept, report).run()
+        silence = assigned.deployment.silence
+        experts = ExpertPeers(node, first, silence, stream.deliver, stream.send)
+        AttentionLoop(node, stream, gateways, experts, kept, report).run()
     finally:
         gateways.close()
         close()
@@ -92,14 +95,14 @@ def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
     return lambda things: stream.send(Identity(things))
 
 
-def meet(stream: ControlStream) -> Callable[[dict[str, str]], tuple[str, ...]]:
-    """Tells what this node will put on the data plane and returns the expert nodes' addresses, by index."""
+def meet(stream: ControlStream) -> Callable[[dict[str, str]], Peers]:
+    """Tells what this node will put on the data plane and returns the expert nodes to begin with."""
 
-    def rendezvous(agreed: dict[str, str]) -> tuple[str, ...]:
+    def rendezvous(agreed: dict[str, str]) -> Peers:
         stream.send(Endpoint("", agreed))
         peers = stream.expect(Peers, PEERS_SECONDS, "the expert nodes' addresses")
         assert isinstance(peers, Peers)
-        return tuple(address for _, address in peers.experts)
+        return peers
 
     return rendezvous
 
@@ -111,13 +114,14 @@ def freeze_heap() -> None:
 
 
 class AttentionLoop:
-    """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
+    """Commands in, one step, events out, until Shutdown. Raises PeerLost when the controller's stream ends."""
 
     def __init__(
         self,
         node: AttentionEngine,
         stream: ControlStream,
         gateways: GatewayStreams,
+        experts: ExpertPeers,
         kept: KeptRequests,
         report: Report = silent,
         clock: Clock | None = None,
@@ -125,6 +129,7 @@ class AttentionLoop:
         self._node = node
         self._stream = stream
         self._gateways = gateways
+        self._experts = experts
         self._report = report
         self._clock = clock or MonotonicClock()
         self._kept = kept
@@ -143,6 +148,7 @@ class AttentionLoop:
         """Take what has arrived, and one step."""
         self._report_turn()
         self._gateways.redial()
+        self._experts.look()
         for command in self._stream.receive(self._patience()):
             self._obey(command)
         for number in self._kept.orphans():
@@ -186,7 +192,7 @@ class AttentionLoop:
             self._unsent.clear()
             self._sent = self._clock.now()
 
-    def _obey(self, command: ToNode | FromGateway) -> None:
+    def _obey(self, command: ToNode | FromGateway | Reached) -> None:
         match command:
             case FromGateway():
                 if self._gateways.is_of_now(command):
@@ -194,6 +200,10 @@ class AttentionLoop:
             case Gateways():
                 for gateway in self._gateways.update(command):
                     self._left(gateway)
+            case Peers():
+                self._experts.update(command)
+            case Reached():
+                self._experts.reached(command)
             case Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch

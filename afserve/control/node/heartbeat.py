@@ -14,7 +14,7 @@ from afserve.control.wire.values import Heartbeat
 from afserve.engine.stats import AttentionStats, ExpertStats
 
 Stats = AttentionStats | ExpertStats | None
-SECONDS = 1.0  # between two heartbeats
+SECONDS = 1.0  # between two heartbeats, at most
 HURRY_SECONDS = 0.1  # from a change that should be seen to its heartbeat, so at most ten of them in a second
 ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70

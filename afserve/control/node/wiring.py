@@ -19,7 +19,7 @@ from afserve.comm.transport import Layout
 from afserve.config import FULL
 from afserve.control.identifying import Tell, reading
 from afserve.control.membership.desired import Deployment
-from afserve.control.wire.values import Assigned
+from afserve.control.wire.values import Assigned, Peers
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import (
     build_attention_node,
@@ -47,9 +47,9 @@ AnyNode = AttentionNode[Any]  # over whichever link's tickets
 
 
 def build_attention(
-    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], tuple[str, ...]], tell: Tell
-) -> tuple[AnyNode, Close]:
-    """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses.
+    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], Peers], tell: Tell
+) -> tuple[AnyNode, Peers, Close]:
+    """`meet` tells what this node will put on the data plane and returns the expert nodes to connect to.
 
     `tell` is given, from a thread, what this host has of the checkpoint, before this returns.
     """
@@ -59,9 +59,11 @@ def build_attention(
     spec = _checked_spec(assigned)
     placement = deployment.placement
     layout = _layout(deployment, spec, placement)
-    addresses = meet(_agreed(layout, deployment, spec))
+    first = meet(_agreed(layout, deployment, spec))
     if deployment.colocated:
-        return _colocated(assigned, spec, placement, progress, ops, identity)
+        node, close = _colocated(assigned, spec, placement, progress, ops, identity)
+        return node, first, close
+    addresses = {peer.index: peer.address for peer in first.experts}
     transport = connect.connect(
         addresses, attention=assigned.node.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
     )
@@ -72,7 +74,7 @@ def build_attention(
     _first(deployment, identity)
     node = build_attention_node(deployment.source, deployment.engine, link, progress, ops=ops, trace=trace)
     identity.result()
-    return node, _closing(link.close, trace, deployment)
+    return node, first, _closing(link.close, trace, deployment)
 
 
 def _ops(deployment: Deployment) -> Ops:

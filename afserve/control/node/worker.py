@@ -15,7 +15,7 @@ from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
-from afserve.control.node.heartbeat import HeartbeatThread, Stats
+from afserve.control.node.heartbeat import SECONDS, HeartbeatThread, Stats
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire import channel
 from afserve.control.wire.values import Assigned, Failed, Register
@@ -63,7 +63,8 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
-    heartbeat = HeartbeatThread(stream, _EMPTY.get(assigned.node.role))
+    seconds = min(SECONDS, assigned.deployment.silence / 3)
+    heartbeat = HeartbeatThread(stream, _EMPTY.get(assigned.node.role), seconds)
     heartbeat.start()
     try:
         serve(stream, assigned, heartbeat)

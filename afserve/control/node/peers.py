@@ -1,0 +1,110 @@
+"""An attention node's expert nodes: those that the controller names are dialled, and those that are stuck reported.
+
+A node that has left, or has another life, is lost to the link at once. One that the link has lost by itself is dialled
+again: the network between the two may have been cut for a moment. It knows no rows.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from afserve.clock import Clock, MonotonicClock
+from afserve.comm.transport import Dialled
+from afserve.control.wire.values import ExpertPeer, Peers, Stuck
+from afserve.errors import AfserveError
+
+DIAL_SECONDS = 5.0
+_AGAIN_SECONDS = 0.25  # between two attempts to reach one
+
+
+class ExpertSide(Protocol):
+    """What this needs of `engine.attention_node.AttentionNode`."""
+
+    @property
+    def present(self) -> frozenset[int]: ...
+    def lose(self, expert: int, why: str) -> None: ...
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled: ...
+    def attach(self, dialled: Dialled) -> None: ...
+    def owing(self) -> dict[int, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Delivered to the node's inbox by the thread that dialled. `dialled` None: nobody answered."""
+
+    peer: ExpertPeer
+    dialled: Dialled | None
+
+
+class ExpertPeers:
+    """All calls but those of `deliver` come from the node's own thread. `first` are those that it began with."""
+
+    def __init__(
+        self,
+        node: ExpertSide,
+        first: Peers,
+        silence: float,
+        deliver: Callable[[Reached], None],
+        send: Callable[[Stuck], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._node, self._deliver, self._send = node, deliver, send
+        self._clock = clock or MonotonicClock()
+        self._silence = silence
+        self._known = {peer.index: peer for peer in first.experts}
+        self._dialling: set[ExpertPeer] = set()
+        self._missed: dict[ExpertPeer, float] = {}  # since when it could not be reached
+        self._looked = self._clock.now()
+
+    def update(self, peers: Peers) -> None:
+        """From now on these."""
+        known, self._known = self._known, {peer.index: peer for peer in peers.experts}
+        for index, before in known.items():
+            if self._known.get(index) != before:
+                self._missed.pop(before, None)
+                self._node.lose(index, "the controller has lost it")
+        self._dial_missing()
+
+    def reached(self, value: Reached) -> None:
+        """What became of a dial; of an earlier life nothing."""
+        peer = value.peer
+        self._dialling.discard(peer)
+        wanted = self._known.get(peer.index) == peer
+        if value.dialled is None:
+            if wanted:
+                self._missed.setdefault(peer, self._clock.now())
+        elif wanted and peer.index not in self._node.present:
+            self._missed.pop(peer, None)
+            self._node.attach(value.dialled)
+        else:
+            value.dialled.close()
+
+    def look(self) -> None:
+        """Called once per turn of the loop; most calls only look at the clock."""
+        now = self._clock.now()
+        if now - self._looked < min(self._silence / 4, _AGAIN_SECONDS):
+            return
+        self._looked = now
+        self._dial_missing()
+        owing = self._node.owing()
+        for peer, since in self._missed.items():
+            owing[peer.index] = max(owing.get(peer.index, 0.0), now - since)
+        for index, seconds in owing.items():
+            if seconds >= self._silence and index in self._known:
+                self._send(Stuck(index, self._known[index].generation, seconds))
+
+    def _dial_missing(self) -> None:
+        present = self._node.present
+        for index, peer in self._known.items():
+            if index not in present and peer not in self._dialling:
+                self._dialling.add(peer)
+                threading.Thread(target=self._dial, args=(peer,), name=f"dial-{index}", daemon=True).start()
+
+    def _dial(self, peer: ExpertPeer) -> None:
+        """In a thread of its own. Who is not reached is dialled again, and the controller is told for how long."""
+        try:
+            dialled: Dialled | None = self._node.dial(peer.index, peer.address, DIAL_SECONDS)
+        except AfserveError:
+            dialled = None
+        self._deliver(Reached(peer, dialled))
