@@ -505,9 +505,9 @@ def test_a_silent_node_is_named():
         clock = FakeClock()
         async with serving(clock=clock) as (controller, _, _nodes):
             await asyncio.wait_for(controller.wait_ready(), SECONDS)
-            clock.advance(recovery.SILENCE_SECONDS + 1)
+            clock.advance(recovery.PATIENCE_SECONDS + 1)
             failure = await asyncio.wait_for(controller.wait_failure(), SECONDS)
-            assert "attention-0: silent for 16 s" in failure.message
+            assert "attention-0: silent for 16.0 s" in failure.message
 
     asyncio.run(scenario())
 

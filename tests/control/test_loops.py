@@ -17,9 +17,9 @@ from afserve.control.wire.values import (
     Drained,
     Gateways,
     Held,
-    Peers,
     Refused,
     Resume,
+    Serve,
     Shutdown,
     Submit,
     Tokens,
@@ -79,6 +79,14 @@ class ScriptedGateways:
         return [value for _, value in self.sent if isinstance(value, kind)]
 
 
+class ScriptedExperts:
+    def look(self):
+        pass
+
+    def update(self, peers):
+        self.peers = peers
+
+
 class ScriptedNode:
     """Gives each request two tokens, one per step; every second step finds nothing to do."""
 
@@ -118,7 +126,7 @@ class ScriptedNode:
 
 def loop(node, stream, gateways, clock=None):
     clock = clock or FakeClock()
-    return AttentionLoop(node, stream, gateways, KeptRequests(GRACE, clock), clock=clock)
+    return AttentionLoop(node, stream, gateways, ScriptedExperts(), KeptRequests(GRACE, clock), clock=clock)
 
 
 def submit(number, **params):
@@ -210,8 +218,8 @@ def test_a_broken_stream_ends_the_loop():
 
 
 def test_a_command_out_of_place_is_refused():
-    with pytest.raises(ProtocolError, match="Peers"):
-        loop(ScriptedNode(), ScriptedStream([Peers(())]), ScriptedGateways()).run()
+    with pytest.raises(ProtocolError, match="Serve"):
+        loop(ScriptedNode(), ScriptedStream([Serve()]), ScriptedGateways()).run()
 
 
 def test_each_gateway_gets_its_own_requests_tokens():

@@ -10,7 +10,7 @@ from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
 from afserve.control.membership.members import Members, State
 from afserve.control.requests import Requests
-from afserve.control.wire.values import PROTOCOL, Endpoint, Register, gateway_of
+from afserve.control.wire.values import PROTOCOL, Endpoint, ExpertPeer, Register, gateway_of
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import PeerLost, RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, expert_node
@@ -64,10 +64,11 @@ def test_a_disagreement_names_both_nodes_and_the_field():
     table = members()
     first, second = (admit(table, register("expert")) for _ in range(2))
     table.agree(first, Endpoint("shm:0", {"hidden": "64", "top_k": "2"}))
-    assert table.addresses() is None
+    assert table.peers(settled=False) is None
     with pytest.raises(RendezvousError, match="expert-1 disagrees with expert-0 on hidden: 32 against 64"):
         table.agree(second, Endpoint("shm:1", {"hidden": "32", "top_k": "2"}))
-    assert table.addresses() == ((0, "shm:0"), (1, "shm:1"))
+    assert table.peers(settled=False).experts == (ExpertPeer(0, 0, "shm:0"), ExpertPeer(1, 0, "shm:1"))
+    assert table.peers(settled=True).experts == ()  # nobody serves yet
 
 
 def test_copies_are_compared_thing_by_thing():

@@ -9,6 +9,7 @@ from afserve.control.membership.events import (
     Begun,
     Dismiss,
     EndRun,
+    Incident,
     Joined,
     Known,
     Left,
@@ -62,7 +63,9 @@ def test_the_controllers_own_copy_may_be_known_last():
     assert isinstance(end, EndRun) and "has not said what it has" in end.error.message
 
 
-@pytest.mark.parametrize(("on_loss", "kinds"), [(OnLoss.END, [Dismiss, EndRun]), (OnLoss.RECOVER, [Dismiss])])
+@pytest.mark.parametrize(
+    ("on_loss", "kinds"), [(OnLoss.END, [Dismiss, EndRun]), (OnLoss.RECOVER, [Dismiss, Tell, Incident])]
+)
 def test_another_copy_is_sent_away_and_told_why(on_loss, kinds):
     """While serving, the rule that gives places anew goes on without it."""
     membership = run_of(on_loss=on_loss)

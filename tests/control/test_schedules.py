@@ -310,7 +310,7 @@ class World:
         serving = [p for p in self.processes.values() if p.member and self.serves(p.member)]
         experts = {p.node.index: p for p in serving if p.node.role is Role.EXPERT}
         fronts = [p for p in serving if p.node.role is Role.ATTENTION]
-        for front in fronts if self.membership.settled else ():
+        for front in fronts if self.membership.settled and self.ended is None else ():
             there = {index: p.member.generation for index, p in experts.items()}
             assert front.peers == there, f"{front.node} sends to {front.peers}, there are {there}"
         for placement in {id(p.routing): p.routing for p in fronts}.values():
