@@ -96,7 +96,7 @@ class Recoveries:
         with torch.inference_mode():
             recovery = self._of(ticket)
             recovery.keep_homeless(torch.where(homeless_TK, recovery.expert_TK, NO_EXPERT))
-        self.advance(ticket)
+        self.rehome(ticket)  # rows of a device may be routed by a table that another one has followed
 
     def rehome(self, ticket: Ticket) -> None:
         """The table has changed: send what waited for it."""

@@ -104,7 +104,7 @@ def freeze_heap() -> None:
 
 
 class AttentionLoop:
-    """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
+    """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream goes."""
 
     def __init__(
         self, node: AttentionEngine, stream: ControlStream, gateways: GatewayStreams, report: Report = silent
