@@ -7,6 +7,7 @@ thread. A new transport is a file, a row in `connect.py`, and these checks (docs
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -221,6 +222,20 @@ def check_lost_attention(open_ends: Open) -> None:
     ends.experts[0].close()
 
 
+def check_membership(open_ends: Open) -> None:
+    """An attention node that has left every expert node waits for nobody; the other one goes on."""
+    ends = open_ends(2, 2, LAYOUT)
+    for expert in range(2):
+        ends.attention[0].detach(expert)
+        ends.attention[0].detach(expert)
+        assert _lost(partial(ends.experts[expert].wait, [Box(0, expert, 0)], PATIENCE)) == attention_node(0)
+    assert ends.attention[0].boxes() == []
+    assert ends.attention[0].ready([]) == [] and ends.attention[0].wait([], 0.01) == []
+    for expert in range(2):
+        _same_after(ends, Box(1, expert, 0))
+    ends.close()
+
+
 BATTERY: tuple[Callable[[Open], None], ...] = (
     check_round_trip,
     check_taken_once,
@@ -232,6 +247,7 @@ BATTERY: tuple[Callable[[Open], None], ...] = (
     check_late_answer,
     check_lost_expert,
     check_lost_attention,
+    check_membership,
 )
 
 

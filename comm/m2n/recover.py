@@ -77,52 +77,58 @@ class Recoveries:
             return
         if ticket.recovery is None and all(part.box.expert != node for part in ticket.parts):
             return
-        recovery = self._of(ticket)
-        for message in recovery.answered(ticket.missing):
-            if message.box.expert == node:
-                self._add_if_sound(recovery, message)
-        ticket.missing = [box for box in ticket.missing if box.expert != node]
-        back_TK = recovery.displace(node)
-        if back_TK is not None:
-            self._route(ticket, recovery, back_TK)
+        with torch.inference_mode():  # as the micro-batches, whose tensors it adds to
+            recovery = self._of(ticket)
+            for message in recovery.answered(ticket.missing):
+                if message.box.expert == node:
+                    self._add_if_sound(recovery, message)
+            ticket.missing = [box for box in ticket.missing if box.expert != node]
+            back_TK = recovery.displace(node)
+            if back_TK is not None:
+                self._route(ticket, recovery, back_TK)
 
     def keep_homeless(self, ticket: Ticket) -> None:
         """Choices of a new dispatch that the table sends nowhere."""
         assert ticket.rows_given is not None
         homeless_TK = ticket.routes.homeless(ticket.rows_given[1])
-        if homeless_TK is not None:
+        if homeless_TK is None:
+            return
+        with torch.inference_mode():
             recovery = self._of(ticket)
             recovery.keep_homeless(torch.where(homeless_TK, recovery.expert_TK, NO_EXPERT))
-            self.advance(ticket)
+        self.rehome(ticket)  # rows of a device may be routed by a table that another one has followed
 
     def rehome(self, ticket: Ticket) -> None:
         """The table has changed: send what waited for it."""
         recovery = ticket.recovery
         if recovery is None:
             return
-        homeless_TK = recovery.take_homeless()
-        if homeless_TK is not None:
-            self._route(ticket, recovery, homeless_TK)
+        with torch.inference_mode():
+            homeless_TK = recovery.take_homeless()
+            if homeless_TK is not None:
+                self._route(ticket, recovery, homeless_TK)
         self.advance(ticket)
 
     def advance(self, ticket: Ticket) -> bool:
         """Take answers, send what had to wait, give up what is overdue; whether nothing is left to wait for."""
-        recovery = self._of(ticket)
-        if recovery.done:
-            return True
+        if ticket.recovery is None or not ticket.recovery.done:
+            with torch.inference_mode():
+                return self._advance(ticket, self._of(ticket))
+        return True
+
+    def _advance(self, ticket: Ticket, recovery: Recovery) -> bool:
         for message in recovery.answered(ticket.missing):
             self._add(recovery, message)
         now = self._clock.now()
         self._give_up(ticket, recovery, now)
         for message in recovery.sendable():
-            message.header = self._send(
-                message.wave.epoch, ticket.layer, message.wave.split, message.box, message.rows
-            )
+            wave, box = message.wave, message.box
+            message.header = self._send(wave.epoch, ticket.layer, wave.split, box, message.rows)
             message.sent = now
-            ticket.missing.append(message.box)
+            ticket.missing.append(box)
         ticket.deadline = self._due(ticket, recovery)
         if recovery.done:
-            self._count(ticket, recovery, now)
+            self._count(recovery, now)
         return recovery.done
 
     def unanswered(self, ticket: Ticket) -> Iterator[tuple[int, float]]:
@@ -193,7 +199,7 @@ class Recoveries:
             if message.header is not None and message.box in ticket.missing:
                 ticket.missing.remove(message.box)
             recovery.give_up_message(message, partial(self._silent, str(message.box.expert_node)))
-        late = [e for e in recovery.homeless_experts() if now >= self._homeless_until(ticket.layer, e)]
+        late = [e for e in recovery.homeless_experts if now >= self._homeless_until(ticket.layer, e)]
         if late:
             recovery.give_up_homeless(late, partial(self._homeless, ticket.layer))
         if len(recovery.given_up) > before:
@@ -205,7 +211,7 @@ class Recoveries:
     def _due(self, ticket: Ticket, recovery: Recovery) -> float:
         """When something has to be given up next."""
         messages = min((m.since + self._deadline for m in recovery.messages), default=NEVER)
-        experts = (self._homeless_until(ticket.layer, e) for e in recovery.homeless_experts())
+        experts = (self._homeless_until(ticket.layer, e) for e in recovery.homeless_experts)
         return min(messages, min(experts, default=NEVER))
 
     def _homeless_until(self, layer: int, expert: int) -> float:
@@ -224,6 +230,6 @@ class Recoveries:
         homes = "; ".join(f"{node}: {loss.why}" for node, loss in self._homes(layer, expert))
         return f"expert {expert} was on no node for {self._deadline:g} s ({homes})"
 
-    def _count(self, ticket: Ticket, recovery: Recovery, now: float) -> None:
+    def _count(self, recovery: Recovery, now: float) -> None:
         self._stalled["unnoticed"] += max(0.0, recovery.noticed - recovery.since)
         self._stalled["homeless" if recovery.was_homeless else "resend"] += now - recovery.noticed

@@ -61,6 +61,7 @@ class Recovery:
     noticed: float
     messages: list[Message]
     homeless_TK: Tensor | None = None
+    homeless_experts: tuple[int, ...] = ()
     was_homeless: bool = False
     given_up: dict[int, str] = field(default_factory=dict)
 
@@ -90,11 +91,14 @@ class Recovery:
     def keep_homeless(self, expert_TK: Tensor) -> None:
         """Choices without a home; NO_EXPERT where a choice has one."""
         kept = self.homeless_TK
-        self.homeless_TK = expert_TK if kept is None else torch.where(expert_TK == NO_EXPERT, kept, expert_TK)
+        self._set_homeless(
+            expert_TK if kept is None else torch.where(expert_TK == NO_EXPERT, kept, expert_TK)
+        )
         self.was_homeless = True
 
     def take_homeless(self) -> Tensor | None:
-        taken, self.homeless_TK = self.homeless_TK, None
+        taken = self.homeless_TK
+        self._set_homeless(None)
         return taken
 
     def sendable(self) -> Iterator[Message]:
@@ -114,13 +118,12 @@ class Recovery:
         assert self.homeless_TK is not None, "nothing is homeless"
         which_TK = torch.isin(self.homeless_TK, torch.tensor(sorted(experts), device=self.homeless_TK.device))
         self._give_up(torch.where(which_TK, self.homeless_TK, NO_EXPERT), why)
-        left_TK = torch.where(which_TK, NO_EXPERT, self.homeless_TK)
-        self.homeless_TK = left_TK if bool((left_TK != NO_EXPERT).any()) else None
+        self._set_homeless(torch.where(which_TK, NO_EXPERT, self.homeless_TK))
 
-    def homeless_experts(self) -> list[int]:
-        if self.homeless_TK is None:
-            return []
-        return [expert for expert in self.homeless_TK.unique().tolist() if expert != NO_EXPERT]
+    def _set_homeless(self, expert_TK: Tensor | None) -> None:
+        found = () if expert_TK is None else expert_TK.unique().tolist()
+        self.homeless_experts = tuple(expert for expert in found if expert != NO_EXPERT)
+        self.homeless_TK = expert_TK if self.homeless_experts else None
 
     def _of(self, message: Message) -> Tensor:
         wave = message.wave

@@ -23,7 +23,9 @@ from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
 
-_LOOK_SECONDS = 0.1  # how often a waiting end asks whether its peers live
+# How often a waiting end asks whether its peers live. For an attention node that waits in vain every moment is one in which
+# replicas could be computing; an expert node often waits long, and is needed by nobody who is gone.
+_ATTENTION_LOOKS, _EXPERT_LOOKS = 0.02, 0.1
 _RETRY_SECONDS = 0.02
 
 
@@ -40,6 +42,7 @@ class ShmTransport:
         self._lost = Lost(attention_side=attention is not None)
         self._turns: dict[int, int] = {}
         self._looked = 0.0
+        self._look_seconds = _EXPERT_LOOKS if attention is None else _ATTENTION_LOOKS
         for segment in segments:
             segment.claim(attention, os.getpid())
         self._look()
@@ -97,7 +100,7 @@ class ShmTransport:
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
-            found = self._lanes.wait(boxes, max(0.0, min(left, _LOOK_SECONDS)))
+            found = self._lanes.wait(boxes, max(0.0, min(left, self._look_seconds)))
             if found:
                 return found
             self._look_sometimes()
@@ -106,7 +109,7 @@ class ShmTransport:
                 if found:
                     return found
                 self._lost.raise_for(boxes)
-            if left <= _LOOK_SECONDS:
+            if left <= self._look_seconds:
                 return []
 
     def take(self, box: Box) -> Parcel:
@@ -157,7 +160,7 @@ class ShmTransport:
 
     def _look_sometimes(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= _LOOK_SECONDS:
+        if now - self._looked >= self._look_seconds:
             self._looked = now
             self._look()
 

@@ -43,7 +43,7 @@ def test_the_battery(mapped, check):
 
 
 def test_the_page_counts_the_checks(mapped):
-    assert len(BATTERY) == 10 and "a list of ten checks" in PAGE.read_text()
+    assert len(BATTERY) == 11 and "a list of eleven checks" in PAGE.read_text()
 
 
 def test_the_page_names_every_method():

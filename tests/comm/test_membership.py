@@ -1,5 +1,7 @@
 """Expert nodes that join, leave and are replaced under a running attention node, over every transport."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -102,3 +104,41 @@ def test_a_link_uses_a_node_that_joined(build_cluster):
     ticket = link.dispatch(*batch, layer=0, micro_batch=0)
     assert {part.box.expert for part in ticket.parts} == {0, 1}
     assert torch.equal(cluster.finish(link, ticket), cluster.expected(0, *batch))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_is_dialled_in_another_thread_while_others_work(kind):
+    first, address = listen(kind, 0)
+    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    second, address = listen(kind, 1)
+    with ThreadPoolExecutor(1) as threads:
+        dialling = threads.submit(front.dial, 1, address, 10.0)
+        for turn in range(20):
+            trip(front, first, Box(0, 0, turn % 2), turn)
+        dialled = dialling.result()
+    assert dialled.expert == 1 and front.boxes() == [Box(0, 0, m) for m in range(2)]
+    under_way = send(front, Box(0, 0, 1), 8, 3)
+    front.attach(dialled)
+    trip(front, second, Box(0, 1, 0))
+    assert arrive(first, Box(0, 0, 1)).header == under_way.header
+    for end in (front, first, second):
+        end.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_was_dialled_and_is_not_needed_is_left(kind):
+    """The place is free again, so the next one to dial it gets it."""
+    first, address = listen(kind, 0)
+    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    second, address = listen(kind, 1)
+    front.dial(1, address, 10.0).close()
+    for _ in range(1000):
+        try:
+            second.wait(second.boxes(), 0.01)
+            front.attach(front.dial(1, address, 10.0))
+            break
+        except (RendezvousError, PeerLost):
+            continue  # it has not yet seen that the first connection has ended
+    trip(front, second, Box(0, 1, 0))
+    for end in (front, first, second):
+        end.close()

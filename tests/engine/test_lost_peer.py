@@ -5,6 +5,8 @@ successor comes or the experts are placed elsewhere, and which migrations are un
 """
 
 import random
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +16,7 @@ from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.migrate import fills, stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from tests.engine.driving import FAMILIES, collect, config, prompts, requests
+from tests.engine.driving import FAMILIES, GREEDY, NEW, collect, config, prompts, requests
 from tests.engine.test_live_migration import shuffled, with_spare
 
 NODES = 3
@@ -63,8 +65,8 @@ def doubled(placement, slots):
 class World:
     """One schedule. Each attention node is told things in order, at turns of its own."""
 
-    def __init__(self, seed, source, micro_batches, replicas, delay):
-        self.dice = random.Random(seed)
+    def __init__(self, seed, source, tokens, micro_batches, replicas, delay):
+        self.dice, self.tokens = random.Random(seed), tokens
         plain = LocalCluster.build(source, config(), experts=NODES)
         self.start = plain.placement
         plain.close()
@@ -85,7 +87,8 @@ class World:
         self.losses = self.successors = self.recoveries = self.epochs = 0
 
     def run(self):
-        for request in requests(prompts()):
+        params = replace(GREEDY, max_tokens=self.tokens)
+        for request in requests(prompts(), params):
             self.cluster.submit(request)
         events = []
         for turn in range(100_000):
@@ -110,7 +113,7 @@ class World:
     def maybe(self, turn):
         """Something happens, or what was lost long enough is made good."""
         gone = self.cluster.lost | self.stopped
-        if len(gone) < NODES and self.dice.random() < 0.04:
+        if len(gone) < NODES and self.dice.random() < 0.06:
             self.lose(self.dice.choice([n for n in range(NODES) if n not in gone]), turn)
         if self.remedies and self.remedies[0] <= turn and not any(self.told):
             self.remedies.pop(0)
@@ -169,17 +172,18 @@ class World:
             self.switch(self.migrating.pop(0))
 
 
-def play(seed, tiny_checkpoint, expected):
+def play(seed, tokens, tiny_checkpoint, expected):
     name = FAMILIES[seed % len(FAMILIES)]
     source = ModelSource(str(tiny_checkpoint(name)), name)
     world = World(
         seed,
         source,
+        tokens,
         micro_batches=1 + seed // 2 % 4,
         replicas=bool(seed // 8 % 2),
         delay=seed % 3 * (seed % 2),
     )
-    assert collect(world.run()) == expected(name)
+    assert collect(world.run()) == [said[:tokens] for said in expected(name)]
     for node in world.cluster.attention:
         node.check()
         assert node.stats().kv_blocks_used == 0 and not node._link._under_way and not node.owing()
@@ -188,4 +192,91 @@ def play(seed, tiny_checkpoint, expected):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_nobody_notices(seed, tiny_checkpoint, expected):
-    assert play(seed, tiny_checkpoint, expected).losses
+    assert play(seed, 16, tiny_checkpoint, expected).losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(60, 660))
+def test_nobody_notices_long(seed, tiny_checkpoint, expected):
+    world = play(seed, NEW, tiny_checkpoint, expected)
+    assert world.losses and world.successors
+
+
+@pytest.fixture
+def stuck(tiny_checkpoint):
+    """Two requests on two expert nodes without replicas, of which one is lost after some turns; and the clock."""
+    source, clock = ModelSource(str(tiny_checkpoint("v3")), "v3"), FakeClock()
+    cluster = LocalCluster.build(source, config(), experts=2, clock=clock)
+    for request in requests(prompts()[:2]):
+        cluster.submit(request)
+    for _ in range(12):
+        cluster.step()
+    cluster.lose(1)
+    return cluster, clock
+
+
+def turns(cluster, count):
+    events = []
+    for _ in range(count):
+        events += cluster.step()
+        for node in cluster.attention:
+            if node.stalled:
+                node.wait(0.0)
+    return events
+
+
+def test_requests_that_wait_too_long_end_with_the_layer_the_expert_and_the_node(stuck):
+    cluster, clock = stuck
+    (node,) = cluster.attention
+    turns(cluster, 20)
+    assert turns(cluster, 20) == [] and node.busy and node.owing() == {}
+    clock.advance(29.0)
+    assert turns(cluster, 20) == []
+    clock.advance(1.5)
+    ended = [event for event in turns(cluster, 500) if event.error]
+    assert ended and not node.busy
+    where = r"layer [12]: expert \d+ was on no node for 30 s \(expert-1: it has closed its transport\), "
+    assert all(re.match(where + "so this request ends here", event.error) for event in ended)
+    stats = node.recovery()
+    assert stats.given_up_rows >= len(ended) and stats.stalled["homeless"] >= 30.0
+    cluster.submit(requests(prompts())[2])  # nobody waits a second time for an expert that stays away
+    assert any(event.error for event in turns(cluster, 500)) and not node.busy
+
+
+def test_who_comes_back_in_time_is_waited_for(stuck):
+    cluster, clock = stuck
+    (node,) = cluster.attention
+    turns(cluster, 20)
+    clock.advance(29.0)
+    address = cluster.succeed(1)
+    assert turns(cluster, 20) == []
+    node.attach(node.dial(1, address, 1.0))
+    events = turns(cluster, 2000)
+    assert not node.busy and not any(event.error for event in events)
+    assert node.recovery().stalled["homeless"] >= 29.0
+
+
+def test_only_requests_that_meet_the_expert_end(tiny_checkpoint):
+    """One of many requests' steps: whoever chose other experts has the tokens of the undisturbed run."""
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    asked = requests(prompts((1, 2, 3, 2, 1, 2)), replace(GREEDY, max_tokens=2))
+    fine = collect(LocalCluster.build(source, config(), experts=12).run(asked))
+    seen = set()
+    for expert in range(0, 12, 3):
+        clock = FakeClock()
+        cluster = LocalCluster.build(source, config(), experts=12, clock=clock)
+        for request in asked:
+            cluster.submit(request)
+        cluster.lose(expert)
+        events = turns(cluster, 30)
+        clock.advance(31.0)
+        events += turns(cluster, 60)
+        assert not cluster.attention[0].busy
+        for request in asked:
+            mine = [event for event in events if event.handle == request.handle]
+            said = [token for event in mine for token in event.token_ids]
+            errors = [event.error for event in mine if event.error]
+            seen.add(bool(errors))
+            assert said == fine[request.handle][: len(said)] and (len(said) == 2 or errors)
+            assert all(f"expert-{expert}: it has closed its transport" in error for error in errors)
+    assert seen == {True, False}
