@@ -166,7 +166,9 @@ def test_a_stream_that_has_nothing_to_say_says_that_it_is_there(server, monkeypa
     assert lines[-2:] == ["data: [DONE]", ""]
     text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {"))
     server.backend.hold_at = None
-    assert text == httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).json()["choices"][0]["text"]
+    assert (
+        text == httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).json()["choices"][0]["text"]
+    )
 
 
 def test_clients_skip_what_only_says_that_the_stream_is_there(server, monkeypatch):
