@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.control.membership.recovery import OnLoss
+from afserve.errors import ProtocolError
 from afserve.families.table import load_spec
 from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostAssignment
@@ -179,5 +181,30 @@ def test_requests_leave_a_node_that_drains():
             assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
             process = psutil.Process(run.processes.pids["attention-1"])
             assert process.is_running()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_only_breaks_costs_no_token_and_no_move():
+    async def scenario():
+        async with serving() as (run, client):
+            undisturbed = [await Stream(client, asked).read() for asked in ASKED]
+            homes, left, heard = run._gateway._homes, {0: 3, 1: 3}, Counter()
+            hear = homes.heard
+
+            def broken(stream, value):
+                """Each node's stream breaks up to three times, and what came by it last is lost."""
+                heard[stream] += 1
+                if left[stream.life.index] and heard[stream] == 3:
+                    left[stream.life.index] -= 1
+                    raise ProtocolError("the stream is cut")
+                hear(stream, value)
+
+            homes.heard = broken
+            streams = [Stream(client, asked) for asked in ASKED]
+            reading = [asyncio.create_task(stream.read()) for stream in streams]
+            await asyncio.gather(*reading)
+            assert max(left.values()) < 3 and run._gateway.moved() == {}
+            assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
 
     asyncio.run(scenario())
