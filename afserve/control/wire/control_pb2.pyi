@@ -407,14 +407,16 @@ class AttentionPeer(_message.Message):
     def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ...) -> None: ...
 
 class Attend(_message.Message):
-    __slots__ = ("index", "generation", "held")
+    __slots__ = ("index", "generation", "held", "stream")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     held: _containers.RepeatedCompositeFieldContainer[Held]
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+    stream: int
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("request", "count")

@@ -407,13 +407,14 @@ def _take_attention_nodes(proto: Proto) -> AttentionNodes:
 
 
 def _put_attend(value: Attend, proto: Proto) -> None:
-    proto.index, proto.generation = value.index, value.generation
+    proto.index, proto.generation, proto.stream = value.index, value.generation, value.stream
     for held in value.held:
         _put_flat(held, proto.held.add())
 
 
 def _take_attend(proto: Proto) -> Attend:
-    return Attend(proto.index, proto.generation, tuple(_take_flat(Held, held) for held in proto.held))
+    held = tuple(_take_flat(Held, held) for held in proto.held)
+    return Attend(proto.index, proto.generation, held, proto.stream)
 
 
 def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:

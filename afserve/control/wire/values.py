@@ -114,12 +114,14 @@ class Held:
 class Attend:
     """The first message of a stream: which attention node this is, in which of its lives, with what of this gateway's.
 
-    The gateway answers each of `held` with `Resume` or `Cancel`; until then the node says nothing about it.
+    The gateway answers each of `held` with `Resume` or `Cancel`; until then the node says nothing about it. `stream`
+    counts this life's streams: what an earlier one says late is dropped.
     """
 
     index: int
     generation: int
     held: tuple[Held, ...] = ()
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
