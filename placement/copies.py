@@ -9,20 +9,27 @@ import numpy as np
 
 from afserve.placement.optimizer.domains import Spans, apart
 from afserve.placement.optimizer.problem import Ints, Nodes, check_copies
+from afserve.placement.optimizer.robust import spread
+from afserve.placement.optimizer.split import count_replicas
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 
 def copied(*, layers: int, experts: int, copies: int, nodes: Nodes, slots_per_node: int) -> Placement:
-    """Every expert `copies` times, as even as that goes, in the widest failure domains with room for it.
+    """Every expert at least `copies` times, as even as that goes, in the widest failure domains with room for it.
 
-    All layers are alike; shares are equal. `nodes` says how many slots may be used, `slots_per_node` how many there
+    Each node shares experts with many others, so the rows of a lost one go to many. All layers are alike; shares are
+    equal. `nodes` says how many slots may be used, `slots_per_node` how many there
     are. Raises ConfigError where the copies do not fit.
     """
     check_copies(copies, nodes, experts)
     domain_N, room_N = nodes.domains(experts, copies), nodes.room().clip(max=experts)
-    empty = np.full((1, len(nodes), slots_per_node), FREE)
-    slot_NS = apart(empty, np.ones((1, experts)), copies, domain_N, room_N)[0]
-    share_NS = np.where(slot_NS == FREE, 0.0, 1.0 / copies)
+    load_LE, count_LE = np.ones((1, experts)), np.full((1, experts), copies)
+    dealt = spread(load_LE[None], np.ones(1), count_LE, room_N, nodes.pace(), domain_N)
+    slot_LNS = apart(dealt, load_LE, copies, domain_N, room_N)
+    wide = ((0, 0), (0, max(0, slots_per_node - slot_LNS.shape[2])))
+    slot_NS = np.pad(slot_LNS[0], wide, constant_values=FREE)
+    replicas_E = count_replicas(slot_LNS, experts)[0]
+    share_NS = np.where(slot_NS == FREE, 0.0, 1.0 / replicas_E[slot_NS])
     layer = LayerPlacement(tuple(map(tuple, slot_NS.tolist())), tuple(map(tuple, share_NS.tolist())))
     return Placement(0, len(nodes), experts, (layer,) * layers)
 
