@@ -221,7 +221,7 @@ def _slots(
     affordable = _affordable(spec, source, machine, wishes, nodes, slots) if nodes.experts else 0
     slots = replace(slots, spare=spare_for_recovery(spec.experts, nodes.experts, slots, wishes, affordable))
     if slots.moving:
-        picked["expert slots"] = f"{slots.used} per node and layer, and one spare to move through"
+        picked["expert slots"] = f"{slots.used} per node and layer, and one to move through"
     if slots.spare and wishes.spare_slots is None:
         picked["spare slots"] = f"{slots.spare} per node and layer, for the experts of a lost node"
     return slots
