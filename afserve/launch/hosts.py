@@ -81,6 +81,14 @@ class HostAssignment:
             count[one.node.role is Role.EXPERT] += 1
         return tuple(Share(a, e, here=not host) for host, (a, e) in counts.items())
 
+    def expert_hosts(self) -> tuple[int, ...]:
+        """The number of each expert node's host, in the order of the nodes."""
+        experts = [one for one in self.hosted if one.node.role is Role.EXPERT]
+        experts.sort(key=lambda one: one.node.index)
+        names = ["" if one.here else one.host for one in experts]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return tuple(numbers[name] for name in names)
+
     def commands(self, join: str, token: Path) -> list[str]:
         """What to type so that the nodes elsewhere join: the token's copy here, then one line per node there."""
         lines: list[str] = []

@@ -39,8 +39,8 @@ class Share:
 class Wishes:
     """What the user fixed; None is for `topology` to choose. `micro_batches` may also be "auto".
 
-    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once. `gpus` are this
-    machine's, where nodes run on them.
+    Without `hosts` all nodes are on this machine; `expert_hosts[n]` numbers the host of expert node n. `batch` is what
+    an attention node decodes at once. `gpus` are this machine's, where nodes run on them.
     """
 
     attention: int | None = setting(None, "Attention nodes.", metavar="A")
@@ -51,6 +51,12 @@ class Wishes:
     max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
     threads: int | None = setting(None, "Compute threads of each node.")
     redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
+    expert_copies: int = setting(
+        1, "Expert nodes that hold each expert, on different hosts where there are.", metavar="C"
+    )
+    spare_slots: int | None = setting(
+        None, "Slots per expert node and layer kept empty for a lost node's experts.", metavar="S"
+    )
     gateways: int = setting(
         0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
     )
@@ -67,6 +73,7 @@ class Wishes:
     rebalance: bool = False
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
+    expert_hosts: tuple[int, ...] = ()
     gpus: "Gpus | None" = None
 
     def __post_init__(self) -> None:
