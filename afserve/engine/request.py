@@ -5,7 +5,7 @@ A `GenerationRequest` is one sequence to extend; `n > 1` becomes several request
 
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from afserve.errors import RequestError, shown
 
@@ -156,8 +156,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error".
 
     `cached_tokens` and `prompt_logprobs` come with the first event of a request that began without generated tokens.

@@ -8,7 +8,7 @@ Shapes: T rows of a micro-batch, R rows of one message, H hidden size, K top-k.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,8 +65,7 @@ class Link(Protocol[_AnyTicket]):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One message of a dispatch."""
 
     box: Box
