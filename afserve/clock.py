@@ -12,7 +12,7 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """Seconds since the machine started, without a call of ours in between: it is read twice per layer of a step."""
+    """`now` is the function itself: a step reads it twice per layer, and a method around it costs as much again."""
 
     now = staticmethod(time.monotonic)
 

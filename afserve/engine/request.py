@@ -5,7 +5,7 @@ A `GenerationRequest` is one sequence to extend; `n > 1` becomes several request
 
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from afserve.errors import RequestError, shown
 
@@ -156,7 +156,8 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class TokenEvent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
     """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error".
 
     `cached_tokens` and `prompt_logprobs` come with the first event of a request that began without generated tokens.
