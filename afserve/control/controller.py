@@ -97,7 +97,8 @@ class Controller:
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
     ) -> None:
-        self.membership = Membership(deployment, __version__, rules, assign)
+        spare = 1 if balance is not None and balance.act else 0
+        self.membership = Membership(deployment, __version__, rules, assign, spare)
         self.balancing = Balancing(
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
+from afserve.control.membership.desired import MOST_GATEWAYS
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-MOST_GATEWAYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,9 @@ class Wishes:
     max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
     threads: int | None = setting(None, "Compute threads of each node.")
     redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
+    most_attention: int | None = setting(
+        None, "Attention nodes that `scale` may ask for; 8 or twice as many as at first.", metavar="A"
+    )
     gateways: int = setting(
         0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
     )

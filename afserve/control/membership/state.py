@@ -15,6 +15,7 @@ from afserve.control.membership.events import (
     Begun,
     Dismiss,
     DrainAll,
+    DrainNode,
     Effect,
     EndRun,
     Event,
@@ -24,6 +25,7 @@ from afserve.control.membership.events import (
     Left,
     Place,
     Refuse,
+    Renew,
     Replan,
     Said,
     Scale,
@@ -36,6 +38,7 @@ from afserve.control.membership.events import (
 from afserve.control.membership.members import Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import OnLoss, Recovery, Rules
+from afserve.control.membership.scaling import Renewals, Step, check_count
 from afserve.control.wire.values import (
     Adopted,
     Assigned,
@@ -62,7 +65,7 @@ from afserve.errors import (
     ProtocolError,
     RendezvousError,
 )
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role, expert_node
 
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
 
@@ -72,7 +75,10 @@ def same_everywhere(deployment: Deployment, node: NodeId) -> Deployment:
 
 
 class Membership:
-    """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own."""
+    """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own.
+
+    `spare` slots of every expert node stay empty in whatever placement is thought out.
+    """
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class Membership:
         version: str,
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
+        spare: int = 0,
     ) -> None:
         self.deployment = deployment
         self.members = Members(deployment.nodes, version, deployment.colocated)
@@ -88,6 +95,8 @@ class Membership:
         self.ended = False
         self._recovery = Recovery(rules or Rules())
         self._assign = assign
+        self._room = deployment.placement.slots_per_node() - spare
+        self.renewals = Renewals()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
@@ -132,11 +141,15 @@ class Membership:
                 found = self.members.get(member)
                 return [] if found is None else self._gone(found, reason, now)
             case Exited(node, _):
-                return [] if node in self._leaving else self._recovery.exited(event)
+                return self._exited(event, node, now)
             case Ticked():
                 return self._ticked(now)
             case Scale(role, count):
                 return self._scaled(role, count, now)
+            case DrainNode(node):
+                return self._drained_one(node)
+            case Renew(nodes):
+                return self._renewed(nodes)
             case Place():
                 return self._placed(event, now)
             case Known(things):
@@ -248,6 +261,7 @@ class Membership:
             return []
         member.state = State.READY
         self._recovery.settled(member.node)
+        self.renewals.serves(member.node)
         effects = self._tell(self.migration.joined(member.node))
         if member.node.role is Role.ATTENTION:
             effects.append(Tell(member.id, self.members.gateways()))
@@ -293,7 +307,16 @@ class Membership:
             self._guests.discard(node)
             self.members.remove(node)
             return effects
-        return effects if node in self._leaving else effects + self._recovery.lost(node, reason, now)
+        if node in self._leaving or self.renewals.gone(node, now):
+            return effects
+        return effects + self._recovery.lost(node, reason, now)
+
+    def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
+        """The process of whoever was to go has gone."""
+        unwanted = node in self._leaving or node not in self.members.places(node.role)
+        if unwanted or self.renewals.has_exited(node, now):
+            return []
+        return self._recovery.exited(event)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         """A member that is there, but of no use any more."""
@@ -338,10 +361,27 @@ class Membership:
 
     # ---- other numbers of nodes, other placements
 
+    def check_count(self, role: Role, count: int) -> None:
+        """Raises ConfigError where there cannot be so many nodes of a role now."""
+        if self.renewals.busy:
+            raise ConfigError("scale: nodes are being restarted; try again when all serve", param=role)
+        check_count(self.deployment, role, count, room=self._room)
+        places = [node for node in self.members.places(role) if node not in self._guests]
+        leaving = [node for node in places if node in self._leaving]
+        if (
+            leaving
+            and count > len(places) - len(leaving)
+            and count + len(leaving) > self.deployment.most(role)
+        ):
+            raise ConfigError(
+                f"scale: {', '.join(map(str, leaving))} still leaves, and its place is needed; try again",
+                param=role,
+            )
+
     def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
-        self._check_count(role, count)
+        self.check_count(role, count)
         self.deployment = self.deployment.scaled(role, count)
-        staying = [node for node in self.members.places(role) if node not in self._leaving]
+        staying = [n for n in self.members.places(role) if n not in self._leaving and n not in self._guests]
         self._leaving.update(staying[count:])
         effects: list[Effect] = []
         for _ in range(count - len(staying)):
@@ -350,20 +390,45 @@ class Membership:
             effects.append(Start(node))
         return effects
 
-    def _check_count(self, role: Role, count: int) -> None:
-        if count < 1:
-            raise ConfigError(
-                f"scale: at least one {role} node is needed, {count} were asked for", param=role
-            )
-        if role is Role.EXPERT and self.deployment.colocated:
-            raise ConfigError("scale: a colocated run has no expert nodes", param=role)
-        placement = self.migration.placement
-        room = count * placement.slots_per_node()
-        if role is Role.EXPERT and room < placement.experts:
-            raise ConfigError(
-                f"scale: {count} expert nodes have room for {room} of the {placement.experts} experts of a layer",
-                param=role,
-            )
+    def _drained_one(self, node: NodeId) -> list[Effect]:
+        self._check_place(node)
+        if node not in self._guests and node not in self._leaving:
+            self.check_count(node.role, self.deployment.count(node.role) - 1)
+            self.deployment = self.deployment.scaled(node.role, self.deployment.count(node.role) - 1)
+        self._leaving.add(node)
+        return []
+
+    def _renewed(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        for node in nodes:
+            self._check_place(node)
+            if node in self._leaving or node in self._guests:
+                why = (
+                    "is leaving"
+                    if node in self._leaving
+                    else "was started by hand, and is started again there"
+                )
+                raise ConfigError(f"restart: {node} {why}", param="node")
+            if (
+                node.role is Role.EXPERT
+                and not self.can_spare(node)
+                and self._recovery.rules.on_loss is OnLoss.END
+            ):
+                raise ConfigError(
+                    f"restart: the other expert nodes have no room for the experts of {node}, and without them the run "
+                    "would end; add an expert node first",
+                    param="node",
+                )
+        self.renewals.ask(nodes)
+        return []
+
+    def _check_place(self, node: NodeId) -> None:
+        if self.members.at(node) is None and node not in self.members.missing():
+            raise ConfigError(f"{node} is no node of this run", param="node")
+
+    def can_spare(self, node: NodeId) -> bool:
+        """Whether the expert nodes beside this one have room for all experts."""
+        others = self._serving_experts() - {node.index}
+        return len(others) * self._room >= self.migration.placement.experts
 
     def _placed(self, event: Place, now: float) -> list[Effect]:
         """Raises ConfigError for a placement that cannot be reached from the one in force."""
@@ -398,6 +463,7 @@ class Membership:
                 effects += self._admit(event, node, now)
         for node in sorted(self._leaving):
             effects += self._see_off(node, now)
+        effects += self._renew(now)
         effects += self._replan()
         busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
         if self._draining and not self._drained and not busy:
@@ -436,7 +502,41 @@ class Membership:
         self._waiting = [(j, other) for j, other in self._waiting if other != node]
         effects: list[Effect] = [Tell(member.id, Shutdown())] if member is not None and alive else []
         effects += self._tell(self.migration.lost(node, now))
+        if node.role is Role.GATEWAY:
+            return effects + self._announce_gateways()
         return effects + (self._announce(self.members.of(Role.ATTENTION)) if node.role is Role.EXPERT else [])
+
+    def _renew(self, now: float) -> list[Effect]:
+        """One step further with the member that is to have a new process, or the next one's turn."""
+        renewals = self.renewals
+        if self._draining:
+            renewals.clear()
+        while renewals.node is None and renewals.waiting:
+            member = self.members.at(renewals.waiting[0])
+            if member is not None and member.alive and member.state is not State.READY:
+                return []
+            node = renewals.waiting.popleft()
+            if member is not None and member.alive:  # else it gets a new process as it is
+                renewals.begin(node)
+        found = None if renewals.node is None else self.members.at(renewals.node)
+        if found is None:
+            return []
+        if renewals.step is Step.LEAVING:
+            return self._make_go(found, now)
+        if renewals.step is Step.GOING and now >= renewals.until:
+            stuck = PeerLost(found.node, "it did not go when it was told to")
+            return [Dismiss(found.id, stuck), *self._gone(found, stuck.message, now)]
+        return list(renewals.due(now))
+
+    def _make_go(self, member: Member, now: float) -> list[Effect]:
+        """Once nothing needs it, or nothing can be done about that."""
+        if member.node.role is Role.EXPERT:
+            if self.migration.holds(member.node) and self.can_spare(member.node):
+                return []
+        elif member.serving:
+            return self._drain(member)
+        self.renewals.going(now)
+        return [Tell(member.id, Shutdown())]
 
     def _replan(self) -> list[Effect]:
         """Query for another placement when the expert nodes that are to hold experts are not those that do."""
@@ -451,6 +551,12 @@ class Membership:
 
     def _holders(self) -> frozenset[int]:
         """Expert nodes that serve and stay."""
+        serving = self._serving_experts()
+        going = [n for n in map(expert_node, serving) if self.renewals.is_leaving(n) and self.can_spare(n)]
+        return serving - {node.index for node in going}
+
+    def _serving_experts(self) -> frozenset[int]:
+        """Also one that is about to have a new process."""
         return frozenset(
             m.node.index for m in self.members.of(Role.EXPERT) if m.serving and m.node not in self._leaving
         )
