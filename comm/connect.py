@@ -1,12 +1,12 @@
 """Opens a transport by kind and address: the table `TRANSPORTS` is the one place that knows which transports there are.
 
 An expert node listens and gets an address, a string `KIND:...` that travels over the control plane. An attention node
-connects to the addresses of all expert nodes, in the order of their index. A new transport is a file and a row here
+connects to the addresses of all expert nodes, by their index. A new transport is a file and a row here
 (docs/add-a-transport.md).
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,20 +98,24 @@ def listen(
 
 
 def connect(
-    addresses: Sequence[str],
+    addresses: Sequence[str] | Mapping[int, str],
     *,
     attention: int,
     layout: Layout,
     timeout: float,
     device: torch.device = HOST,
 ) -> Transport:
-    """The attention node's end. Raises RendezvousError naming the expert node and what is wrong with it."""
-    if not addresses:
+    """The attention node's end. Raises RendezvousError naming the expert node and what is wrong with it.
+
+    `addresses` are the expert nodes' by index, or in the order of their indices where none is missing.
+    """
+    by_index = addresses if isinstance(addresses, Mapping) else dict(enumerate(addresses))
+    if not by_index:
         raise RendezvousError(f"{member.attention_node(attention)}: there is no expert node to connect to")
-    found = {address.partition(":")[0] for address in addresses}
+    found = {address.partition(":")[0] for address in by_index.values()}
     if len(found) > 1:
         raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
-    return _opening(found.pop()).connect(Connecting(addresses, attention, layout, timeout, device))
+    return _opening(found.pop()).connect(Connecting(by_index, attention, layout, timeout, device))
 
 
 def _opening(kind: str) -> Opening:

@@ -9,7 +9,7 @@ message therefore never overwrites one that is still being read, and memory is f
 Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -111,9 +111,9 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """What an attention node opens: its index, the addresses of all expert nodes, and the seconds it may take."""
+    """What an attention node opens: its index, the addresses of all expert nodes by theirs, the seconds it may take."""
 
-    addresses: Sequence[str]
+    addresses: Mapping[int, str]
     attention: int
     layout: Layout
     timeout: float

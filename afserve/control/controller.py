@@ -212,6 +212,11 @@ class Controller:
         self.check()
         self._on(self.balancing.asked(placement))
 
+    def obey(self, event: Event) -> None:
+        """Something that people ask for. Raises ConfigError, and changes nothing, for what cannot be."""
+        self.check()
+        self._on(event)
+
     def report_exit(self, who: NodeId | str, reason: str) -> None:
         """A process ended, as its parent saw it: a node's, or one that all depend on."""
         if isinstance(who, NodeId):

@@ -8,7 +8,7 @@ travels.
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import cast
 
@@ -176,21 +176,21 @@ def listen(
 
 
 def connect(
-    addresses: Sequence[str], attention: int, layout: Layout, timeout: float, carriage: Carriage = IN_HOST
+    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, carriage: Carriage = IN_HOST
 ) -> DistTransport:
     """An attention node's end, with one connection and one group per expert node."""
     check_layout(layout)
     carriage.check()
     segments, streams = [], []
     with ExitStack() as opened:
-        for expert, address in enumerate(addresses):
+        for expert, address in addresses.items():
             segment, stream = _join(address, expert, attention, layout, timeout, carriage)
             opened.callback(stream.end, "another expert node could not be joined")
             segments.append(segment)
             streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
     end = DistTransport(segments, attention, carriage)
-    for expert, stream in enumerate(streams):
+    for expert, stream in zip(addresses, streams, strict=True):
         end.welcome(expert, stream)
     end.ready([])
     return end

@@ -6,7 +6,7 @@ device.
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -133,9 +133,9 @@ def listen(
     return LocalTransport([segment], None), address
 
 
-def connect(addresses: Sequence[str], attention: int, layout: Layout) -> LocalTransport:
+def connect(addresses: Mapping[int, str], attention: int, layout: Layout) -> LocalTransport:
     """An attention node's end, over the memory of every expert node in order."""
-    segments = [_find(address, expert, attention, layout) for expert, address in enumerate(addresses)]
+    segments = [_find(address, expert, attention, layout) for expert, address in addresses.items()]
     return LocalTransport(segments, attention)
 
 

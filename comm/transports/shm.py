@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -197,10 +197,10 @@ def listen(expert: int, attention_nodes: int, layout: Layout) -> tuple[ShmTransp
     return ShmTransport([segment], None, fd), f"shm:{os.getpid()}:{fd}"
 
 
-def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> ShmTransport:
+def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float) -> ShmTransport:
     """An attention node's end, over the memory of every expert node in order."""
     deadline = time.monotonic() + timeout
-    segments = [_open(address, expert, attention, layout) for expert, address in enumerate(addresses)]
+    segments = [_open(address, expert, attention, layout) for expert, address in addresses.items()]
     for segment in segments:
         _await_vacancy(segment, attention, deadline)
     return ShmTransport(segments, attention)

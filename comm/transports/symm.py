@@ -6,7 +6,7 @@ receiver launches a kernel that waits for the flag before those that read it. Th
 `symm_device.py` needs no headers either.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -165,6 +165,6 @@ def listen(
 
 
 def connect(
-    addresses: Sequence[str], attention: int, layout: Layout, timeout: float, device: torch.device
+    addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float, device: torch.device
 ) -> dist.DistTransport:
     return dist.connect(addresses, attention, layout, timeout, on_gpu(device))

@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -272,19 +272,19 @@ def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tupl
     return end, f"tcp:{host}:{listener.getsockname()[1]}"
 
 
-def connect(addresses: Sequence[str], attention: int, layout: Layout, timeout: float) -> TcpTransport:
+def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float) -> TcpTransport:
     """An attention node's end, with one connection per expert node."""
     check_layout(layout)
     segments, streams = [], []
     with ExitStack() as opened:
-        for expert, address in enumerate(addresses):
+        for expert, address in addresses.items():
             segment, stream = _join(address, expert, attention, layout, timeout)
             opened.callback(stream.end, "another expert node could not be joined")
             segments.append(segment)
             streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
     end = TcpTransport(segments, attention)
-    for expert, stream in enumerate(streams):
+    for expert, stream in zip(addresses, streams, strict=True):
         end.welcome(expert, stream)
     end.ready([])
     return end

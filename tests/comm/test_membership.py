@@ -102,3 +102,13 @@ def test_a_link_uses_a_node_that_joined(build_cluster):
     ticket = link.dispatch(*batch, layer=0, micro_batch=0)
     assert {part.box.expert for part in ticket.parts} == {0, 1}
     assert torch.equal(cluster.finish(link, ticket), cluster.expected(0, *batch))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in connect.kinds() if kind not in ("symm", "dist")])
+def test_an_attention_node_may_begin_with_expert_nodes_whose_numbers_have_gaps(kind):
+    ends = {e: connect.listen(kind, expert=e, attention_nodes=1, layout=LAYOUT) for e in (1, 3)}
+    addresses = {e: address for e, (_, address) in ends.items()}
+    front = connect.connect(addresses, attention=0, layout=LAYOUT, timeout=10.0)
+    assert {box.expert for box in front.boxes()} == {1, 3}
+    for end in (front, *(end for end, _ in ends.values())):
+        end.close()

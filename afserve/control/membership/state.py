@@ -381,7 +381,7 @@ class Membership:
     def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
         self.check_count(role, count)
         self.deployment = self.deployment.scaled(role, count)
-        staying = [n for n in self.members.places(role) if n not in self._leaving and n not in self._guests]
+        staying = [node for node in self.staying() if node.role is role]
         self._leaving.update(staying[count:])
         effects: list[Effect] = []
         for _ in range(count - len(staying)):
@@ -424,6 +424,19 @@ class Membership:
     def _check_place(self, node: NodeId) -> None:
         if self.members.at(node) is None and node not in self.members.missing():
             raise ConfigError(f"{node} is no node of this run", param="node")
+
+    def staying(self) -> list[NodeId]:
+        """The places that are to be filled, beside those of nodes that leave and of gateways that joined by hand."""
+        places = [node for role in Role for node in self.members.places(role)]
+        return [node for node in places if node not in self._leaving and node not in self._guests]
+
+    def waits_for(self, node: NodeId) -> str:
+        """What waits while this node has no process, in words; empty where nothing does."""
+        if node.role is Role.EXPERT and not self.can_spare(node):
+            return f"requests wait while {node} restarts: the other expert nodes have no room for its experts"
+        if node.role is Role.ATTENTION and len(self.members.places(Role.ATTENTION)) == 1:
+            return f"requests wait while {node} restarts: there is no other attention node"
+        return ""
 
     def can_spare(self, node: NodeId) -> bool:
         """Whether the expert nodes beside this one have room for all experts."""

@@ -85,14 +85,14 @@ def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
     return lambda things: stream.send(Identity(things))
 
 
-def meet(stream: ControlStream) -> Callable[[dict[str, str]], tuple[str, ...]]:
+def meet(stream: ControlStream) -> Callable[[dict[str, str]], Mapping[int, str]]:
     """Tells what this node will put on the data plane and returns the expert nodes' addresses, by index."""
 
-    def rendezvous(agreed: dict[str, str]) -> tuple[str, ...]:
+    def rendezvous(agreed: dict[str, str]) -> Mapping[int, str]:
         stream.send(Endpoint("", agreed))
         peers = stream.expect(Peers, PEERS_SECONDS, "the expert nodes' addresses")
         assert isinstance(peers, Peers)
-        return tuple(address for _, address in peers.experts)
+        return dict(peers.experts)
 
     return rendezvous
 

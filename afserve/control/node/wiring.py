@@ -4,7 +4,7 @@ A node that reads another config.json than the controller's is refused before an
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,9 +47,9 @@ AnyNode = AttentionNode[Any]  # over whichever link's tickets
 
 
 def build_attention(
-    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], tuple[str, ...]], tell: Tell
+    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], Mapping[int, str]], tell: Tell
 ) -> tuple[AnyNode, Close]:
-    """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses.
+    """`meet` tells what this node will put on the data plane and returns the expert nodes' addresses by index.
 
     `tell` is given, from a thread, what this host has of the checkpoint, before this returns.
     """
