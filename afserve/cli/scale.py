@@ -8,7 +8,7 @@ import click
 
 from afserve.cli.connection import admin_options, connect
 from afserve.client import Client
-from afserve.errors import ConfigError, DeadlineError, PeerError
+from afserve.errors import CapacityError, ConfigError, DeadlineError, PeerError
 
 Fields = Mapping[str, Any]  # parsed JSON
 Pids = dict[str, int]  # of the nodes that are ready, by name
@@ -119,7 +119,7 @@ def _wait(client: Client, waited: dict[str, Callable[[Fields], str]], timeout: f
         time.sleep(_LOOK_SECONDS)
         try:
             status = client.status()
-        except PeerError:
+        except (PeerError, CapacityError):
             continue
         for name in list(waited):
             if said := waited[name](status):
