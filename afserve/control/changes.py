@@ -50,10 +50,11 @@ class Changed:
 
 def count_of(pool: str, now: int, wanted: str) -> int:
     """Raises ConfigError for what is no number of nodes."""
-    digits = wanted.removeprefix("+").removeprefix("-") if wanted[:1] in ("+", "-") else wanted
+    signed = wanted[:1] in ("+", "-")
+    digits = wanted[1:] if signed else wanted
     if not digits.isascii() or not digits.isdecimal() or len(digits) > _LONGEST:
         raise ConfigError(
             f"{pool}: {shown(wanted)} is no number of nodes, such as 3, and no change of it, such as +1 or -1",
             param=pool,
         )
-    return now + int(wanted) if wanted[0] in "+-" else int(wanted)
+    return now + int(wanted) if signed else int(wanted)
