@@ -47,7 +47,7 @@ def served(attention=1, experts=2, **rules):
 
 def moved(membership, members, holders):
     """All experts are on `holders` from now on, as everyone has said; what comes of the last word."""
-    rows = tuple(tuple(range(4)) + (FREE,) if n in holders else (FREE,) * 5 for n in range(max(holders) + 1))
+    rows = tuple((*range(4), FREE) if n in holders else (FREE,) * 5 for n in range(max(holders) + 1))
     share = tuple(tuple(0.0 if e == FREE else 1 / len(holders) for e in row) for row in rows)
     target = Placement(0, len(rows), 4, (LayerPlacement(rows, share),))
     effects = membership.on(Place(target, frozenset(holders)), 1.0)
