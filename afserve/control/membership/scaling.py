@@ -15,6 +15,7 @@ from afserve.errors import ConfigError
 from afserve.member import NodeId, Role
 
 GOING_SECONDS = 5.0  # from Shutdown until the member's stream has ended
+HEARD_SECONDS = 0.5  # from when a node serves until gateways know: the next one's turn comes after that
 EXIT_SECONDS = 2.0  # from the end of its stream until its process is taken for gone
 
 
@@ -56,6 +57,7 @@ class Step(Enum):
     GOING = "going"  # told to go
     GONE = "gone"  # its stream has ended; its process may not have
     STARTED = "started"
+    SERVES = "serves"  # and gateways are about to hear of it
 
 
 @dataclass(slots=True)
@@ -88,14 +90,14 @@ class Renewals:
 
     def gone(self, node: NodeId, now: float) -> bool:
         """Whether the end of this member's stream is no loss, as it was to have a new process anyway."""
-        if node != self.node or self.step is Step.STARTED:
+        if node != self.node or self.step in (Step.STARTED, Step.SERVES):
             return False
         self.step, self.until = Step.GONE, now if self.exited else now + EXIT_SECONDS
         return True
 
     def has_exited(self, node: NodeId, now: float) -> bool:
         """Whether the end of this node's process is no loss."""
-        if node != self.node or self.step is Step.STARTED:
+        if node != self.node or self.step in (Step.STARTED, Step.SERVES):
             return False
         self.exited, self.until = True, min(self.until, now) if self.step is Step.GONE else self.until
         return True
@@ -107,9 +109,14 @@ class Renewals:
         self.step = Step.STARTED
         return [Start(self.node)]
 
-    def serves(self, node: NodeId) -> None:
-        """It is ready: the next one's turn."""
+    def serves(self, node: NodeId, now: float) -> None:
+        """It is ready: soon the next one's turn."""
         if node == self.node and self.step is Step.STARTED:
+            self.step, self.until = Step.SERVES, now + HEARD_SECONDS
+
+    def move_on(self, now: float) -> None:
+        """The next one's turn, where the one before is known to serve."""
+        if self.step is Step.SERVES and now >= self.until:
             self.node = None
 
     def clear(self) -> None:

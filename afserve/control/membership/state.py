@@ -261,7 +261,7 @@ class Membership:
             return []
         member.state = State.READY
         self._recovery.settled(member.node)
-        self.renewals.serves(member.node)
+        self.renewals.serves(member.node, member.seen_at)
         effects = self._tell(self.migration.joined(member.node))
         if member.node.role is Role.ATTENTION:
             effects.append(Tell(member.id, self.members.gateways()))
@@ -524,6 +524,7 @@ class Membership:
         renewals = self.renewals
         if self._draining:
             renewals.clear()
+        renewals.move_on(now)
         while renewals.node is None and renewals.waiting:
             member = self.members.at(renewals.waiting[0])
             if member is not None and member.alive and member.state is not State.READY:
