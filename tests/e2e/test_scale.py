@@ -80,16 +80,19 @@ def test_nodes_come_and_go_under_load(up, keys):
         assert done.returncode == 0 and all(each in done.stdout for each in said), done
         load.more()
     assert set(nodes(server)) == {"attention-1", "attention-2", "expert-0", "expert-1"}
-    for words, said in (
-        (("scale", "--experts", "1"), "room for"),
-        (("scale", "--attention", "-2"), "at least one"),
-        (("scale", "--attention", "99"), "--most-attention"),
-        (("scale", "--gateways", "2"), "--gateways 1"),
-        (("scale", "--experts", "many"), "no number of nodes"),
-        (("drain", "attention-0"), "none of this run's"),
+    for path, body, said in (
+        ("scale", {"experts": 1}, "room for"),
+        ("scale", {"attention": "-2"}, "at least one"),
+        ("scale", {"attention": 99}, "--most-attention"),
+        ("scale", {"attention": 3, "experts": 99}, "there may be 32"),
+        ("scale", {"gateways": 2}, "--gateways 1"),
+        ("scale", {"experts": "many"}, "no number of nodes"),
+        ("scale", {"expert": 1}, "not one of attention, experts, gateways"),
+        ("drain", {"node": "attention-0"}, "none of this run's"),
     ):
-        done = afserve(server, keys, *words)
-        assert done.returncode == 2 and said in done.stderr, done
+        answer = httpx.post(f"{server.url}/admin/{path}", json=body, headers=ADMIN, timeout=30)
+        assert answer.status_code in (400, 404) and said in answer.text
+    assert len(nodes(server)) == 4, "all of a change is checked before any of it is begun"
     load.stop()
     assert server.stop()[0] == 0
 
