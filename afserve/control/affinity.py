@@ -5,7 +5,7 @@ known points at the node whose prefix cache most likely holds it. Integers in, a
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 _REMEMBERED = 1 << 16
 _DEPTH = 64
@@ -17,17 +17,18 @@ _FACTOR = 1.5
 class Affinity:
     """Remembers, for the last 65,536 block chains, which node computed them."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, nodes: int, block_size: int) -> None:
+        self._nodes = nodes
         self._block = block_size
         self._home: OrderedDict[int, int] = OrderedDict()
 
-    def pick(self, prompt: Sequence[int], load: Mapping[int, int]) -> int:
-        """The node for `prompt`, one of `load`: the number of open requests on each."""
-        least = min(load, key=lambda node: load[node])
-        if len(load) == 1:
-            return least
+    def pick(self, prompt: Sequence[int], load: Sequence[int]) -> int:
+        """The node for `prompt`; `load[n]` is the number of open requests on node n."""
+        if self._nodes == 1:
+            return 0
         chain = list(self._chain(prompt))
-        node = self._known(chain, load)
+        least = min(range(self._nodes), key=lambda node: load[node])
+        node = self._known(chain)
         if node is None or load[node] > max(load[least] + _SLACK, load[least] * _FACTOR):
             node = least
         self._remember(chain, node)
@@ -39,9 +40,8 @@ class Affinity:
             value = hash((value, tuple(prompt[start : start + self._block])))
             yield value
 
-    def _known(self, chain: Sequence[int], nodes: Container[int]) -> int | None:
-        homes = (self._home.get(value) for value in reversed(chain))
-        return next((home for home in homes if home is not None and home in nodes), None)
+    def _known(self, chain: Sequence[int]) -> int | None:
+        return next((self._home[value] for value in reversed(chain) if value in self._home), None)
 
     def _remember(self, chain: Sequence[int], node: int) -> None:
         for value in chain:

@@ -35,7 +35,8 @@ class Frontend:
         self._gateway = gateway
         self._drawn = RequestTrace(trace)
         self._accepting = True
-        self._affinity = Affinity(queries.block_size)
+        self._nodes = queries.attention_nodes
+        self._affinity = Affinity(self._nodes, queries.block_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         opened, drawn = self._submit(request), self._drawn.begin()
@@ -51,11 +52,7 @@ class Frontend:
             self._finish(opened)
 
     def ready(self) -> bool:
-        return self._accepting and self._queries.ready and bool(self._nodes())
-
-    def _nodes(self) -> list[int]:
-        """Attention nodes that take requests and are here."""
-        return [index for index in self._queries.attention_nodes if self._gateway.is_here(index)]
+        return self._accepting and self._queries.ready and self._gateway.is_attended(self._nodes)
 
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""
@@ -81,11 +78,11 @@ class Frontend:
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""
-        return [attention_node(i) for i in self._queries.attention_nodes if not self._gateway.is_here(i)]
+        return [attention_node(index) for index in range(self._nodes) if not self._gateway.is_here(index)]
 
     async def wait_attended(self) -> None:
         """Returns when every attention node has opened its stream."""
-        await self._gateway.wait_attended(lambda: self._queries.attention_nodes)
+        await self._gateway.wait_attended(self._nodes)
 
     def _submit(self, request: GenerationRequest) -> Request:
         self._queries.check()
@@ -93,7 +90,7 @@ class Frontend:
             raise OverloadedError(
                 "the server is starting or stopping and takes no requests now", retry_after=2.0
             )
-        load = {node: self._gateway.requests.on_node(node) for node in self._nodes()}
+        load = [self._gateway.requests.on_node(node) for node in range(self._nodes)]
         opened = self._gateway.requests.open(request, self._affinity.pick(request.prompt_ids, load))
         submitted = replace(request, handle=opened.number)
         self._gateway.send(opened.node, Submit(submitted))

@@ -5,7 +5,7 @@ controller's business: a node whose stream broke has a moment to come back, or t
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -44,13 +44,13 @@ class Gateway:
     def is_here(self, node: int) -> bool:
         return node in self._nodes
 
-    def is_attended(self, nodes: Iterable[int]) -> bool:
-        """Whether all of these attention nodes are there."""
-        return all(index in self._nodes for index in nodes)
+    def is_attended(self, nodes: int) -> bool:
+        """Whether attention nodes 0 to `nodes` - 1 are there."""
+        return all(index in self._nodes for index in range(nodes))
 
-    async def wait_attended(self, nodes: Callable[[], Iterable[int]]) -> None:
+    async def wait_attended(self, nodes: int) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self.is_attended(nodes()))
+            await self._changed.wait_for(lambda: self.is_attended(nodes))
 
     def send(self, node: int, value: ToAttention) -> None:
         """To a node that is not there, nothing: its requests are answered when it is declared lost."""

@@ -4,7 +4,7 @@ Both answer with the same values. Over the wire an answer has a deadline; that t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Protocol
 
@@ -13,7 +13,6 @@ from afserve.control.backend import ClusterView, NodeView
 from afserve.control.changes import Change, Changed
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
-from afserve.control.membership.members import State
 from afserve.control.wire import views
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.control.wire.values import Query, QueryAnswer
@@ -25,12 +24,8 @@ ANSWER_SECONDS = 10.0
 
 
 class Queries(Protocol):
+    attention_nodes: int
     block_size: int
-
-    @property
-    def attention_nodes(self) -> Sequence[int]:
-        """Those that take requests."""
-        ...
 
     @property
     def ready(self) -> bool: ...
@@ -63,15 +58,11 @@ class OwnQueries:
         changing: Changing | None = None,
     ) -> None:
         self._changing = changing or Changing(controller)
+        self.attention_nodes = controller.deployment.count(Role.ATTENTION)
         self.block_size = controller.deployment.engine.block_size
         self._controller = controller
         self._picked = picked
         self._clock = clock
-
-    @property
-    def attention_nodes(self) -> Sequence[int]:
-        members = self._controller.members.of(Role.ATTENTION)
-        return [member.node.index for member in members if member.state is State.READY]
 
     @property
     def ready(self) -> bool:
@@ -143,20 +134,14 @@ class OwnQueries:
 class DistantQueries:
     """The controller is elsewhere: `send` carries a question to it, `answered` brings what came back."""
 
-    def __init__(
-        self, attention_nodes: Sequence[int], block_size: int, send: Callable[[Query], None]
-    ) -> None:
-        self._attention_nodes = attention_nodes
+    def __init__(self, attention_nodes: int, block_size: int, send: Callable[[Query], None]) -> None:
+        self.attention_nodes = attention_nodes
         self.block_size = block_size
         self.failure: AfserveError | None = None
         self._send = send
         self._numbers = count(1)
         self._open: dict[int, asyncio.Future[QueryAnswer]] = {}
         self.serving = False  # until the controller has said that everyone is ready
-
-    @property
-    def attention_nodes(self) -> Sequence[int]:
-        return self._attention_nodes
 
     @property
     def ready(self) -> bool:

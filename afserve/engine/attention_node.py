@@ -69,14 +69,6 @@ class AttentionNode(Generic[T]):
         self._link.adopt(placement)
         self._unsettled = {index for index, ticket in enumerate(self._tickets) if ticket is not None}
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        """Connect to an expert node that joined; `adopt` then sends it rows."""
-        self._link.attach(expert, address, timeout)
-
-    def detach(self, expert: int) -> None:
-        """Leave an expert node that no placement names any more."""
-        self._link.detach(expert)
-
     @property
     def settled(self) -> bool:
         """Whether nothing is under way any more that was routed before the last `adopt`."""

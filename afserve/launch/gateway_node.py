@@ -125,7 +125,7 @@ class _GatewayNode:
         )
         gateway = Gateway(self._stream.token, self._assigned.node.index)
         queries = DistantQueries(
-            range(deployment.count(Role.ATTENTION)), deployment.engine.block_size, self._stream.send
+            deployment.count(Role.ATTENTION), deployment.engine.block_size, self._stream.send
         )
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
         frontend = Frontend(queries, gateway, served, trace)
@@ -155,7 +155,7 @@ class _GatewayNode:
 
     async def _when_attended(self, gateway: Gateway, queries: DistantQueries) -> None:
         """Ready is who can pass on a request."""
-        await gateway.wait_attended(lambda: queries.attention_nodes)
+        await gateway.wait_attended(queries.attention_nodes)
         self._stream.send(Ready(self._heartbeat.resident_bytes()))
 
     async def _listen(self, gateway: Gateway) -> grpc.aio.Server:

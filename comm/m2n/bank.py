@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.errors import PeerLost, ProtocolError
+from afserve.errors import PeerLost
 from afserve.placement.placement import Placement
 
 
@@ -59,11 +59,5 @@ class LocalBankLink:
 
     def adopt(self, placement: Placement) -> None:
         """Every expert is here, whatever the placement says."""
-
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        raise ProtocolError(f"a colocated run has no expert nodes; got one at {address}")
-
-    def detach(self, expert: int) -> None:
-        raise ProtocolError(f"a colocated run has no expert nodes; was to leave {expert}")
 
     def close(self) -> None: ...

@@ -16,7 +16,6 @@ from afserve.control.wire.values import (
     Gateways,
     Peers,
     Refused,
-    Retire,
     Shutdown,
     Submit,
     Tokens,
@@ -77,13 +76,6 @@ class ScriptedNode:
 
     def __init__(self):
         self.left, self.cancelled, self.waited, self.stalled, self.turn = {}, [], 0, False, 0
-        self.met = []
-
-    def attach(self, expert, address, timeout):
-        self.met.append((expert, address))
-
-    def detach(self, expert):
-        self.met.append(expert)
 
     @property
     def busy(self):
@@ -197,7 +189,7 @@ def test_cancel_then_drain():
         [Shutdown()],
     )
     node = ScriptedNode()
-    AttentionLoop(node, stream, ScriptedGateways(), under_way=0.0).run()
+    AttentionLoop(node, stream, ScriptedGateways()).run()
     assert node.cancelled == [1]
     assert stream.sent.count(Drained()) == 1
     assert isinstance(stream.sent[-1], Drained)
@@ -209,15 +201,8 @@ def test_a_broken_stream_ends_the_loop():
 
 
 def test_a_command_out_of_place_is_refused():
-    with pytest.raises(ProtocolError, match="Retire"):
-        AttentionLoop(ScriptedNode(), ScriptedStream([Retire(1)]), ScriptedGateways()).run()
-
-
-def test_expert_nodes_that_come_and_go_are_attached_and_detached():
-    node = ScriptedNode()
-    stream = ScriptedStream([Peers(((0, "a"), (1, "b")))], [Peers(((1, "c"),))], [Shutdown()])
-    AttentionLoop(node, stream, ScriptedGateways(), peers={0: "a"}).run()
-    assert node.met == [(1, "b"), 0, (1, "c")]
+    with pytest.raises(ProtocolError, match="Peers"):
+        AttentionLoop(ScriptedNode(), ScriptedStream([Peers(())]), ScriptedGateways()).run()
 
 
 def test_each_gateway_gets_its_own_requests_tokens():
@@ -256,7 +241,7 @@ def test_drained_is_said_when_the_last_end_has_been_acknowledged():
     quiet = [[] for _ in range(8)]
     for late in ([], [said(Acknowledge((1,)))]):
         stream = ScriptedStream([submit(1), Drain()], *quiet, late, [], [Shutdown()])
-        AttentionLoop(ScriptedNode(), stream, ScriptedGateways(), under_way=0.0).run()
+        AttentionLoop(ScriptedNode(), stream, ScriptedGateways()).run()
         assert stream.sent.count(Drained()) == bool(late)
 
 

@@ -53,10 +53,4 @@ class MarkedLink:
     def adopt(self, placement: Placement) -> None:
         """There are no experts to route to."""
 
-    def attach(self, expert: int, address: str, timeout: float) -> None:
-        """As for `adopt`."""
-
-    def detach(self, expert: int) -> None:
-        """As for `adopt`."""
-
     def close(self) -> None: ...

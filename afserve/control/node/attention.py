@@ -40,8 +40,6 @@ from afserve.errors import AfserveError, ProtocolError
 from afserve.placement.placement import Placement
 
 PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
-ATTACH_SECONDS = 10.0
-UNDER_WAY_SECONDS = 0.2
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
 _TOGETHER = (
     0.004  # tokens of steps shorter than this go out in one message: each costs a tenth of such a step
@@ -61,8 +59,6 @@ class AttentionEngine(Protocol):
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
     def adopt(self, placement: Placement) -> None: ...
-    def attach(self, expert: int, address: str, timeout: float) -> None: ...
-    def detach(self, expert: int) -> None: ...
     @property
     def settled(self) -> bool: ...
 
@@ -71,15 +67,14 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     from afserve.control.node.wiring import build_attention
 
     progress, tell = stream.progress("attention weights"), identify(stream)
-    peers: dict[int, str] = {}
-    node, close = build_attention(assigned, progress, meet(stream, peers), tell)
+    node, close = build_attention(assigned, progress, meet(stream), tell)
     report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     freeze_heap()
     attend = Attend(assigned.node.index, assigned.generation)
     gateways = GatewayStreams(attend, stream.address, stream.token, stream.deliver)
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
-        AttentionLoop(node, stream, gateways, report, peers).run()
+        AttentionLoop(node, stream, gateways, report).run()
     finally:
         gateways.close()
         close()
@@ -90,18 +85,14 @@ def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
     return lambda things: stream.send(Identity(things))
 
 
-def meet(stream: ControlStream, known: dict[int, str]) -> Callable[[dict[str, str]], Mapping[int, str]]:
-    """Tells what this node will put on the data plane and returns the expert nodes' addresses, by index.
-
-    They are put into `known` too.
-    """
+def meet(stream: ControlStream) -> Callable[[dict[str, str]], Mapping[int, str]]:
+    """Tells what this node will put on the data plane and returns the expert nodes' addresses, by index."""
 
     def rendezvous(agreed: dict[str, str]) -> Mapping[int, str]:
         stream.send(Endpoint("", agreed))
         peers = stream.expect(Peers, PEERS_SECONDS, "the expert nodes' addresses")
         assert isinstance(peers, Peers)
-        known.update(peers.experts)
-        return known
+        return dict(peers.experts)
 
     return rendezvous
 
@@ -116,20 +107,8 @@ class AttentionLoop:
     """Commands in, one step, events out, until Shutdown. Raises PeerLost when the stream or an expert node goes."""
 
     def __init__(
-        self,
-        node: AttentionEngine,
-        stream: ControlStream,
-        gateways: GatewayStreams,
-        report: Report = silent,
-        peers: Mapping[int, str] | None = None,
-        under_way: float = UNDER_WAY_SECONDS,
+        self, node: AttentionEngine, stream: ControlStream, gateways: GatewayStreams, report: Report = silent
     ) -> None:
-        """`peers` are the expert nodes that `node` is attached to, with their addresses.
-
-        `under_way`: seconds that a message takes at most.
-        """
-        self._peers = dict(peers or {})
-        self._under_way = under_way
         self._node = node
         self._stream = stream
         self._gateways = gateways
@@ -137,7 +116,7 @@ class AttentionLoop:
         self._open: set[int] = set()  # requests whose end no gateway has acknowledged
         self._running = True
         self._was_busy = False
-        self._draining: float | None = None  # since when
+        self._draining = False
         self._adopting: int | None = None
         self._unsent: list[TokenEvent] = []
         self._sent = 0.0
@@ -153,28 +132,17 @@ class AttentionLoop:
                 self._was_busy = busy
                 self._report(soon=True)  # /metrics shows at once that requests run, or that none does
             self._gateways.redial()
-            for command in self._stream.receive(self._patience()):
+            for command in self._stream.receive(0.0 if self._node.busy else _IDLE):
                 self._obey(command)
             if self._adopting is not None and self._node.settled:
                 self._stream.send(Adopted(self._adopting))
                 self._adopting = None
             if self._node.busy:
                 self._step()
-            elif self._has_drained():
-                self._draining = None
+            elif self._draining and not self._open:
+                self._draining = False
                 self._report(at_once=True)
                 self._stream.send(Drained())
-
-    def _patience(self) -> float:
-        """Seconds to wait for something to do."""
-        if self._node.busy:
-            return 0.0
-        return _IDLE if self._draining is None else self._under_way
-
-    def _has_drained(self) -> bool:
-        """What a gateway sent before it knew comes by another stream than the word that this node is to go."""
-        since = self._draining
-        return since is not None and not self._open and time.monotonic() - since >= self._under_way
 
     def _step(self) -> None:
         self._unsent += self._node.step()
@@ -201,23 +169,12 @@ class AttentionLoop:
             case Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
-            case Peers(experts):
-                self._meet(dict(experts))
             case Drain():
-                self._draining = time.monotonic()
+                self._draining = True
             case Shutdown():
                 self._running = False
             case _:
                 raise ProtocolError(f"an attention node does not take {type(command).__name__} now")
-
-    def _meet(self, experts: Mapping[int, str]) -> None:
-        """From now on these are the expert nodes."""
-        for expert in [expert for expert in self._peers if expert not in experts]:
-            self._node.detach(expert)
-        for expert, address in experts.items():
-            if self._peers.get(expert) != address:
-                self._node.attach(expert, address, ATTACH_SECONDS)
-        self._peers = dict(experts)
 
     def _serve(self, gateway: int, value: ToAttention | None) -> None:
         match value:
