@@ -100,8 +100,9 @@ class Controller:
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
     ) -> None:
-        self.membership = Membership(deployment, __version__, rules, assign)
         self.incidents = Incidents()
+        spare = 1 if balance is not None and balance.act else 0
+        self.membership = Membership(deployment, __version__, rules, assign, spare)
         self.balancing = Balancing(
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
@@ -216,6 +217,11 @@ class Controller:
         """Go to this placement while serving. Raises ConfigError where it does not fit the run."""
         self.check()
         self._on(self.balancing.asked(placement))
+
+    def obey(self, event: Event) -> None:
+        """Something that people ask for. Raises ConfigError, and changes nothing, for what cannot be."""
+        self.check()
+        self._on(event)
 
     def report_exit(self, who: NodeId | str, reason: str) -> None:
         """A process ended, as its parent saw it: a node's, or one that all depend on."""

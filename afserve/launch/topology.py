@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, ModelSource
 from afserve.control.membership.balancing import BalanceRules
-from afserve.control.membership.desired import Deployment
+from afserve.control.membership.desired import MOST_NODES, Deployment
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.gpus import Gpus
@@ -27,7 +27,8 @@ _KV_DEFAULT_MAX = 4 * GIB
 _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
-_MOST_NODES = 1024
+_ATTENTION_HEADROOM = 2  # times as many attention nodes as at first: mailboxes nobody writes take no memory
+_LEAST_MOST_ATTENTION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,15 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
     counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
-    deployment = Deployment(source, engine, counts, spec.fingerprint(), placement, silence=wishes.silence)
+    deployment = Deployment(
+        source,
+        engine,
+        counts,
+        spec.fingerprint(),
+        placement,
+        silence=wishes.silence,
+        most_attention=_most_attention(wishes, nodes),
+    )
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None
     need = Need(weights.attention, kv)
@@ -125,7 +134,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
         )
     for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
         if value is not None:
-            in_range(f"--{key}", value, 1, _MOST_NODES)
+            in_range(f"--{key}", value, 1, MOST_NODES)
     gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.engine.device == "cuda" else 0
     attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
     if wishes.attention is None:
@@ -145,6 +154,16 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
             f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
         )
     return Share(attention, experts)
+
+
+def _most_attention(wishes: Wishes, nodes: Share) -> int:
+    """Mailboxes in a GPU's memory take their bytes at once, so there are no more than are asked for."""
+    if wishes.most_attention is not None:
+        in_range("--most-attention", wishes.most_attention, nodes.attention, MOST_NODES)
+        return wishes.most_attention
+    if wishes.engine.device != "cpu":
+        return nodes.attention
+    return min(MOST_NODES, max(_LEAST_MOST_ATTENTION, _ATTENTION_HEADROOM * nodes.attention))
 
 
 def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, str]) -> Machine:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
+from afserve.control.membership.desired import MOST_GATEWAYS
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-MOST_GATEWAYS = 64
 RECOVER, END = "recover", "end"
 _SILENCE = Range(0.2, 3600.0, whole=False)
 
@@ -56,6 +56,9 @@ class Wishes:
     )
     spare_slots: int | None = setting(
         None, "Slots per expert node and layer kept empty for a lost node's experts.", metavar="S"
+    )
+    most_attention: int | None = setting(
+        None, "Attention nodes that `scale` may ask for; 8 or twice as many as at first.", metavar="A"
     )
     gateways: int = setting(
         0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"

@@ -16,6 +16,7 @@ from afserve.control.membership.events import (
     Begun,
     Dismiss,
     DrainAll,
+    DrainNode,
     EndRun,
     Exited,
     Incident,
@@ -23,6 +24,7 @@ from afserve.control.membership.events import (
     Left,
     Place,
     Refuse,
+    Renew,
     Replan,
     Said,
     Scale,
@@ -124,7 +126,7 @@ class World:
         try:
             effects = self.membership.on(event, self.now)
         except ConfigError:
-            assert isinstance(event, Place | Scale), event
+            assert isinstance(event, Place | Scale | DrainNode | Renew), event
             return
         for effect in effects:
             assert self.ended is None, f"{effect} after the end"
@@ -275,7 +277,10 @@ class World:
         elif choice < 0.7:
             role = rng.choice(list(Role))
             self.join(NodeId(role, rng.randrange(5)), index=role is not Role.GATEWAY and rng.random() < 0.5)
-        elif choice < 0.85:
+        elif choice < 0.8:
+            node = NodeId(rng.choice(list(MODEL_ROLES)), rng.randrange(5))
+            self.on(rng.choice([DrainNode(node), Renew((node,)), Renew(self.renewable())]))
+        elif choice < 0.9:
             role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))
         elif choice < 0.9 and (
@@ -289,6 +294,12 @@ class World:
             holders = sorted(n.index for n in self.membership.members.places(Role.EXPERT))
             nodes = max(max(holders) + 1, self.membership.migration.placement.nodes)
             self.on(Place(placed(rng, nodes, holders)))
+
+    def renewable(self):
+        """Everyone who stays, whether it is there or not."""
+        members = self.membership.members
+        places = [node for role in MODEL_ROLES for node in members.places(role)]
+        return tuple(n for n in places if self.rng.random() < 0.9)
 
     def pass_time(self):
         self.now += self.rng.uniform(0.01, 0.7)
@@ -330,6 +341,8 @@ class World:
         for role in MODEL_ROLES:
             if len(members.places(role)) != membership.deployment.count(role):
                 return f"{role}: {members.places(role)}"
+        if membership.renewals.busy:
+            return f"{membership.renewals}"
         if not members.all_ready or not membership.migration.steady:
             return f"{members.unready()}, {membership.migration.phase}"
         holders = {n for n in range(placement.nodes) if any(True for _ in placement.held(n))}

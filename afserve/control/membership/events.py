@@ -90,6 +90,20 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainNode:
+    """This node is to go, and one fewer of its role is wanted."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """These nodes are to get new processes, one after another, each once the one before serves."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Go to another placement. `nodes` are the expert nodes that it was thought out for, where they changed.
 
@@ -114,7 +128,21 @@ class DrainAll:
     """Take nothing new, finish what runs."""
 
 
-Event = Begun | Joined | Withdrawn | Said | Left | Exited | Ticked | Scale | Place | Known | DrainAll
+Event = (
+    Begun
+    | Joined
+    | Withdrawn
+    | Said
+    | Left
+    | Exited
+    | Ticked
+    | Scale
+    | DrainNode
+    | Renew
+    | Place
+    | Known
+    | DrainAll
+)
 
 
 # ---- effects
