@@ -139,6 +139,13 @@ class Wire:
             self.ended(None)
 
 
+class NoExperts:
+    """This node's experts are always there."""
+
+    def look(self) -> None:
+        """There is nothing to report."""
+
+
 class NodeEnd:
     """As `node.stream.Stream`, for an attention node's stream to a gateway. `token` is the node."""
 
@@ -196,7 +203,7 @@ class Node:
             self.inbox.deliver,
             world.clock,
         )
-        self.loop = AttentionLoop(self.engine, self.inbox, streams, self.kept, clock=world.clock)  # type: ignore[arg-type]
+        self.loop = AttentionLoop(self.engine, self.inbox, streams, NoExperts(), self.kept, clock=world.clock)  # type: ignore[arg-type]
 
     def turn(self) -> None:
         if self.alive and not self.frozen:

@@ -138,7 +138,7 @@ def test_an_expert_node_whose_experts_have_no_other_room():
     membership, _ = served(experts=1)
     with pytest.raises(ConfigError, match="no room for the experts of expert-0"):
         membership.on(Renew((expert_node(0),)), 1.0)
-    membership, members = served(experts=1, on_loss=OnLoss.RESTART)
+    membership, members = served(experts=1, on_loss=OnLoss.RECOVER)
     assert "requests wait" in membership.waits_for(expert_node(0))
     effects = membership.on(Renew((expert_node(0),)), 1.0)
     assert effects == [Tell(members[expert_node(0)], Shutdown())]

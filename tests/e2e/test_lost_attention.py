@@ -51,7 +51,7 @@ async def serving(attention=2):
         wishes = Wishes(attention, 1, kv_tokens=32768, threads=1)
         topology = choose(load_spec(found.folder), source, this_machine(), wishes)
         assignment = HostAssignment.all_here(topology.deployment, Gpus())
-        run = LocalRun(topology, found, "nano", processes, None, assignment, on_loss=OnLoss.RESTART)
+        run = LocalRun(topology, found, "nano", processes, None, assignment, on_loss=OnLoss.RECOVER)
         tokenizer = Tokenizer.from_folder(found.tokenizer)
         http = HttpHere(run.frontend, tokenizer, ServerSettings(drain_seconds=0), sock)
         url, stop = f"http://127.0.0.1:{sock.getsockname()[1]}", asyncio.Event()
