@@ -107,6 +107,9 @@ def test_llm_takes_every_setting_of_the_engine_by_name():
         "expert_copies",
         "spare_slots",
         "gateways",
+        "most_attention",
+        "on_loss",
+        "silence",
     }
     assert sources | sizes <= set(shown)
     with pytest.raises(ConfigError, match="block_sice is not one of block_size, device"):
