@@ -85,6 +85,11 @@ class SegmentMap:
         return box.attention * self.layout.micro_batches + box.micro_batch
 
 
+def unused_bytes(size: int) -> Tensor:
+    """Zeros in this process's memory, of which only what is touched becomes resident."""
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+
+
 class Segment:
     """A map over real memory."""
 
@@ -104,7 +109,7 @@ class Segment:
         `turn` is how many processes have had an attention node's place so far: its numbers begin where no answer to a
         predecessor can be taken for its own.
         """
-        segment = cls(where, torch.frombuffer(mmap.mmap(-1, where.size), dtype=torch.uint8))
+        segment = cls(where, unused_bytes(where.size))
         for box in where.boxes(attention) if attention is not None else ():
             for kind in (Kind.DISPATCH, Kind.COMBINE):
                 segment.set_word(box, kind, turn * _TURN_SEQUENCES % SEQUENCES)
