@@ -9,6 +9,7 @@ from, nor who waits on it.
     then       the mailboxes, each on pages of its own
 """
 
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,9 +102,7 @@ class Segment:
 
         its numbers begin where no answer to a predecessor can be taken for its own.
         """
-        memory_B = torch.zeros(where.size + LINE, dtype=torch.uint8)
-        start = aligned(memory_B.data_ptr(), LINE) - memory_B.data_ptr()
-        segment = cls(where, memory_B[start : start + where.size])
+        segment = cls(where, untouched(where.size))
         for box in where.boxes(attention) if attention is not None else ():
             for kind in (Kind.DISPATCH, Kind.COMBINE):
                 segment.set_word(box, kind, turn * _TURN_SEQUENCES % SEQUENCES)
@@ -157,6 +156,11 @@ class Segment:
 
     def _set(self, attention: int | None, field: int, value: int) -> None:
         self._words[(self.map.record(attention) + field) // 4] = value
+
+
+def untouched(size: int) -> Tensor:
+    """Zeros that take memory page by page, when they are first used: a mailbox of nobody takes none."""
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
 def read_terms(head: memoryview, peer: str) -> tuple[int, dict[str, int]]:
