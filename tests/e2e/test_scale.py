@@ -122,7 +122,7 @@ def test_gateways_come_and_go(up, keys):
 
 
 def test_restarting_what_nobody_can_stand_in_for_is_refused(up, keys):
-    server = up("--attention", "1", "--experts", "1", "--admin-key-file", keys)
+    server = up("--attention", "1", "--experts", "1", "--on-loss", "end", "--admin-key-file", keys)
     done = afserve(server, keys, "restart", "expert-0")
     assert done.returncode == 2 and "no room for the experts of expert-0" in done.stderr
     done = afserve(server, keys, "restart", "attention-0")
