@@ -68,7 +68,18 @@ def nodes(server):
 
 
 def test_nodes_come_and_go_under_load(up, keys):
-    server = up("--attention", "2", "--experts", "2", "--redundant-experts", "16", "--admin-key-file", keys)
+    server = up(
+        "--attention",
+        "2",
+        "--experts",
+        "2",
+        "--redundant-experts",
+        "16",
+        "--spare-slots",
+        "0",
+        "--admin-key-file",
+        keys,
+    )
     load = Load(server)
     load.more()
     for words, said in (

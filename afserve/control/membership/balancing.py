@@ -191,7 +191,8 @@ class Balancing:
         """Tell the rebalancer what is in force, once a migration is over."""
         if not self._settled:
             self._settled = True
-            self._rebalancer.abandon(compact(self._migration.placement, self._wide))
+            in_force, known = self._migration.placement, len(self._rebalancer.nodes)
+            self._rebalancer.abandon(compact(in_force.with_nodes(max(in_force.nodes, known)), self._wide))
 
     def imbalance(self) -> tuple[float, ...]:
         """max / mean node load per layer, of what is in force, over the fastest window."""
