@@ -321,7 +321,10 @@ class Membership:
             if member.node not in self._guests:
                 self._recovery.accused(member.node, error.message, now)
             return []
-        return self._give_up(member, self._recovery.failed(member.node, error), now)
+        why = self._recovery.failed(member.node, error)
+        if not self.settled and not isinstance(why, PeerLost):
+            return [EndRun(why)]  # the user's to mend: a new process would fail in the same way
+        return self._give_up(member, why, now)
 
     def _accused(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
         """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
