@@ -22,6 +22,7 @@ from afserve.control.homes import home_rules
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import Incident
 from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.queries import OwnQueries
@@ -100,6 +101,7 @@ class LocalRun:
             created=int(time.time()),
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
+        self.controller.on_incident = self._draw
         changing = Changing(self.controller, self._check_room, self._is_started_here)
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
@@ -123,6 +125,10 @@ class LocalRun:
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
         await self.controller.start(self.assignment.listen, self.assignment.port, [self._gateway.handler])
+
+    def _draw(self, incident: Incident) -> None:
+        if self._trace is not None:
+            self._trace.instant(str(incident), time.monotonic())
 
     def _start_here(self, node: NodeId) -> None:
         """Who is on another host is started there."""
