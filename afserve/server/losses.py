@@ -36,8 +36,7 @@ def losses(view: ClusterView) -> Iterator[MetricFamily]:
     yield MetricFamily(
         ("afserve_stall_seconds",),
         "counter",
-        "Time that work stood still because of a loss: unnoticed, resend and homeless summed over dispatches, moved over "
-        "requests.",
+        "Time that work stood still because of a loss, summed over dispatches (cause moved: over requests).",
         stalled,
     )
     serving = Counter(node.role for node in view.nodes if node.state in _SERVING)

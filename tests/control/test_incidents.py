@@ -11,10 +11,11 @@ from afserve.control.wire.views import decode_view, encode_view
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.engine.stats import AttentionStats
 from afserve.member import attention_node, expert_node
-from afserve.placement.placement import Placement
+from afserve.placement.placement import LayerPlacement, Placement
 
 ALONE = Placement.contiguous(layers=2, experts=4, nodes=2, slots_per_node=2)
-TWICE = Placement.contiguous(layers=2, experts=4, nodes=2, slots_per_node=4)
+EVERYWHERE = LayerPlacement(slots=((0, 1, 2, 3),) * 2, share=((0.5,) * 4,) * 2)
+TWICE = Placement(epoch=0, nodes=2, experts=4, layers=(EVERYWHERE,) * 2)
 ONE, OTHER = MemberId(attention_node(0), 0), MemberId(attention_node(1), 0)
 
 
