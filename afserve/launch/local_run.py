@@ -28,6 +28,7 @@ from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
+from afserve.launch.faults import Faults
 from afserve.launch.gateway_node import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.machine import this_machine
@@ -102,7 +103,8 @@ class LocalRun:
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw
-        changing = Changing(self.controller, self._check_room, self._is_started_here)
+        self._faults = Faults(processes)
+        changing = Changing(self.controller, self._check_room, self._is_started_here, self._faults.begin)
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
         self.frontend = Frontend(queries, self._gateway, served, self._trace)
@@ -211,6 +213,7 @@ class LocalRun:
 
     async def stop(self) -> None:
         self.frontend.close()
+        self._faults.stop()
         await self.controller.stop()
         self._gateway.stop()
         await asyncio.to_thread(self.processes.stop)
