@@ -144,10 +144,10 @@ def test_every_stream_goes_on_with_the_same_tokens():
                 reading = [asyncio.create_task(stream.read()) for stream in streams]
                 await until(lambda: all(stream.pieces > 3 * (turn + 1) for stream in streams))  # noqa: B023
                 assert homes(run).keys() == {0, 1}
-                before = sum(run._gateway.moved().values())
+                before = sum(run._gateway.moves.counts.values())
                 kill(run, turn)
                 await asyncio.gather(*reading)
-                assert sum(run._gateway.moved().values()) > before
+                assert sum(run._gateway.moves.counts.values()) > before
                 for stream, other in zip(streams, undisturbed, strict=True):
                     assert stream.answer() == other.answer()
                     assert stream.scores == pytest.approx(other.scores, abs=1e-4)
@@ -208,7 +208,7 @@ def test_requests_leave_a_node_that_drains():
             attending = run.controller._attending
             first, second = attending.nodes
             run._gateway.told(replace(attending, nodes=(first, replace(second, accepting=False))))
-            assert homes(run).keys() == {0} and run._gateway.moved().keys() == {"drained"}
+            assert homes(run).keys() == {0} and run._gateway.moves.counts.keys() == {"drained"}
             await asyncio.gather(*reading)
             assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
             process = psutil.Process(run.processes.pids["attention-1"])
@@ -237,7 +237,7 @@ def test_a_stream_that_only_breaks_costs_no_token_and_no_move():
             streams = [Stream(client, asked) for asked in ASKED]
             reading = [asyncio.create_task(stream.read()) for stream in streams]
             await asyncio.gather(*reading)
-            assert min(left.values()) < 3 and run._gateway.moved() == {}
+            assert min(left.values()) < 3 and run._gateway.moves.counts == {}
             assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
 
     asyncio.run(scenario())

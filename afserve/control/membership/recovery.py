@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afserve.control.membership.desired import SILENCE_SECONDS
-from afserve.control.membership.events import Effect, EndRun, Exited, Start
+from afserve.control.membership.events import Effect, EndRun, Exited, Happening, Incident, Start
 from afserve.control.membership.members import Member
 from afserve.control.wire.values import Stuck
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
@@ -77,7 +77,10 @@ class Recovery:
         if tries <= self.rules.restarts:
             self._start_at[node] = now + self._pause(tries)
             return []
-        return [] if settled else [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
+        why = f"{reason}; it was started {tries} times"
+        if not settled:
+            return [EndRun(PeerLost(node, why))]
+        return [Incident(Happening.GIVEN_UP, node, why, did="its place stays empty until somebody fills it")]
 
     def _pause(self, tries: int) -> float:
         return min(self.rules.backoff * 2.0 ** min(tries - 1, 30), self.rules.longest)

@@ -8,11 +8,13 @@ says is dropped here.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from afserve.control.membership.coverage import Coverage
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
     Begun,
+    Cause,
     Dismiss,
     DrainAll,
     DrainNode,
@@ -101,6 +103,7 @@ class Membership:
         self._assign = assign
         self._room = deployment.placement.slots_per_node() - spare
         self.renewals = Renewals()
+        self._coverage = Coverage()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
@@ -294,7 +297,7 @@ class Membership:
                 self.members.of(Role.ATTENTION) if node.role is Role.EXPERT else [member]
             )
         if (lost_at := self._lost_at.pop(node, None)) is not None:
-            effects.append(Incident(Happening.RETURNED, str(node), f"pid {member.pid}", now - lost_at))
+            effects.append(Incident(Happening.RETURNED, node, f"pid {member.pid}", now - lost_at))
         return effects
 
     def _answered(
@@ -324,7 +327,7 @@ class Membership:
         why = self._recovery.failed(member.node, error)
         if not self.settled and not isinstance(why, PeerLost):
             return [EndRun(why)]  # the user's to mend: a new process would fail in the same way
-        return self._give_up(member, why, now)
+        return self._give_up(member, why, now, Cause.FAILED)
 
     def _accused(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
         """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
@@ -332,11 +335,13 @@ class Membership:
         if found is None or not found.serving:
             return []
         why = self._recovery.unproductive(found, said, asker.node, now)
-        return self._give_up(found, PeerLost(found.node, why), now) if why else []
+        silent = now - found.seen_at >= self._recovery.rules.silence
+        cause = Cause.SILENT if silent else Cause.SLOW
+        return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
 
     # ---- going
 
-    def _gone(self, member: Member, reason: str, now: float) -> list[Effect]:
+    def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
         served, member.state = member.serving, State.GONE
         node = member.node
         self._since[node] = now
@@ -355,8 +360,20 @@ class Membership:
         self._restarted = True
         if served and self.settled:
             self._lost_at.setdefault(node, now)
-            effects.append(Incident(Happening.LOST, str(node), reason))
+            effects.append(self._loss(member, reason, now, cause))
         return effects + self._started_again(node, reason, now)
+
+    def _loss(self, member: Member, reason: str, now: float, cause: Cause) -> Incident:
+        """With what becomes of the work of whoever is gone, in words."""
+        did, role = "", member.node.role
+        if role is Role.EXPERT:
+            did = self._coverage.lost(member.id, self.migration.placement, self._answering(), now)
+        elif role is Role.ATTENTION:
+            others = len(self._serving(Role.ATTENTION))
+            did = "its requests go on at another one" if others else "its requests wait for another one"
+        return Incident(
+            Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
+        )
 
     def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
         return self._recovery.lost(node, reason, now, settled=self.settled)
@@ -368,18 +385,20 @@ class Membership:
             return []
         return self._recovery.exited(event)
 
-    def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
+    def _give_up(
+        self, member: Member, error: AfserveError, now: float, cause: Cause = Cause.REFUSED
+    ) -> list[Effect]:
         """A member that is there, but of no use any more."""
         if not self._recovery.rules.recovers and member.node not in self._guests:
             return [EndRun(error)]
-        return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
+        return [Dismiss(member.id, error), *self._gone(member, error.message, now, cause)]
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
         effects = self._recovery.due(now) + self._check_places(now)
         for member in self.members:
             if why := self._recovery.silent(member, now):
-                effects += self._give_up(member, PeerLost(member.node, why), now)
+                effects += self._give_up(member, PeerLost(member.node, why), now, Cause.SILENT)
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
                 effects += self._give_up(member, late, now)
@@ -526,6 +545,7 @@ class Membership:
             effects += self._see_off(node, now)
         effects += self._renew(now)
         effects += self._replan()
+        effects += self._coverage.check(self.migration.placement, self._answering(), now)
         busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
         if self._draining and not self._drained and not busy:
             self._drained = True
@@ -620,6 +640,10 @@ class Membership:
         going = [n for n in map(expert_node, serving) if self.renewals.is_leaving(n) and self.can_spare(n)]
         return serving - {node.index for node in going}
 
+    def _answering(self) -> frozenset[int]:
+        """Expert nodes that rows are sent to."""
+        return frozenset(node.index for node in self._serving(Role.EXPERT))
+
     def _serving_experts(self) -> frozenset[int]:
         """Also one that is about to have a new process."""
         return frozenset(
@@ -657,4 +681,4 @@ def _reloaded(member: Member, filled: Filled) -> Incident:
     what = (
         f"{filled.experts} experts for epoch {filled.epoch}, {filled.bytes / 1e6:,.1f} MB at {rate:.1f} GB/s"
     )
-    return Incident(Happening.RELOADED, str(member.node), what, filled.seconds)
+    return Incident(Happening.RELOADED, member.node, what, filled.seconds, bytes=filled.bytes)
