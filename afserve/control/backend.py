@@ -38,7 +38,8 @@ class ClusterView:
     """`balance` is max / mean load of the expert nodes per MoE layer; `decisions` are in words, oldest first.
 
     `routed[l][e]` are rows routed per MoE layer and expert since the start, over all attention nodes. Of the gateway
-    that is asked: requests that wait for an attention node, and those that went on at another one, by why.
+    that is asked: requests that wait for an attention node, those that went on at another one, by why, and why new ones
+    are refused, where they are. `absent` says of each node that is gone why.
     """
 
     epoch: int
@@ -50,6 +51,8 @@ class ClusterView:
     routed: tuple[tuple[int, ...], ...] = ()
     waiting: int = 0
     moved: Mapping[str, int] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    refusing: str = ""
 
 
 class Backend(Protocol):

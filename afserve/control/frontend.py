@@ -71,9 +71,10 @@ class Frontend:
         self._accepting = False
 
     async def view(self) -> ClusterView:
-        """The cluster's, with what waits and has moved at this gateway."""
-        waiting = len(self._gateway.requests.waiting)
-        return replace(await self._queries.view(), waiting=waiting, moved=self._gateway.moved())
+        """The cluster's, with what waits and has moved at this gateway, and what it refuses."""
+        gateway = self._gateway
+        waiting, moved = len(gateway.requests.waiting), gateway.moved()
+        return replace(await self._queries.view(), waiting=waiting, moved=moved, refusing=gateway.refusing)
 
     async def placement(self) -> str:
         return await self._queries.placement()

@@ -79,6 +79,7 @@ class OwnQueries:
             tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
             balancing.moves,
             balancing.routed(),
+            absent=tuple(self._controller.membership.absent()),
         )
 
     async def placement(self) -> str:

@@ -81,6 +81,8 @@ class Info:
                 "routed": view.routed,
                 "waiting": view.waiting,
                 "moved": dict(view.moved),
+                "absent": list(view.absent),
+                "refusing": view.refusing,
                 "nodes": [asdict(node) for node in view.nodes],
             }
         )

@@ -457,7 +457,7 @@ class Query(_message.Message):
     def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed")
+    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed", "absent")
     class PickedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +473,7 @@ class ClusterView(_message.Message):
     MOVES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
     picked: _containers.ScalarMap[str, str]
@@ -481,7 +482,8 @@ class ClusterView(_message.Message):
     moves: int
     layers: int
     routed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ...) -> None: ...
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert")

@@ -19,6 +19,7 @@ def encode_view(view: ClusterView) -> bytes:
         moves=view.moves,
         layers=len(view.routed),
         routed=list(chain.from_iterable(view.routed)),
+        absent=view.absent,
     )
     for node in view.nodes:
         _put_node(node, proto.nodes.add())
@@ -43,6 +44,7 @@ def decode_view(data: bytes) -> ClusterView:
         tuple(proto.decisions),
         proto.moves,
         tuple(tuple(proto.routed[y * width : (y + 1) * width]) for y in range(proto.layers)),
+        absent=tuple(proto.absent),
     )
 
 
