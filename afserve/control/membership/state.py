@@ -43,6 +43,7 @@ from afserve.control.membership.migration import Migration, Outgoing, Phase, ask
 from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.scaling import Renewals, Step, check_count
 from afserve.control.membership.shortage import Patience, Shortage
+from afserve.control.membership.slowness import Slowness
 from afserve.control.wire.values import (
     Adopted,
     Assigned,
@@ -62,6 +63,7 @@ from afserve.control.wire.values import (
     Stuck,
 )
 from afserve.control.wire.values import Drained as NodeDrained
+from afserve.engine.stats import ExpertStats
 from afserve.errors import (
     AfserveError,
     ConfigError,
@@ -104,6 +106,7 @@ class Membership:
         self._room = deployment.placement.slots_per_node() - spare
         patience = Patience(self._recovery.rules.short, self._recovery.rules.deadline)
         self._shortage = Shortage(patience, self._room)
+        self._slowness = Slowness()
         self.renewals = Renewals()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
@@ -215,6 +218,7 @@ class Membership:
         match value:
             case Heartbeat(resident, stats):
                 member.resident_bytes, member.stats = resident, stats
+                return self._too_slow(member, now)
             case Progress():
                 member.progress, member.progress_at = value, now
             case Endpoint():
@@ -336,6 +340,20 @@ class Membership:
             return []
         why = self._recovery.unproductive(found, said, asker.node, now)
         return self._give_up(found, PeerLost(found.node, why), now) if why else []
+
+    def _too_slow(self, member: Member, now: float) -> list[Effect]:
+        """An expert node that has become much slower is left where the others can do its work."""
+        if not isinstance(member.stats, ExpertStats) or not member.serving:
+            return []
+        why = self._slowness.heard(member.node, member.host, member.id.generation, member.stats, now)
+        if (
+            not why
+            or not self._recovery.rules.recovers
+            or not self.settled
+            or not self.can_spare(member.node)
+        ):
+            return []
+        return self._give_up(member, PeerLost(member.node, why), now)
 
     # ---- going
 
