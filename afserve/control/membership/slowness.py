@@ -49,7 +49,7 @@ class _Known:
 
     generation: int = -1
     since: float = 0.0
-    begun: ExpertStats = ExpertStats()
+    begun: ExpertStats = field(default_factory=ExpertStats)
     pace: Pace | None = None
     past: deque[Pace] = field(default_factory=lambda: deque(maxlen=60))
     slow_since: float | None = None
