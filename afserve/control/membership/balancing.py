@@ -168,8 +168,9 @@ class Balancing:
 
         `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
         """
-        current = self._migration.placement
-        self._rebalancer.nodes = self._nodes(holders, current.nodes, self._wide)
+        nodes = self._nodes(holders, self._migration.placement.nodes, self._wide)
+        self._rebalancer.nodes = nodes
+        current = self._migration.placement.with_nodes(len(nodes))
         found = recovered(current, lost, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
