@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
+from afserve.control.membership.members import Member
+from afserve.control.membership.takeover import Inherited
+from afserve.control.wire.values import Adopt, FillSlots, Retire, Standing, ToNode
 from afserve.engine.migrate import stages
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, expert_node
@@ -87,6 +89,27 @@ class Migration:
         way = stages(start.with_nodes(nodes), target.with_nodes(nodes), self._slots)
         return Route(start, target, tuple(way))
 
+    def resume(self, inherited: Inherited, members: Iterable[tuple[Member, Standing]], now: float) -> None:
+        """Where another controller left it. Whoever serves and does not route by what follows is still to adopt it."""
+        members, following = list(members), inherited.following
+        self.placement, self._following, self._next_epoch = inherited.placement, following, inherited.newest
+        self._given_up = {
+            (member.node, epoch)
+            for member, standing in members
+            if member.node.role is Role.EXPERT
+            for epoch in inherited.given_up(standing)
+        }
+        if following is not None:
+            self.phase, self._deadline = Phase.ADOPTING, now + ADOPT_SECONDS
+            fronts = [m for m, _ in members if m.node.role is Role.ATTENTION and m.serving]
+            self._missing = {m.node for m in fronts if m.epoch != following.epoch}
+
+    def forget(self, node: NodeId, epoch: int) -> bool:
+        """Whether this is an answer to a fill that was given up; said once."""
+        known = (node, epoch) in self._given_up
+        self._given_up.discard((node, epoch))
+        return known
+
     def begin(
         self, target: Placement, now: float, route: Route | None = None, *, urgent: bool = False
     ) -> list[Outgoing]:
@@ -105,8 +128,7 @@ class Migration:
 
     def filled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
         """An expert node holds everything that `epoch` names on it."""
-        if (node, epoch) in self._given_up:
-            self._given_up.discard((node, epoch))
+        if self.forget(node, epoch):
             return []
         self._answered(Phase.FILLING, node, epoch)
         return self._go_on(now)
