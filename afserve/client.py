@@ -21,6 +21,8 @@ from afserve.client_wire import (
     completion_payload,
     error_of,
     reply_of,
+    restart_payload,
+    scale_payload,
     texts_of,
     unreachable,
 )
@@ -31,6 +33,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, object]]
+Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as many as there are
 
 __all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply"]
 
@@ -93,6 +96,24 @@ class Client:
     def status(self) -> Mapping[str, object]:
         """The model and the members as the controller sees them."""
         return self._get("/status")
+
+    def scale(
+        self, *, attention: Nodes = None, experts: Nodes = None, gateways: Nodes = None
+    ) -> Mapping[str, object]:
+        """Other numbers of nodes while serving, such as `scale(attention=3, experts="-1")`.
+
+        Needs the admin key, as `drain` and `restart` do. Returns who comes and who goes as soon as that is on its way;
+        `status` shows who is there.
+        """
+        return self._post("/admin/scale", scale_payload(attention, experts, gateways))
+
+    def drain(self, node: str) -> Mapping[str, object]:
+        """This node, such as `expert-1`, takes nothing new and goes once nothing needs it."""
+        return self._post("/admin/drain", {"node": node})
+
+    def restart(self, *nodes: str) -> Mapping[str, object]:
+        """New processes for these nodes, or for all, one after another."""
+        return self._post("/admin/restart", restart_payload(nodes))
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         tokens = self._post("/tokenize", {"prompt": text})["tokens"]
@@ -186,6 +207,17 @@ class AsyncClient:
 
     async def status(self) -> Mapping[str, object]:
         return await self._get("/status")
+
+    async def scale(
+        self, *, attention: Nodes = None, experts: Nodes = None, gateways: Nodes = None
+    ) -> Mapping[str, object]:
+        return await self._post("/admin/scale", scale_payload(attention, experts, gateways))
+
+    async def drain(self, node: str) -> Mapping[str, object]:
+        return await self._post("/admin/drain", {"node": node})
+
+    async def restart(self, *nodes: str) -> Mapping[str, object]:
+        return await self._post("/admin/restart", restart_payload(nodes))
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         tokens = (await self._post("/tokenize", {"prompt": text}))["tokens"]

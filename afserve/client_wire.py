@@ -80,6 +80,17 @@ def chat_payload(
     return _streaming(payload) if stream else payload
 
 
+def scale_payload(
+    attention: int | str | None, experts: int | str | None, gateways: int | str | None
+) -> dict[str, object]:
+    pools = {"attention": attention, "experts": experts, "gateways": gateways}
+    return {pool: wanted for pool, wanted in pools.items() if wanted is not None}
+
+
+def restart_payload(nodes: Sequence[str]) -> dict[str, object]:
+    return {"nodes": list(nodes)} if nodes else {"all": True}
+
+
 def _streaming(payload: dict[str, object]) -> dict[str, object]:
     return {**payload, "stream": True, "stream_options": {"include_usage": True}}
 

@@ -1,7 +1,7 @@
 """Opens a transport by kind and address: the table `TRANSPORTS` is the one place that knows which transports there are.
 
 An expert node listens and gets an address, a string `KIND:...` that travels over the control plane. An attention node
-connects to the addresses of all expert nodes, in the order of their index. A new transport is a file and a row here
+connects to the addresses of all expert nodes, by their index. A new transport is a file and a row here
 (docs/add-a-transport.md).
 """
 

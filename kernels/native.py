@@ -275,9 +275,9 @@ class Native(NativeProducts):
             return half_of_ops(self, x_TH, bound, batch)
         tokens = x_TH.shape[0]
         normed, expert, weight = torch.empty_like(x_TH), None, None
-        if layer.rule is not None:
-            expert = torch.empty((tokens, layer.rule.top_k), dtype=torch.int32)
-            weight = torch.empty((tokens, layer.rule.top_k), dtype=torch.float32)
+        if layer.rule is not None:  # sizes one by one, since a tuple of them takes half as long again
+            expert = torch.empty(tokens, layer.rule.top_k, dtype=torch.int32)
+            weight = torch.empty(tokens, layer.rule.top_k, dtype=FLOAT32)
         handle.fused.layer.run(
             self._engine,
             _batch_handle(batch),

@@ -127,10 +127,9 @@ class Ops:
         get `layer` there, unless an earlier layer stands in it.
         """
         shape = x_TH.shape
-        if y_TH.shape != shape:
-            _shape("y_TH", y_TH, tuple(shape))
+        _shape("y_TH", y_TH, shape)
         if bad_T is not None and (
-            bad_T.dtype is not INT32 or bad_T.shape != shape[:1] or not bad_T.is_contiguous()
+            bad_T.dtype is not INT32 or bad_T.shape != (shape[0],) or not bad_T.is_contiguous()
         ):
             raise ValueError(
                 f"bad_T: shape {tuple(bad_T.shape)} of {bad_T.dtype}, expected ({shape[0]},) of {INT32}, contiguous"
@@ -312,8 +311,7 @@ class Ops:
 
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
-        if x_TH.shape != (batch.tokens, bound.layer.input_norm_H.shape[0]):
-            _shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
+        _shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
         return self._backend.gqa_half(x_TH, bound, batch)
 
     def route(
@@ -347,7 +345,7 @@ class Ops:
         if hidden != experts.hidden:
             raise ValueError(f"x_RH: hidden size {hidden}, the experts have {experts.hidden}")
         _shape("out_RH", out_RH, (rows, hidden))
-        _shape("weight_RK", weight_RK, tuple(slot_RK.shape))
+        _shape("weight_RK", weight_RK, slot_RK.shape)
         self._backend.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
 
 
@@ -403,8 +401,8 @@ def _rank(name: str, x: Tensor, rank: int) -> None:
 
 
 def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(x.shape) != shape:
-        raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {shape}")
+    if x.shape != shape:  # a torch.Size is a tuple
+        raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {tuple(shape)}")
 
 
 def _caches(k_NGBD: Tensor, v_NGBD: Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:

@@ -3,7 +3,7 @@
 Shapes: T tokens in the batch, S sequences, B most blocks per sequence, N blocks in the cache.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -37,7 +37,17 @@ class PagedBatch:
 
     def with_handle(self, handle: object) -> "PagedBatch":
         """For backends: the same batch, whose tensors `handle` knows."""
-        bound = replace(self)
+        bound = PagedBatch(  # field by field: `replace` takes twice as long, once per step
+            self.position_T,
+            self.kv_slot_T,
+            self.query_start_S1,
+            self.context_S,
+            self.block_table_SB,
+            self.max_query,
+            self.max_context,
+            self.starts,
+            self.contexts,
+        )
         object.__setattr__(bound, "handle", handle)
         return bound
 

@@ -22,7 +22,7 @@ from afserve.placement.optimizer.problem import (
     scenarios,
     unthrottled,
 )
-from afserve.placement.optimizer.split import node_load
+from afserve.placement.optimizer.split import count_replicas, node_load
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutingStats
 
@@ -40,7 +40,7 @@ class RebalanceRules:
 
     interval_s: between checks. patience: bad checks in a row before it acts. rest_s: from one action to the next.
     era_s: how long rows are gathered into one picture while nothing changes. forced: re-plan at every check,
-    whatever the balance.
+    whatever the balance. copies: nodes that hold each expert; where too few are left, as many as there is room for.
     """
 
     interval_s: float = 0.5
@@ -53,6 +53,7 @@ class RebalanceRules:
     burst: float = 4.0  # rows of one text come together: as noisy as a quarter of them would be
     price: MovePrice | None = None
     forced: bool = False
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,8 @@ class Rebalancer:
 
     def _reshared(self, placement: Placement, load_LE: Floats) -> Placement:
         """The same slots (but for lost experts) with the shares that suit `load_LE`."""
-        asked = Problem(load_LE[None], self.nodes, current=placement, moves=0)
+        copies, protect = self._copies(load_LE)
+        asked = Problem(load_LE[None], self.nodes, current=placement, moves=0, copies=copies, protect=protect)
         return balance(asked, self._throttle).placement(self._epoch + 1)
 
     def _moved(self, stats: RoutingStats, load_LE: Floats) -> Placement:
@@ -216,8 +218,36 @@ class Rebalancer:
         weights = (0.8, *([0.2 / len(others)] * len(others)))
         budget, price = self.rules.moves_per_layer * len(load_LE), self.rules.price
         loads = scenarios([load_LE, *others])
-        asked = Problem(loads, self.nodes, weights, self.placement, budget, price, prior=0.0)
+        copies, protect = self._copies(load_LE)
+        asked = Problem(
+            loads,
+            self.nodes,
+            weights,
+            self.placement,
+            budget,
+            price,
+            prior=0.0,
+            copies=copies,
+            protect=protect,
+        )
         return self._reshared(balance(asked, self._throttle).placement(), load_LE)
+
+    def _copies(self, load_LE: Floats) -> tuple[int, frozenset[tuple[int, int]]]:
+        """(copies of every expert that there is room for, experts to be held twice where that is one).
+
+        Those that are held twice already come first, then the hottest.
+        """
+        layers, experts = load_LE.shape
+        each = np.arange(len(self.nodes))
+        wanted = range(self.rules.copies, 1, -1)
+        copies = next((c for c in wanted if self.nodes.holds(experts, c, each)), 1)
+        room_N = self.nodes.room().clip(max=experts)
+        room = int(room_N.sum()) - experts
+        if copies > 1 or self.rules.copies == 1 or (room_N > 0).sum() < 2:
+            return copies, frozenset()
+        once_LE = count_replicas(self.placement.slot_array(), experts) < 2
+        order_LK = np.lexsort((-load_LE, once_LE))[:, :room]
+        return copies, frozenset((y, int(e)) for y in range(layers) for e in order_LK[y])
 
     def _stay(self, now: float, seen: _View, reason: str) -> Decision:
         decision = Decision(now, Action.STAY, reason, seen.ratio, seen.ratio)

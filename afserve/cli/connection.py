@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import click
 
+from afserve.cli.options import Within
 from afserve.client import DEFAULT_URL, Client
 from afserve.engine.request import SamplingParams
 from afserve.errors import ConfigError
@@ -21,6 +22,26 @@ def server_options(command: Command) -> Command:
     return click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is.")(
         key(command)
     )
+
+
+def admin_options(command: Command) -> Command:
+    """--url and --admin-key-file, and --no-wait for what goes on after the answer."""
+    for option in (
+        click.option(
+            "--timeout", default=600.0, show_default=True, type=Within(0, 86_400), help="Seconds to wait."
+        ),
+        click.option("--no-wait", is_flag=True, help="Return once the change has begun."),
+        click.option(
+            "--admin-key-file",
+            "--api-key-file",
+            "admin_key_file",
+            type=click.Path(dir_okay=False),
+            help="File whose first line is the admin key.",
+        ),
+        click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is."),
+    ):
+        command = option(command)
+    return command
 
 
 def sampling_options(command: Command) -> Command:

@@ -20,6 +20,12 @@ COMMANDS = {
     "complete": ("afserve.cli.complete:complete", "Continue a text on a running server."),
     "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
     "top": ("afserve.cli.top:top", "The same, live."),
+    "scale": ("afserve.cli.scale:scale", "Change how many nodes a running server has."),
+    "drain": ("afserve.cli.scale:drain", "Let one node of a running server go."),
+    "restart": (
+        "afserve.cli.scale:restart",
+        "Give nodes of a running server new processes, one after another.",
+    ),
     "plan": ("afserve.cli.plan:plan", "Plan capacity: what to buy, how to split it, what it costs."),
     "place": ("afserve.cli.place:place", "Place experts on nodes from routing counts."),
     "simulate": ("afserve.cli.simulate:simulate", "Play a plan event by event."),

@@ -50,6 +50,22 @@ _SHOWN = 40  # layers in the table; --json has all
     show_default=True,
     help="Racks: replicas are spread over them.",
 )
+@click.option(
+    "--nodes-per-host",
+    "per_host",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="So many nodes in a row share a host; whole hosts stand in a rack.",
+)
+@click.option(
+    "--expert-copies",
+    "copies",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="Nodes that hold each expert at least: in different racks, else on different hosts, where there is room.",
+)
 @click.option("--speed", help="Relative speed of each node, such as 1,1,0.5,0.5.")
 @click.option("--dead", default="", help="Nodes to leave out, such as 3,7.")
 @click.option(
@@ -98,6 +114,8 @@ def place(
     slots: int | None,
     memory: int | None,
     groups: int,
+    per_host: int,
+    copies: int,
     speed: str | None,
     dead: str,
     names: tuple[str, ...],
@@ -131,9 +149,19 @@ def place(
     price = None
     if expert_mib is not None:
         price = MovePrice(expert_mib * 2**20, link_gbs * 1e9, horizon)
-    pool = _nodes(nodes, slots, memory, groups, speed, dead, load_CLE.shape[1:])
+    if slots is None and memory is None:
+        slots = _default_slots(load_CLE.shape[2], nodes, copies)
+    pool = _nodes(nodes, slots, memory, groups, per_host, speed, dead, load_CLE.shape[1:])
     problem = Problem(
-        load_CLE, pool, weights, now, moves, price, memory=memory, protect=_hottest(load_CLE, protect)
+        load_CLE,
+        pool,
+        weights,
+        now,
+        moves,
+        price,
+        memory=memory,
+        protect=_hottest(load_CLE, protect),
+        copies=copies,
     )
     found = balance(problem)
     epoch = 0 if now is None else now.epoch + 1
@@ -206,11 +234,17 @@ def _choose(named: "dict[str, Floats]", wanted: Sequence[str]) -> tuple[list[str
     return chosen, tuple(weights)
 
 
+def _default_slots(experts: int, nodes: int, copies: int) -> int:
+    """Of a layer, all nodes together: one slot more than they must have on every node."""
+    return (-(-experts * copies // nodes) + 1) * nodes
+
+
 def _nodes(
     count: int,
     slots: int | None,
     memory: int | None,
     groups: int,
+    per_host: int,
     speed: str | None,
     dead: str,
     shape: tuple[int, ...],
@@ -223,14 +257,14 @@ def _nodes(
     if slots is not None and memory is not None:
         raise ConfigError("give --slots or --memory, not both")
     if slots is None:
-        slots = experts * count if memory is not None else (-(-experts // count) + 1) * count
+        slots = experts * count
     kept = count * memory if memory is not None else layers * slots
     if kept > MOST_SLOTS or layers * count > MOST_ROWS:
         raise ConfigError(
             f"{layers} layers on {count} nodes, {kept:,} slots together: over all layers a placement has at most "
             f"{MOST_ROWS:,} nodes and {MOST_SLOTS:,} slots; lower --nodes, --slots or --memory"
         )
-    pool = Nodes.even(count, slots, groups=groups, dead=_whole("--dead", dead))
+    pool = Nodes.even(count, slots, groups=groups, per_host=per_host, dead=_whole("--dead", dead))
     return pool if speed is None else replace(pool, speed=_numbers("--speed", speed, _SPEED))
 
 
@@ -261,6 +295,8 @@ def _table(found: "Balanced", problem: "Problem", chosen: Sequence[str], plot: P
     from rich.console import Console
     from rich.table import Table
 
+    from afserve.placement.copies import copies_in_words
+
     proof, console = found.certificate, Console()
     table = Table(
         "layer", "replicas", "hottest", "most replicas", "max load", "bound", "gap", box=None, pad_edge=False
@@ -280,6 +316,8 @@ def _table(found: "Balanced", problem: "Problem", chosen: Sequence[str], plot: P
     console.print(
         f"{len(chosen)} scenario(s): {', '.join(chosen[:8])}; {proof.gap:.2%} above the lower bound over all layers"
     )
+    if problem.copies > 1:
+        console.print(copies_in_words(found.placement(), problem.nodes.host))
     if problem.current is not None:
         console.print(f"{proof.reason} ({proof.moves} moves, at most {proof.busiest} into one node)")
     if plot is not None:

@@ -84,7 +84,9 @@ def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", mo
     folder = given.parent if given.suffix == ".json" and given.is_file() else given
     checkpoint = str(folder.resolve()) if (folder / "config.json").is_file() else ""
     here = _on_one_machine(chosen, question)
-    _write(path, "cluster", cluster_toml(chosen, question.setting.shape.name, path=checkpoint, here=here))
+    copies = question.setting.routing.copies
+    text = cluster_toml(chosen, question.setting.shape.name, path=checkpoint, here=here, copies=copies)
+    _write(path, "cluster", text)
     if obstacle(chosen):
         click.echo(f"note: `afserve up` cannot start {path}: {obstacle(chosen)}", err=True)
     elif chosen is not best:

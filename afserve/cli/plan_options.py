@@ -92,6 +92,11 @@ class RoutingFlags:
         type=Within(0, 1 << 16, whole=True),
         help="Spare expert slots for replicas of hot experts.",
     )
+    expert_copies: int = option(
+        default=1,
+        type=Within(1, 64, whole=True),
+        help="Devices that hold every expert at least.  [default: 1]",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,7 @@ def build_question(
         curves=load_curves(hardware.curves, shape, offered[0].chip, widths),
         workload=work,
         precision=widths,
-        routing=Routing(routing.skew, counts, routing.redundant),
+        routing=Routing(routing.skew, counts, routing.redundant, routing.expert_copies),
         draft_tokens=1 if model.mtp > 0 else 0,
         acceptance=model.mtp,
         percentile99=goal.p99,

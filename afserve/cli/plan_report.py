@@ -95,6 +95,8 @@ def _assumed(question: Question) -> str:
     words.append("measured expert counts" if routing.counts else f"expert skew {routing.zipf:g}")
     if routing.redundant:
         words.append(f"{routing.redundant} spare expert slots")
+    if routing.copies > 1:
+        words.append(f"{routing.copies} copies of every expert")
     if setting.draft_tokens:
         words.append(f"{setting.tokens_per_step:g} tokens a step (MTP)")
     return ", ".join(words)

@@ -24,9 +24,10 @@ class Life:
 
 
 class Attending(Protocol):
-    """One stream of an attention node, as its gateway's end."""
+    """One stream of an attention node, as its gateway's end. `number` counts those of one life."""
 
     life: Life
+    number: int
 
     def send(self, value: ToAttention) -> None: ...
 
@@ -39,6 +40,9 @@ class Attendance:
         self._grace = grace
         self._told: dict[int, AttentionPeer] = {}
         self._streams: dict[int, Attending] = {}
+        self._latest: dict[
+            int, tuple[int, int]
+        ] = {}  # generation and number of the last stream that was let in
         self._broken: dict[Life, float] = {}  # when
 
     def told(self, value: AttentionNodes) -> None:
@@ -46,13 +50,17 @@ class Attendance:
         self._told = {peer.index: peer for peer in value.nodes}
 
     def entered(self, stream: Attending) -> None:
-        """It takes the place of an earlier stream. Raises RendezvousError where a later life of the node is known."""
-        life = stream.life
-        newest = max(self._generations(life.index), default=0)
+        """It takes the place of an earlier stream. Raises RendezvousError where a later life or stream is known."""
+        life, peer = stream.life, self._told.get(stream.life.index)
+        generation, number = self._latest.get(life.index, (0, -1))
+        newest = generation if peer is None else max(generation, peer.generation)
         if newest > life.generation:
             raise RendezvousError(
                 f"{life} has a newer life ({newest}) than yours ({life.generation}); start it anew"
             )
+        if (generation, number) >= (life.generation, stream.number):
+            raise RendezvousError(f"{life} has opened a newer stream ({number}) than this ({stream.number})")
+        self._latest[life.index] = life.generation, stream.number
         self._streams[life.index] = stream
         self._broken.pop(life, None)
 
@@ -104,9 +112,3 @@ class Attendance:
         return sorted(
             peer.index for peer in self._told.values() if peer.accepting and peer.index not in usable
         )
-
-    def _generations(self, index: int) -> list[int]:
-        """Of a node's lives that are known."""
-        stream, peer = self._streams.get(index), self._told.get(index)
-        known = [] if stream is None else [stream.life.generation]
-        return known if peer is None else [*known, peer.generation]

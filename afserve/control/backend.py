@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from afserve.control.changes import Change, Changed
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 
@@ -87,4 +88,11 @@ class Backend(Protocol):
 
     async def recorded_routing(self) -> bytes:
         """What was recorded so far; recording goes on."""
+        ...
+
+    async def change(self, change: Change) -> Changed:
+        """Other numbers of nodes, one fewer, or new processes; what is asked has begun when this returns.
+
+        Raises ConfigError, NotFoundError or DoesNotFitError for what cannot be.
+        """
         ...

@@ -104,9 +104,10 @@ class Controller:
         life: int = 0,
     ) -> None:
         """`life` counts the controllers of a run: a later one begins with the nodes that are there."""
-        self.membership = Membership(deployment, __version__, rules, assign, life)
         self._life = life
         self.incidents = Incidents()
+        spare = 1 if balance is not None and balance.act else 0
+        self.membership = Membership(deployment, __version__, rules, assign, spare, life)
         self.balancing = Balancing(
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
@@ -228,6 +229,11 @@ class Controller:
         """Go to this placement while serving. Raises ConfigError where it does not fit the run."""
         self.check()
         self._on(self.balancing.asked(placement))
+
+    def obey(self, event: Event) -> None:
+        """Something that people ask for. Raises ConfigError, and changes nothing, for what cannot be."""
+        self.check()
+        self._on(event)
 
     def report_exit(self, who: NodeId | str, reason: str) -> None:
         """A process ended, as its parent saw it: a node's, or one that all depend on."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from afserve.control.backend import ClusterView, ServedModel
+from afserve.control.changes import Change, Changed
 from afserve.control.gateway import Gateway
 from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
@@ -85,6 +86,9 @@ class Frontend:
 
     async def recorded_routing(self) -> bytes:
         return await self._queries.recorded_routing()
+
+    async def change(self, change: Change) -> Changed:
+        return await self._queries.change(change)
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""

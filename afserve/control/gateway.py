@@ -25,8 +25,9 @@ _TICK = 0.05
 class _Attending:
     """One stream."""
 
-    def __init__(self, life: Life) -> None:
-        self.life = life
+    def __init__(self, attend: Attend) -> None:
+        self.life = Life(attend.index, attend.generation)
+        self.number = attend.stream
         self.outbox: asyncio.Queue[bytes] = asyncio.Queue()
 
     def send(self, value: ToAttention) -> None:
@@ -136,7 +137,7 @@ class Gateway:
             first = messages.decode_from_attention(await anext(requests))
             if not isinstance(first, Attend):
                 raise ProtocolError(f"an attention node says first who it is; got {type(first).__name__}")
-            attending = _Attending(Life(first.index, first.generation))
+            attending = _Attending(first)
             self._homes.entered(attending, first.held)
         except (ProtocolError, RendezvousError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)

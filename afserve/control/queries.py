@@ -10,8 +10,11 @@ from typing import Protocol
 
 from afserve.clock import Clock
 from afserve.control.backend import ClusterView, NodeView
+from afserve.control.changes import Change, Changed
+from afserve.control.changing import Changing
 from afserve.control.controller import Controller
 from afserve.control.wire import views
+from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.control.wire.values import Query, QueryAnswer
 from afserve.errors import AfserveError, ConfigError, DeadlineError
 from afserve.placement.placement import Placement
@@ -37,11 +40,20 @@ class Queries(Protocol):
 
     async def recorded_routing(self) -> bytes: ...
 
+    async def change(self, change: Change) -> Changed: ...
+
 
 class OwnQueries:
     """The controller is in this process. `picked` is what the launcher chose and why."""
 
-    def __init__(self, controller: Controller, picked: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        picked: Mapping[str, str],
+        clock: Clock,
+        changing: Changing | None = None,
+    ) -> None:
+        self._changing = changing or Changing(controller)
         self._controller = controller
         self._picked = picked
         self._clock = clock
@@ -85,6 +97,9 @@ class OwnQueries:
     async def recorded_routing(self) -> bytes:
         return self._controller.balancing.recorder.dump()
 
+    async def change(self, change: Change) -> Changed:
+        return self._changing.change(change)
+
     async def answer(self, query: Query) -> QueryAnswer:
         """To a gateway elsewhere. What went wrong is the answer's error."""
         try:
@@ -105,6 +120,8 @@ class OwnQueries:
                 return await self.record_routing(bool(query.body))
             case "recorded_routing":
                 return await self.recorded_routing()
+            case "change":
+                return encode_changed(await self.change(decode_change(query.body)))
         raise ConfigError(f"a gateway asked for {query.what!r}, which this controller does not know")
 
 
@@ -144,6 +161,9 @@ class DistantQueries:
 
     async def recorded_routing(self) -> bytes:
         return await self._ask("recorded_routing")
+
+    async def change(self, change: Change) -> Changed:
+        return decode_changed(await self._ask("change", encode_change(change)))
 
     async def _ask(self, what: str, body: bytes = b"") -> bytes:
         number = next(self._numbers)

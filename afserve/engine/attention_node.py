@@ -140,9 +140,11 @@ class AttentionNode(Generic[T]):
     def _take_events(self) -> list[TokenEvent]:
         events: list[TokenEvent] = []
         for micro_batch in self._micro_batches:
-            events += micro_batch.events
-            micro_batch.events.clear()
-        self._generated_tokens += sum(len(event.token_ids) for event in events)
+            if micro_batch.events:
+                events += micro_batch.events
+                micro_batch.events.clear()
+        for event in events:
+            self._generated_tokens += len(event.token_ids)
         return events
 
     @property

@@ -17,7 +17,7 @@ class Meter:
     """Seconds since the start: `busy` computing, `parked` only waiting, `under_way` summed over dispatches."""
 
     def __init__(self, clock: Clock, trace: Trace | None = None) -> None:
-        self._clock = clock
+        self.now = clock.now
         self._trace = trace
         self._sent: dict[int, tuple[float, int, object]] = {}
         self.busy = 0.0
@@ -25,23 +25,20 @@ class Meter:
         self.under_way = 0.0
         self.dispatches = 0
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def ran(self, micro_batch: int, since: float) -> None:
         """A micro-batch computed from `since` until now."""
-        now = self._clock.now()
+        now = self.now()
         self.busy += now - since
         if self._trace is not None:
             self._trace.slice(track(micro_batch), "attend", since, now)
 
     def slept(self, since: float) -> None:
-        self.parked += self._clock.now() - since
+        self.parked += self.now() - since
 
     def did(self, micro_batch: int, what: str, since: float) -> None:
         """A part of what `ran` will draw, such as scheduling or sampling."""
         if self._trace is not None:
-            self._trace.slice(track(micro_batch), what, since, self._clock.now())
+            self._trace.slice(track(micro_batch), what, since, self.now())
 
     def sent(self, micro_batch: int, layer: int, ticket: object, since: float) -> None:
         """Rows left for the expert nodes; `since` is from before the first was on its way, as nobody got it earlier."""
@@ -53,7 +50,7 @@ class Meter:
 
     def back(self, micro_batch: int) -> None:
         """Their partial sums are about to be added."""
-        now = self._clock.now()
+        now = self.now()
         since, layer, ticket = self._sent.pop(micro_batch)
         self.under_way += now - since
         if self._trace is not None:

@@ -21,7 +21,7 @@ from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.sequence import Sequence
 from afserve.engine.spoiled import Spoiled
-from afserve.engine.step_plan import Finished, StepPlan
+from afserve.engine.step_plan import PROMPT, Finished, StepPlan
 from afserve.models.decoder import AttentionModel
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class MicroBatch(Generic[T]):
             x_TH = yield from self._layers(batch)
             since = self._meter.now()
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
-            self._finish(self.plan, self._model.logits(rows_RH))
+            self._finish(self.plan, batch.logit_ends, self._model.logits(rows_RH))
             self._meter.did(self.index, "sample", since)
             self.decode_only = batch.decodes == len(batch.token_T)
             self.plan = None
@@ -100,40 +100,31 @@ class MicroBatch(Generic[T]):
         self._load.commit(self.index, batch.decodes)
         return x_TH
 
-    def _finish(self, plan: StepPlan, logits_RV: Tensor) -> None:
-        """Sample, book the step, and turn it into events."""
-        rows = _rows_of(plan)
+    def _finish(self, plan: StepPlan, ends: list[int], logits_RV: Tensor) -> None:
+        """Sample, book the step, and turn it into events. `ends` says where each chunk's logits do."""
         failures = self._spoiled.failures(plan, self._given_up)
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
-        chosen = [rows[index].stop - 1 for index in last]
+        chosen = [ends[index] - 1 for index in last]
         chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
         sequences = [plan.chunks[index].sequence for index in last]
         outcomes = sample(chosen_RV, sequences, self._model.ops) if sequences else []
-        for index, outcome in zip(last, outcomes, strict=True):
+        accepted: Accepted = {}
+        for at, (index, outcome) in enumerate(zip(last, outcomes, strict=True)):
             if isinstance(outcome, Failure):
                 failures.setdefault(index, outcome.message)
+            elif index not in failures:
+                accepted[index] = (outcome,), _logprobs(sequences[at], outcome, chosen_RV, at)
         for index, chunk in enumerate(plan.chunks):
-            if chunk.sequence.collects_prompt and index not in failures:
-                self._collect_prompt(
-                    chunk.sequence, chunk.start, logits_RV[rows[index].start : rows[index].stop]
-                )
-        accepted: Accepted = {
-            index: ((token,), _logprobs(plan.chunks[index].sequence, (token,), chosen_RV[at : at + 1]))
-            for at, (index, token) in enumerate(zip(last, outcomes, strict=True))
-            if index not in failures and isinstance(token, int)
-        }
+            if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
+                end = ends[index]
+                self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
         self._book(plan, accepted, failures)
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
         return self._link.take_given_up(self.index)
 
-    def _book(
-        self,
-        plan: StepPlan,
-        accepted: Accepted,
-        failures: dict[int, str],
-    ) -> None:
+    def _book(self, plan: StepPlan, accepted: Accepted, failures: dict[int, str]) -> None:
         """`failures` are by a chunk's index as well."""
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         done = {
@@ -159,19 +150,10 @@ class MicroBatch(Generic[T]):
         sequence.prompt_logprobs += logprobs_of(logits_QV, following, count)
 
 
-def _rows_of(plan: StepPlan) -> list[range]:
-    """Which rows of the logits belong to each chunk: all where the prompt's are collected, else one if sampled."""
-    rows, start = [], 0
-    for chunk in plan.chunks:
-        count = chunk.count if chunk.sequence.collects_prompt else int(chunk.last)
-        rows.append(range(start, start + count))
-        start += count
-    return rows
-
-
-def _logprobs(sequence: Sequence, run: Run, row_RV: Tensor) -> tuple[TokenLogprob, ...]:
+def _logprobs(sequence: Sequence, token: int, logits_RV: Tensor, row: int) -> tuple[TokenLogprob, ...]:
+    """Of a token that this row gave, where they were asked for."""
     count = sequence.request.params.logprobs
-    return () if count is None else tuple(logprobs_of(row_RV, run, count))
+    return () if count is None else tuple(logprobs_of(logits_RV[row : row + 1], (token,), count))
 
 
 def _event(

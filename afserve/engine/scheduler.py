@@ -32,6 +32,7 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
+        self._longest = min(config.max_model_len, self.pool.blocks * self.pool.block_size)
         self._waiting: deque[Sequence] = deque()
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_handle: dict[int, Sequence] = {}
@@ -288,14 +289,10 @@ class Scheduler:
                 self.pool.publish(sequence.blocks[index], hashes[index])
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        params = sequence.request.params
-        if sequence.output_length >= params.min_tokens and (
-            token in sequence.eos_ids or token in params.stop_token_ids
-        ):
+        params, length = sequence.request.params, sequence.output_length
+        if length >= params.min_tokens and (token in sequence.eos_ids or token in params.stop_token_ids):
             return "stop"
-        capacity = self.pool.blocks * self.pool.block_size
-        longest = min(self._config.max_model_len, capacity)
-        if sequence.output_length >= params.max_tokens or len(sequence.tokens) >= longest:
+        if length >= params.max_tokens or len(sequence.tokens) >= self._longest:
             return "length"
         return None
 

@@ -18,10 +18,12 @@ FINE = -1
 class Spoiled:
     def __init__(self, most_tokens: int, device: torch.device) -> None:
         self._layer_N = torch.full((most_tokens,), FINE, dtype=torch.int32, device=device)
+        self._layer_T = self._layer_N[:0]
 
     def of(self, token_T: Tensor) -> Tensor:
         """The marks of a step's rows, all fine yet; `failures` has reset them since the last step."""
-        return self._layer_N[: token_T.shape[0]]
+        self._layer_T = self._layer_N[: token_T.shape[0]]
+        return self._layer_T
 
     def failures(self, plan: StepPlan, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
         """Why a chunk gave nothing, by its index in the plan; the next step begins without marks.
@@ -29,11 +31,10 @@ class Spoiled:
         The first row of a sequence that was spoiled names the layer: later ones may have it from the first's keys.
         `given_up` says of rows that the experts gave no sum, and why; it is asked only where a row was spoiled.
         """
-        layer_T = self._layer_N[: plan.tokens]
-        if int(layer_T.max()) == FINE:
+        layers = self._layer_T.tolist()
+        if max(layers) == FINE:
             return {}
-        layers = layer_T.tolist()
-        layer_T.fill_(FINE)
+        self._layer_T.fill_(FINE)
         why, found, start = given_up(), {}, 0
         for index, chunk in enumerate(plan.chunks):
             first = next((row for row in range(start, start + chunk.count) if layers[row] != FINE), None)

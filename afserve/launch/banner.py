@@ -10,9 +10,11 @@ from rich.text import Text
 
 from afserve.launch.topology import NODE_OVERHEAD, Need, Topology
 from afserve.member import Role
+from afserve.placement.copies import copies_in_words
 from afserve.placement.placement import FREE
 
 _SHOWN = 4
+_LONG = 40  # characters of a list of experts
 _MIB = 1 << 20
 
 
@@ -25,6 +27,9 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     picture = Table.grid(padding=(0, 1))
     picture.add_row(_attention(topology), _between(topology), _experts(topology))
     lines = [Text(f"{what}: {why}", style="dim") for what, why in topology.picked.items()]
+    if not deployment.colocated:
+        kept = copies_in_words(deployment.placement, topology.expert_hosts)
+        lines.append(Text(f"copies: {kept}", style="dim"))
     ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
@@ -59,7 +64,10 @@ def _experts(topology: Topology) -> RenderableType:
         held = sorted({e for layer in placement.layers for e in layer.slots[node.index] if e != FREE})
         ids = topology.spec.moe_layer_ids
         kept = "int8 " if topology.deployment.engine.expert_dtype == "int8" else ""
-        body = f"layers {ids[0]}-{ids[-1]}: experts {ranges(held)}\n{memory(topology.expert, kept)}"
+        which = ranges(held)
+        if len(which) > _LONG:
+            which = f"{which[:_LONG].rpartition(',')[0]}, ... ({len(held)} of {topology.spec.experts})"
+        body = f"layers {ids[0]}-{ids[-1]}: experts {which}\n{memory(topology.expert, kept)}"
         names.append((str(node), body))
     return _boxes(names)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _TERM_SECONDS = 3.0
+_KILL_SECONDS = 1.0  # for what SIGKILL leaves: memory that the next process of the same node needs
 _LINE = 1 << 16
 _DESCRIPTORS = 64
 
@@ -106,6 +107,7 @@ class ForkServer:
 
     def _fork(self, order: Order) -> bool:
         order.listening = self._sockets.popleft() if order.gateway is not None else None
+        self._end_earlier(order.name)
         pid = os.fork()
         if pid == 0:
             self._leave_server()
@@ -115,6 +117,16 @@ class ForkServer:
         self._children[pid] = order.name
         self._report({"started": order.name, "pid": pid})
         return False
+
+    def _end_earlier(self, name: str) -> None:
+        """A node has one process: what is left of an earlier one, stopped or stuck, is killed."""
+        earlier = [pid for pid, other in self._children.items() if other == name]
+        for pid in earlier:
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_SECONDS
+        while any(pid in self._children for pid in earlier) and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.001)
 
     def _leave_server(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -128,7 +140,7 @@ class ForkServer:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 name = self._children.pop(pid)
-                self._report({"exited": name, "code": os.waitstatus_to_exitcode(status)})
+                self._report({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _report(self, what: dict[str, object]) -> None:
         try:

@@ -7,7 +7,7 @@ import ipaddress
 import shlex
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -46,17 +46,27 @@ class HostAssignment:
     hosted: tuple[HostedNode, ...]
     listen: str = LOOPBACK
     port: int = 0
+    unused: tuple[str, ...] = ()  # devices of this machine that no node is on
 
     @classmethod
     def all_here(cls, deployment: Deployment, gpus: Gpus) -> "HostAssignment":
         """Where the run's device is `cuda`, each node has a GPU of its own while there are enough."""
         device = deployment.engine.device
-        return cls(
-            tuple(
-                HostedNode(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
-                for number, node in enumerate(n for n in deployment.nodes if n.role in MODEL_ROLES)
-            )
+        hosted = tuple(
+            HostedNode(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
+            for number, node in enumerate(n for n in deployment.nodes if n.role in MODEL_ROLES)
         )
+        every = [gpus.device(number) for number in range(len(gpus))] if device == "cuda" else []
+        return cls(hosted, unused=tuple(d for d in every if d not in {one.device for one in hosted}))
+
+    def having(self, node: NodeId) -> "HostAssignment":
+        """The same with a place for this node, if it has none: here, on the device that the fewest nodes use."""
+        if any(one.node == node for one in self.hosted):
+            return self
+        used = [one.device for one in self.here]
+        device = min(self.unused or dict.fromkeys(used), key=used.count, default="cpu")
+        hosted = (*self.hosted, HostedNode(node, LOOPBACK, True, device))
+        return replace(self, hosted=hosted, unused=tuple(d for d in self.unused if d != device))
 
     @property
     def here(self) -> list[HostedNode]:
@@ -80,6 +90,14 @@ class HostAssignment:
             count = counts.setdefault("" if one.here else one.host, [0, 0])
             count[one.node.role is Role.EXPERT] += 1
         return tuple(Share(a, e, here=not host) for host, (a, e) in counts.items())
+
+    def expert_hosts(self) -> tuple[int, ...]:
+        """The number of each expert node's host, in the order of the nodes."""
+        experts = [one for one in self.hosted if one.node.role is Role.EXPERT]
+        experts.sort(key=lambda one: one.node.index)
+        names = ["" if one.here else one.host for one in experts]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return tuple(numbers[name] for name in names)
 
     def commands(self, join: str, token: Path) -> list[str]:
         """What to type so that the nodes elsewhere join: the token's copy here, then one line per node there."""

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
+from afserve.control.changing import Changing
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -25,12 +26,13 @@ from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
-from afserve.errors import AfserveError, DeadlineError, PeerLost
+from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
 from afserve.launch.gateway_node import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
+from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.topology import Topology
+from afserve.launch.topology import Topology, gib, usable
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
 from afserve.trace import Trace
@@ -98,7 +100,8 @@ class LocalRun:
             created=int(time.time()),
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
-        queries = OwnQueries(self.controller, topology.picked, clock)
+        changing = Changing(self.controller, self._check_room, self._is_started_here)
+        queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
         self.frontend = Frontend(queries, self._gateway, served, self._trace)
         self._watch: asyncio.Task[None] | None = None
@@ -124,12 +127,34 @@ class LocalRun:
     def _start_here(self, node: NodeId) -> None:
         """Who is on another host is started there."""
         if node.role is Role.GATEWAY:
-            assert self._gateways is not None
+            assert self._gateways is not None, "the membership asks for gateways only where there are some"
             self.processes.spawn(
                 node, self.controller.address, self._gateways.options.to_plain(), self._gateways.listening
             )
-        elif self.assignment.is_here(node):
+            return
+        self.assignment = self.assignment.having(node)
+        if self.assignment.is_here(node):
             self.processes.spawn(node, self.controller.address)
+
+    def _is_started_here(self, node: NodeId) -> bool:
+        return node.role is Role.GATEWAY or self.assignment.having(node).is_here(node)
+
+    def _check_room(self, role: Role, more: int) -> None:
+        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role."""
+        need = self.topology.expert if role is Role.EXPERT else self.topology.attention
+        if (
+            more <= 0
+            or role is Role.GATEWAY
+            or need is None
+            or self.topology.deployment.engine.device != "cpu"
+        ):
+            return
+        free = usable(this_machine())
+        if more * need.total > free:
+            raise DoesNotFitError(
+                f"scale: {more} more {role} node{'s' * (more > 1)} need {gib(more * need.total)}, this machine has "
+                f"{gib(free)} free"
+            )
 
     def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:
         device = self.assignment.devices.get(node, deployment.engine.device)

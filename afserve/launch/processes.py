@@ -86,10 +86,14 @@ class NodeProcesses:
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
     ) -> None:
-        """A gateway's options go along, and the socket that it accepts on."""
+        """A gateway's options go along, and the socket that it accepts on.
+
+        Where a process of this node is left, the helper kills it first; its end is not reported any more.
+        """
         assert self._socket is not None, "start() first"
         name = str(node)
         self._spawned = True
+        self.pids.pop(name, None)
         self._nodes[name] = node
         order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)), gateway)
         try:
@@ -149,6 +153,8 @@ class NodeProcesses:
             self.pids[str(report["started"])] = int(str(report["pid"]))
             return
         name, code = str(report["exited"]), int(str(report["code"]))
+        if self.pids.get(name) != report["pid"]:
+            return  # another process has this node's place by now
         self.exited[name] = code
         if not self._stopping:
             on_exit(self._nodes[name], _ended(code))

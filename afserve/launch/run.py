@@ -74,6 +74,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     balance = balance_rules(flags)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
     topology = plan_here(flags, found, this_machine(), gpus)
+    balance = topology.keeping(balance)
     assignment = assigned or HostAssignment.all_here(topology.deployment, gpus)
     if assigned is not None:
         _check_elsewhere(flags, assigned, found, processes.folder)
@@ -129,6 +130,7 @@ def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFl
             engine=replace(flags.wishes.engine, device=cluster.device),
             batch=cluster.batch,
             hosts=assignment.shares(),
+            expert_hosts=assignment.expert_hosts(),
         ),
     )
     asked, wanted = _in_file(flags), _in_file(found)

@@ -7,13 +7,14 @@ is needed by role, what there is, and the ways on. All sizes are bytes.
 from dataclasses import asdict, dataclass, field, replace
 
 from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, ModelSource
-from afserve.control.membership.desired import Deployment
+from afserve.control.membership.balancing import BalanceRules
+from afserve.control.membership.desired import MOST_NODES, Deployment
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
-from afserve.placement.placement import Placement
 from afserve.settings import in_range
 from afserve.spec import BYTES, ModelSpec
 
@@ -21,11 +22,13 @@ GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
+_SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
 _KV_DEFAULT_MAX = 4 * GIB
 _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
 _BATCH_TOKENS = 512
-_MOST_NODES = 1024
+_ATTENTION_HEADROOM = 2  # times as many attention nodes as at first: mailboxes nobody writes take no memory
+_LEAST_MOST_ATTENTION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,13 @@ class Topology:
     attention: Need
     expert: Need | None
     picked: dict[str, str] = field(default_factory=dict)
+    slots: ExpertSlots = field(default_factory=ExpertSlots)
+    copies: int = 1
+    expert_hosts: tuple[int, ...] = ()
+
+    def keeping(self, rules: BalanceRules) -> BalanceRules:
+        """The same rules for whoever balances, with the copies, hosts and spare slots of this run."""
+        return replace(rules, copies=self.copies, spare=self.slots.spare, hosts=self.expert_hosts)
 
     def over(self, transport: str, reason: str) -> "Topology":
         """The same with rows carried so; a colocated run carries none."""
@@ -87,8 +97,8 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = _micro_batches(wishes, nodes, picked)
     threads = _threads(machine, wishes, nodes, picked)
-    slots = _slots(spec, wishes, nodes, picked)
-    weights = _weights(spec, source, wishes, nodes, slots)
+    slots = _slots(spec, source, machine, wishes, nodes, picked)
+    weights = _weights(spec, source, wishes, nodes, slots.total)
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
     engine = EngineConfig(
         max_model_len=longest,
@@ -100,14 +110,21 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         threads=threads,
         **asdict(wishes.engine),
     )
-    placement = Placement.contiguous(
-        layers=spec.moe_layers, experts=spec.experts, nodes=max(1, nodes.experts), slots_per_node=slots
-    )
+    placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
     counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
-    deployment = Deployment(source, engine, counts, spec.fingerprint(), placement, silence=wishes.silence)
+    deployment = Deployment(
+        source,
+        engine,
+        counts,
+        spec.fingerprint(),
+        placement,
+        silence=wishes.silence,
+        most_attention=_most_attention(wishes, nodes),
+    )
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None
-    return Topology(deployment, spec, Need(weights.attention, kv), expert, picked)
+    need = Need(weights.attention, kv)
+    return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
 
 
 def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> Share:
@@ -117,7 +134,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
         )
     for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
         if value is not None:
-            in_range(f"--{key}", value, 1, _MOST_NODES)
+            in_range(f"--{key}", value, 1, MOST_NODES)
     gpus = len(wishes.gpus) if wishes.gpus is not None and wishes.engine.device == "cuda" else 0
     attention = wishes.attention or (max(1, gpus // 2) if gpus else max(1, min(machine.cores // 8, 4)))
     if wishes.attention is None:
@@ -137,6 +154,16 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
             f"--experts: {experts} nodes, but the model has {spec.experts} experts", param="experts"
         )
     return Share(attention, experts)
+
+
+def _most_attention(wishes: Wishes, nodes: Share) -> int:
+    """Mailboxes in a GPU's memory take their bytes at once, so there are no more than are asked for."""
+    if wishes.most_attention is not None:
+        in_range("--most-attention", wishes.most_attention, nodes.attention, MOST_NODES)
+        return wishes.most_attention
+    if wishes.engine.device != "cpu":
+        return nodes.attention
+    return min(MOST_NODES, max(_LEAST_MOST_ATTENTION, _ATTENTION_HEADROOM * nodes.attention))
 
 
 def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, str]) -> Machine:
@@ -200,17 +227,38 @@ def _element(source: ModelSource, spec: ModelSpec) -> int:
     return max(2, BYTES[spec.dtype if source.dtype == "auto" else source.dtype])
 
 
-def _slots(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> int:
-    """Physical slots of an expert node per layer: experts, redundant ones, and one spare if placements may change."""
-    redundant = wishes.redundant_experts
-    in_range("--redundant-experts", redundant, 0, spec.experts * max(0, nodes.experts - 1))
-    if wishes.rebalance and not nodes.experts:
-        raise ConfigError("--rebalance: a colocated run has no expert nodes to balance", param="rebalance")
-    used = -(-(spec.experts + redundant) // max(1, nodes.experts))
-    if not wishes.rebalance:
-        return used
-    picked["expert slots"] = f"{used} per node and layer, and one spare to move through"
-    return used + 1
+def _slots(
+    spec: ModelSpec,
+    source: ModelSource,
+    machine: Machine,
+    wishes: Wishes,
+    nodes: Share,
+    picked: dict[str, str],
+) -> ExpertSlots:
+    """Physical slots of an expert node per layer: for placements, one to move through, and spare ones."""
+    slots = without_spare(spec.experts, nodes.experts, wishes)
+    affordable = _affordable(spec, source, machine, wishes, nodes, slots) if nodes.experts else 0
+    slots = replace(slots, spare=spare_for_recovery(spec.experts, nodes.experts, slots, wishes, affordable))
+    if slots.moving:
+        picked["expert slots"] = f"{slots.used} per node and layer, and one to move through"
+    if slots.spare and wishes.spare_slots is None:
+        picked["spare slots"] = f"{slots.spare} per node and layer, for the experts of a lost node"
+    return slots
+
+
+def _affordable(
+    spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes, nodes: Share, slots: ExpertSlots
+) -> int:
+    """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
+    weights = _weights(spec, source, wishes, nodes, slots.total)
+    one = _role_bytes(spec, source, wishes.engine.expert_dtype)[1] // spec.experts
+    kv = (wishes.kv_tokens or 0) * spec.kv_bytes_per_token(_element(source, spec))
+    free = [
+        (_free(machine, share, weights) - share.attention * kv) / share.experts
+        for share in wishes.shares(nodes)
+        if share.experts
+    ]
+    return max(0, int(min(free) * _SPARE_SHARE / one))
 
 
 def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
+from afserve.control.membership.desired import MOST_GATEWAYS
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-MOST_GATEWAYS = 64
 RECOVER, END = "recover", "end"
 _SILENCE = Range(0.2, 3600.0, whole=False)
 
@@ -39,8 +39,8 @@ class Share:
 class Wishes:
     """What the user fixed; None is for `topology` to choose. `micro_batches` may also be "auto".
 
-    Without `hosts` all nodes are on this machine. `batch` is what an attention node decodes at once. `gpus` are this
-    machine's, where nodes run on them.
+    Without `hosts` all nodes are on this machine; `expert_hosts[n]` numbers the host of expert node n. `batch` is what
+    an attention node decodes at once. `gpus` are this machine's, where nodes run on them.
     """
 
     attention: int | None = setting(None, "Attention nodes.", metavar="A")
@@ -51,6 +51,15 @@ class Wishes:
     max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
     threads: int | None = setting(None, "Compute threads of each node.")
     redundant_experts: int = setting(0, "Extra replicas per MoE layer.", metavar="R")
+    expert_copies: int = setting(
+        1, "Expert nodes that hold each expert, on different hosts where there are.", metavar="C"
+    )
+    spare_slots: int | None = setting(
+        None, "Slots per expert node and layer kept empty for a lost node's experts.", metavar="S"
+    )
+    most_attention: int | None = setting(
+        None, "Attention nodes that `scale` may ask for; 8 or twice as many as at first.", metavar="A"
+    )
     gateways: int = setting(
         0, "HTTP in N processes of its own, which share the port; 0 serves it in this one.", metavar="N"
     )
@@ -67,6 +76,7 @@ class Wishes:
     rebalance: bool = False
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
+    expert_hosts: tuple[int, ...] = ()
     gpus: "Gpus | None" = None
 
     def __post_init__(self) -> None:

@@ -1,8 +1,14 @@
-"""What changes or records the cluster while it serves: placements and recordings of routing; needs the admin key."""
+"""What changes or records the cluster while it serves: numbers of nodes, placements, recordings of routing.
+
+All of it needs the admin key.
+"""
+
+from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from afserve.control.wire.changes import decode_change
 from afserve.server.prepare import Kind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
@@ -27,6 +33,25 @@ class Admin:
         assert isinstance(text, bytes)
         await self._backend.apply_placement(text.decode())
         return json_response({"status": "moving"}, 202)
+
+    async def scale(self, request: Request) -> Response:
+        """Other numbers of nodes. Answers when they are on their way; /status shows who is there."""
+        return await self._change(request, Kind.SCALE)
+
+    async def drain(self, request: Request) -> Response:
+        """One node goes once nothing needs it."""
+        return await self._change(request, Kind.DRAIN)
+
+    async def restart(self, request: Request) -> Response:
+        """New processes for some nodes or all, one after another."""
+        return await self._change(request, Kind.RESTART)
+
+    async def _change(self, request: Request, kind: Kind) -> Response:
+        self._service.check_ready()
+        with await self._service.bodies.read(request) as body:
+            asked = await self._service.text.prepare(kind, body.data)
+        assert isinstance(asked, bytes)
+        return json_response(asdict(await self._backend.change(decode_change(asked))), 202)
 
     async def start(self, request: Request) -> Response:
         await self._backend.record_routing(True)

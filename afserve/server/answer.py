@@ -5,6 +5,7 @@ When the client leaves, generation is cancelled.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import aclosing
 
@@ -33,6 +34,8 @@ from afserve.server.replies import (
 from afserve.server.settings import ServerSettings
 
 STALLED = "the client does not read"
+QUIET_SECONDS = 5.0  # after which a stream that has begun says that it is still there
+COMMENT = b": still here\n\n"  # what clients of server-sent events skip
 SLICE_BYTES = 256 << 10  # of a whole answer, for each of which a client has the write deadline
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -157,7 +160,8 @@ async def _in_turns(parts: Iterator[bytes]) -> list[bytes]:
 class Writer:
     """The response side of one answer. Headers go out with the first write; `close` when it is over.
 
-    One timer per answer, not per write, notices a client that does not read.
+    One timer per answer, not per write, notices a client that does not read; another one, of a stream, that nothing was
+    written for some seconds, and writes a comment, so that nobody on the way takes the connection for dead.
     """
 
     def __init__(self, send: Send, deadline: float) -> None:
@@ -167,6 +171,8 @@ class Writer:
         self._writer: asyncio.Task[object] | None = None
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Future[None] | None = None
         self._ended = False
 
     @property
@@ -179,6 +185,7 @@ class Writer:
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.begun:
+            self._quiet = self._loop.call_later(QUIET_SECONDS, self._look_quiet)
             await self.begin(_STREAM_HEADERS)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
@@ -194,12 +201,15 @@ class Writer:
             await self.end(event(body) + DONE)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for pending in (self._timer, self._quiet, self._comment):
+            if pending is not None:
+                pending.cancel()
 
     async def _send(self, message: Message) -> None:
         self._writer, self._since = asyncio.current_task(), self._loop.time()
         try:
+            if self._comment is not None and not self._comment.done():
+                await asyncio.wait({self._comment})
             await self._send_message(message)
         except asyncio.CancelledError as error:
             if error.args == (STALLED,):
@@ -215,3 +225,17 @@ class Writer:
             self._timer = self._loop.call_later(left, self._look)
         elif self._writer is not None:
             self._writer.cancel(STALLED)
+
+    def _look_quiet(self) -> None:
+        """Comments come between two writes only, so a client that does not read gets none."""
+        left = self._since + QUIET_SECONDS - self._loop.time()
+        if left <= 0:
+            left = QUIET_SECONDS
+            if self._writer is None and not self._ended and (self._comment is None or self._comment.done()):
+                self._comment = self._loop.create_task(self._send_comment())
+        self._quiet = self._loop.call_later(left, self._look_quiet)
+
+    async def _send_comment(self) -> None:
+        """That the client has gone is the answering task's business."""
+        with contextlib.suppress(OSError):
+            await self._send_message({"type": "http.response.body", "body": COMMENT, "more_body": True})

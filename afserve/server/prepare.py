@@ -6,13 +6,16 @@ travels as bytes (`prepared`). Everything is counted before anything is tokenize
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from afserve.chat_template import ChatTemplate
+from afserve.control.changes import Change
+from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
+from afserve.server.changes import drain_of, restart_of, scale_of
 from afserve.server.fields import Fields, parse_object
 from afserve.server.openai import (
     ChatRequest,
@@ -39,6 +42,16 @@ class Kind(IntEnum):
     TOKENIZE = 3
     DETOKENIZE = 4
     PLACEMENT = 5
+    SCALE = 6
+    DRAIN = 7
+    RESTART = 8
+
+
+_CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
+    Kind.SCALE: scale_of,
+    Kind.DRAIN: drain_of,
+    Kind.RESTART: restart_of,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,8 @@ class Preparer:
             return self._tokenize(fields)
         if kind is Kind.DETOKENIZE:
             return self._detokenize(fields)
+        if kind in _CHANGES:
+            return encode_change(_CHANGES[kind](fields))
         return json.dumps(fields.raw(), separators=(",", ":")).encode()
 
     def _completion(self, asked: CompletionRequest) -> Prepared:

@@ -5,8 +5,7 @@ It has the methods of a link to expert nodes and no mailboxes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ class Bank(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTicket:
+class LocalTicket(NamedTuple):
     layer: int
     micro_batch: int
     y_TH: Tensor

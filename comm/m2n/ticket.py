@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,8 +13,7 @@ from afserve.comm.m2n.waves import Recovery
 from afserve.comm.transport import Box, Header
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One message of a dispatch."""
 
     box: Box

@@ -185,7 +185,7 @@ def connect(
             streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
     end = DistTransport(segments, attention, carriage)
-    for expert, stream in enumerate(streams):
+    for expert, stream in zip(addresses, streams, strict=True):
         end.welcome(expert, stream)
     end.ready([])
     return end

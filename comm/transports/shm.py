@@ -23,8 +23,8 @@ from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.peers import PeerProcess
 from afserve.errors import RendezvousError
 
-# How often a waiting end asks whether its peers live. For an attention node that waits in vain every moment is one in which
-# replicas could be computing; an expert node often waits long, and is needed by nobody who is gone.
+# How often a waiting end asks whether its peers live. For an attention node that waits in vain every moment is one in
+# which replicas could be computing; an expert node often waits long, and is needed by nobody who is gone.
 _ATTENTION_LOOKS, _EXPERT_LOOKS = 0.02, 0.1
 _RETRY_SECONDS = 0.02
 

@@ -303,7 +303,7 @@ def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeou
             streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
     end = TcpTransport(segments, attention)
-    for expert, stream in enumerate(streams):
+    for expert, stream in zip(addresses, streams, strict=True):
         end.welcome(expert, stream)
     end.ready([])
     return end

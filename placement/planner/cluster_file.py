@@ -26,10 +26,11 @@ def on_cpu(hardware: str) -> bool:
     return hardware.lower().startswith("cpu")
 
 
-def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False) -> str:
+def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False, copies: int = 1) -> str:
     """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes.
 
-    `path`: the checkpoint folder, for a model that has no name. `here`: all of it on this machine.
+    `path`: the checkpoint folder, for a model that has no name. `here`: all of it on this machine. `copies` of
+    every expert are a flag of `afserve up`, which the file names.
     """
     afd = plan.kind == "afd"
     lines = [
@@ -37,6 +38,7 @@ def cluster_toml(plan: Plan, model: str, *, path: str = "", here: bool = False) 
         "# All on this machine; write other addresses to spread it over hosts."
         if here
         else "# Replace the addresses; one [[host]] is one machine.",
+        *([f"# Start it with --expert-copies {copies}, as it was planned."] if afd and copies > 1 else []),
         "",
         f"micro_batches = {plan.micro_batches}",
         "",

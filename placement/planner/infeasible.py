@@ -18,7 +18,13 @@ _MOST = 13  # 4,096 devices: a model that does not fit there has a cache that no
 
 
 def explain(question: Question) -> str:
-    """A message for the user: memory first, then latency, then rate."""
+    """A message for the user: copies and memory first, then latency, then rate."""
+    copies = question.setting.routing.copies
+    if all(pool.count < copies for pool in question.pools):
+        return (
+            f"{copies} copies of every expert take {copies} devices of one kind, and {_pools(question)} is offered: "
+            "offer more devices or lower --expert-copies"
+        )
     if not _anything_fits(question):
         return _memory_words(question)
     free = replace(question, targets=Targets(), tokens_per_second=0.0)
@@ -93,13 +99,15 @@ def _anything_fits(question: Question) -> bool:
 
 def _memory_words(question: Question) -> str:
     shape, precision = question.setting.shape, question.setting.precision
-    experts = shape.expert_elems * PRECISIONS[precision.experts]
+    copies = question.setting.routing.copies
+    experts = shape.expert_elems * PRECISIONS[precision.experts] * copies
+    kept = precision.experts if copies == 1 else f"{precision.experts}, {copies} copies"
     attention = shape.attention_elems * PRECISIONS[precision.attention]
     cache = cache_bytes(shape, precision, question.setting.workload.context_mean)
     have = sum(pool.count * pool.chip.memory * USABLE for pool in question.pools)
     return (
         f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
-        f"({precision.experts}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
+        f"({kept}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
         f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
         f"{_enough(question)}"
     )

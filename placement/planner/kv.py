@@ -28,7 +28,7 @@ def attention_weight_bytes(shape: ModelShape, precision: Precision, tensor_paral
 
 def expert_weight_bytes(shape: ModelShape, precision: Precision, routing: Routing, devices: Array) -> Array:
     """Per device, replicas included, slots rounded up to whole experts while there are more slots than devices."""
-    slots = (shape.experts.experts + routing.redundant) / devices
+    slots = routing.slots(shape.experts.experts) / devices
     slots = np.where(slots >= 1, np.ceil(slots), slots)
     return np.asarray(slots * shape.experts.layers * shape.experts.elems * PRECISIONS[precision.experts])
 

@@ -272,11 +272,12 @@ def expert_half(
     mean_rows = tokens * moe.top_k / devices
     chance = 1 + by_chance * largest_normal(devices) / np.sqrt(np.maximum(mean_rows, 1.0))
     rows = np.minimum(mean_rows * skew * chance, tokens * moe.top_k)
-    held = np.maximum((moe.experts + routing.redundant) / devices, 1.0)
-    spare = (moe.experts + routing.redundant) / moe.experts
+    slots = routing.slots(moe.experts)
+    held = np.maximum(slots / devices, 1.0)
+    spare = slots / moe.experts
     active = np.minimum(active_experts(routing, moe.experts, moe.top_k, tokens) * spare / devices, held)
     active = np.maximum(np.minimum(active * np.minimum(chance, 2.0), held), np.minimum(1.0, rows))
-    width = np.maximum(devices / (moe.experts + routing.redundant), 1.0)
+    width = np.maximum(devices / slots, 1.0)
     return expert_layer(
         setting.shape, chip, setting.curves, setting.precision.experts, rows, np.asarray(active / width)
     )

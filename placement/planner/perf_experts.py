@@ -24,11 +24,17 @@ _GRID = np.unique(np.concatenate([np.arange(1, 17), np.round(np.geomspace(17, 2*
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How tokens choose experts. `zipf` 0 is uniform; `counts`, when given, are measured selections per expert.
-    `redundant`: spare slots given to replicas of hot experts over all devices."""
+    `redundant`: spare slots given to replicas of hot experts over all devices, beside `copies` of every expert, each on
+    a device of its own."""
 
     zipf: float = 0.0
     counts: tuple[float, ...] = ()
     redundant: int = 0
+    copies: int = 1
+
+    def slots(self, experts: int) -> int:
+        """Of a layer, over all devices."""
+        return experts * self.copies + self.redundant
 
     def popularity(self, experts: int) -> Array:
         """Chance that one selection is expert e; sums to 1."""
@@ -74,15 +80,16 @@ def imbalance(routing: Routing, experts: int, devices: int) -> float:
 
     Greedy, as a real balancer would do on the same counts; drift between counting and serving is not in it.
     """
-    groups = min(devices, experts + routing.redundant)
-    loads = _replicate(routing.popularity(experts), max(routing.redundant, devices - experts, 0))
+    groups = min(devices, routing.slots(experts))
+    spare = max(routing.redundant, devices - experts * routing.copies, 0)
+    loads = _replicate(routing.popularity(experts), spare, routing.copies)
     slots = -(-len(loads) // groups)
     return _pack(loads, groups, slots) * groups
 
 
-def _replicate(popularity: Array, spare: int) -> Array:
+def _replicate(popularity: Array, spare: int, copies: int) -> Array:
     """Loads of all slots after each spare slot went to the expert with the highest load per replica."""
-    replicas = np.ones_like(popularity)
+    replicas = np.full_like(popularity, copies)
     if popularity.max() - popularity.min() < 1e-15:
         replicas[: spare % len(popularity)] += 1
         replicas += spare // len(popularity)

@@ -132,7 +132,7 @@ def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:
 
 def _columns(setting: Setting, devices: int) -> int:
     """How many devices share an expert's columns: more than one only when devices outnumber slots."""
-    return max(1, -(-devices // (setting.shape.experts.experts + setting.routing.redundant)))
+    return max(1, -(-devices // setting.routing.slots(setting.shape.experts.experts)))
 
 
 def _binding(family: PlanFamily, setting: Setting, times: StageTimes, batch: float) -> tuple[str, str]:

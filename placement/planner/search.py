@@ -75,17 +75,17 @@ class PlanFamily:
         )
 
     def batch_limit(self, setting: Setting) -> Array:
-        """Requests per rank and micro-batch that memory allows; 0 where weights do not fit."""
-        shape, precision = setting.shape, setting.precision
+        """Requests per rank and micro-batch that memory allows; 0 where weights or copies do not fit."""
+        shape, precision, copies = setting.shape, setting.precision, setting.routing.copies
         if self.kind == "colocated":
             resident = expert_weight_bytes(
                 shape, precision, setting.routing, self.ranks * self.tensor_parallel
             )
-            fits = np.ones_like(self.ranks, dtype=bool)
+            fits = self.ranks * self.tensor_parallel >= copies
         else:
             resident = np.zeros_like(self.ranks)
             needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
-            fits = needed <= self.experts.memory * 0.92
+            fits = (needed <= self.experts.memory * 0.92) & (self.expert_devices >= copies)
         most = largest_batch(
             shape, self.attention, precision, setting.workload, self.tensor_parallel, resident
         )

@@ -166,7 +166,8 @@ def through_the_group(attention, experts, layout):
     pairs = [dist.listen(f, attention, layout, "127.0.0.1", way) for f in range(experts)]
     addresses = [address for _, address in pairs]
     return Ends(
-        [dist.connect(addresses, a, layout, 10.0, way) for a in range(attention)], [end for end, _ in pairs]
+        [dist.connect(dict(enumerate(addresses)), a, layout, 10.0, way) for a in range(attention)],
+        [end for end, _ in pairs],
     )
 
 
@@ -216,7 +217,7 @@ def test_any_record_from_a_member(kind, micro_batch, payload, inline, after):
         patch.setattr("afserve.comm.transports.pair_stream._REST_SECONDS", 0.05)
         way = Carriage(torch.device("cpu"), inline_most=0)
         end, address = dist.listen(0, 2, LAYOUT, "127.0.0.1", way)
-        bad, good = (dist.connect([address], a, LAYOUT, 10.0, way) for a in range(2))
+        bad, good = (dist.connect({0: address}, a, LAYOUT, 10.0, way) for a in range(2))
         header = struct.Struct("<IHBBIIIHHHHIQ").pack(
             0x41465356, 1, kind, 1, 0, 1, 0, 0, 0, micro_batch, 0, 2, payload
         )

@@ -142,3 +142,13 @@ def test_who_was_dialled_and_is_not_needed_is_left(kind):
     trip(front, second, Box(0, 1, 0))
     for end in (front, first, second):
         end.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in connect.kinds() if kind not in ("symm", "dist")])
+def test_an_attention_node_may_begin_with_expert_nodes_whose_numbers_have_gaps(kind):
+    ends = {e: connect.listen(kind, expert=e, attention_nodes=1, layout=LAYOUT) for e in (1, 3)}
+    addresses = {e: address for e, (_, address) in ends.items()}
+    front = connect.connect(addresses, attention=0, layout=LAYOUT, timeout=10.0)
+    assert {box.expert for box in front.boxes()} == {1, 3}
+    for end in (front, *(end for end, _ in ends.values())):
+        end.close()

@@ -203,7 +203,7 @@ def test_nothing_is_left_behind():
     before = state()
     for _ in range(3):
         end, address = shm.listen(0, 1, LAYOUT)
-        front_end = shm.connect([address], 0, LAYOUT, 1.0)
+        front_end = shm.connect({0: address}, 0, LAYOUT, 1.0)
         send(front_end, BOX, 1, 2)
         arrive(end, BOX)
         front_end.close()

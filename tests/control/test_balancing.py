@@ -13,6 +13,8 @@ from afserve.control.wire.values import Adopt, FillSlots, Retire
 from afserve.engine.migrate import fills
 from afserve.errors import ConfigError, DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.placement.copies import copied
+from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.record import decode
 from afserve.placement.stats import RoutedRows
@@ -272,3 +274,52 @@ def test_what_was_thought_while_something_else_began_is_dropped():
         balancing._migration.adopted(attention_node(node), 1, 1.4)
     drive(balancing, total, 4, 2.0)
     assert balancing._migration.placement.epoch > 1, "no longer decides"
+
+
+def hosts_of(placement, expert, hosts):
+    return [{hosts[n] for n, _, _ in layer.replicas(expert)} for layer in placement.layers]
+
+
+def two_copies(hosts=(0, 0, 1, 1), spare=0, experts=16):
+    pool = Nodes((9,) * 4, host=hosts)
+    start = copied(layers=2, experts=experts, copies=2, nodes=pool, slots_per_node=10 + spare)
+    rules = BalanceRules(act=True, every=1.0, copies=2, spare=spare, hosts=hosts)
+    return Balancing("m", Migration(start, crew(1, 4)), rules)
+
+
+def test_rebalancing_keeps_copies_apart_and_spare_slots_empty():
+    hosts = (0, 0, 1, 1)
+    balancing = two_copies(hosts, spare=3)
+    now, begun = drive(balancing, skewed([0], 2, 16), 6, 0.0)
+    _, more = drive(balancing, skewed([5, 14], 2, 16), 6, now)
+    assert begun and more
+    placement = balancing._migration.placement
+    assert all(found == {0, 1} for e in range(16) for found in hosts_of(placement, e, hosts))
+    assert max(sum(e != FREE for e in row) for layer in placement.layers for row in layer.slots) <= 9
+
+
+def test_spare_slots_hold_a_lost_nodes_experts_and_are_empty_again_when_it_is_back():
+    start = Placement.contiguous(layers=1, experts=12, nodes=3, slots_per_node=6)
+    balancing = Balancing("m", Migration(start, crew(1, 3)), BalanceRules(spare=2))
+    balancing.heard(routed([[1] * 12]), 1.0)
+    with pytest.raises(ConfigError, match="there is room for 4"):
+        balancing.asked(layered([[0, 1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11]], experts=12, width=6))
+    survivors = balancing.over(frozenset({0, 2}), 2.0).placement
+    assert [sum(e != FREE for e in row) for row in survivors.layers[0].slots] == [6, 0, 6]
+    balancing._migration.placement = survivors
+    everyone = balancing.over(frozenset({0, 1, 2}), 3.0).placement
+    assert [sum(e != FREE for e in row) for row in everyone.layers[0].slots] == [4, 4, 4]
+    with pytest.raises(ConfigError, match=r"\[1\] have no room for all experts"):
+        balancing.over(frozenset({1}), 4.0)
+
+
+def test_copies_come_back_as_far_as_the_others_have_room():
+    balancing = two_copies()
+    balancing.heard(routed(skewed([3, 5], 2, 16)), 1.0)
+    three = balancing.over(frozenset({0, 1, 2}), 2.0).placement
+    copies = [len(layer.replicas(e)) for layer in three.layers for e in range(16)]
+    assert min(copies) == 1 and sum(copies) == 2 * 27  # 27 of 32: every slot is used, nothing is refused
+    assert all(len(layer.replicas(e)) == 2 for layer in three.layers for e in (3, 5))
+    balancing._migration.placement = three
+    four = balancing.over(frozenset({0, 1, 2, 3}), 3.0).placement
+    assert all(len(layer.replicas(e)) >= 2 for layer in four.layers for e in range(16))

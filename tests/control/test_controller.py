@@ -404,7 +404,6 @@ def test_a_stream_that_breaks_is_opened_again_and_a_request_that_was_lost_with_i
             while not (first := submitted(attention)):
                 await asyncio.sleep(0.01)
             attention.gateways._streams[0][1].drop()
-            attention.deliver(FromGateway(0, 1, None))
             while len(again := submitted(attention)) < 2:
                 await asyncio.sleep(0.01)
             assert again[0] == first[0] and again[1].handle != first[0].handle

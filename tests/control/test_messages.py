@@ -75,7 +75,7 @@ FROM_NODE = [
     Query(3, "view", b"\x00\xff"),
     Stuck(2, 1, 1.25),
 ]
-FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0))), Tokens(())]
+FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9), Tokens(())]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
 TO_NODE = [
     Assigned(expert_node(1), 4, RUN),

@@ -25,6 +25,7 @@ PAGES = {
     "place-experts": ["most replicas", "moves lower the largest load by", '"moving"', "counts.afroute"],
     "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json"],
     "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],
+    "change-a-running-deployment": ["attention-1 serves", "attention-0 has gone", "expert-0 serves"],
     "two-hosts": ["scp -p ", "transport: tcp", "expert-1"],
 }  # fmt: skip
 
@@ -41,7 +42,11 @@ def with_port(script: str, port: int) -> str:
     script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace(
         "afserve up ", f"afserve up --port {port} "
     )
-    return re.sub(r"afserve (complete|chat|status)\b", rf"afserve \1 --url http://127.0.0.1:{port}", script)
+    return re.sub(
+        r"afserve (complete|chat|status|scale|drain|restart)\b",
+        rf"afserve \1 --url http://127.0.0.1:{port}",
+        script,
+    )
 
 
 @pytest.fixture

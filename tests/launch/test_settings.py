@@ -102,7 +102,15 @@ def test_llm_takes_every_setting_of_the_engine_by_name():
         assert shown[one.name].default == one.default and shown[one.name].annotation is one.kind
         assert shown[one.name].kind is inspect.Parameter.KEYWORD_ONLY
     sources = {one.name for one in settings_of(ModelSource)}
-    sizes = {one.name for one in settings_of(Wishes)} - {"redundant_experts", "gateways"}
+    sizes = {one.name for one in settings_of(Wishes)} - {
+        "redundant_experts",
+        "expert_copies",
+        "spare_slots",
+        "gateways",
+        "most_attention",
+        "on_loss",
+        "silence",
+    }
     assert sources | sizes <= set(shown)
     with pytest.raises(ConfigError, match="block_sice is not one of block_size, device"):
         LLM(block_sice=16)

@@ -255,3 +255,22 @@ def test_no_rows_and_one_expert_with_everything(tmp_path, counts_json, slots):
 def test_it_starts_without_torch():
     script = "import sys, afserve.cli.place; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_every_expert_on_two_hosts(counts):
+    ask = ("--counts", counts, "--nodes", 4, "--nodes-per-host", 2, "--expert-copies", 2)
+    placement = Placement.from_json(run(*ask, "--json")[1])
+    assert placement.slots_per_node() == 9  # eight of 2 x 16 copies, and a spare one
+    for layer in placement.layers:
+        assert all({n // 2 for n, _, _ in layer.replicas(e)} == {0, 1} for e in range(16))
+    assert "every expert has 2 copies, on different hosts" in run(*ask)[1]
+    code, out = run(*ask, "--slots", 31)
+    assert code == 2
+    assert out == (
+        "2 copies of 16 experts need 32 slots per layer, not 31 on 4 live nodes: give more slots or nodes, or fewer "
+        "copies\n"
+    )
+    assert "need 2 live nodes, not 1" in run("--counts", counts, "--nodes", 1, "--expert-copies", 2)[1]
+    assert (
+        "3 hosts of 2 nodes" in run("--counts", counts, "--nodes", 5, "--nodes-per-host", 2, "--groups", 4)[1]
+    )

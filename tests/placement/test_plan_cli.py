@@ -285,3 +285,22 @@ def test_the_flags_of_a_question_travel_in_groups(capsys: pytest.CaptureFixture[
     assert len(in_groups) == len(set(in_groups)) and set(in_groups) <= of_plan & of_simulate
     code, _, err = call(capsys, "plan --pool h20=8")
     assert code == 2 and "--model" in err
+
+
+def test_copies_of_every_expert_are_priced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pool = "plan --model qwen3-30b-a3b --pool h20=8 --tpot 30ms --context 2048"
+    once = json.loads(call(capsys, f"{pool} --json")[1])["best"]
+    twice = json.loads(call(capsys, f"{pool} --expert-copies 2 --json")[1])["best"]
+    assert twice["usd_per_mtok"] > once["usd_per_mtok"]
+    assert "2 copies of every expert" in call(capsys, f"{pool} --expert-copies 2")[1]
+    file = tmp_path / "cluster.toml"
+    assert call(capsys, f"plan {SMALL} --expert-copies 2 --cluster {file}")[0] == 0
+    afd = tomllib.loads(file.read_text())["experts"]["nodes"] > 0
+    assert ("# Start it with --expert-copies 2" in file.read_text()) == afd
+    one = "--model qwen3-30b-a3b --pool h20=1 --tpot 30ms --context 2048 --expert-copies 2"
+    for command in ("plan", "simulate"):
+        code, _, err = call(capsys, f"{command} {one}")
+        assert code == 2
+        assert "2 copies of every expert take 2 devices of one kind, and 1 h20 is offered" in err
+    code, _, err = call(capsys, f"{pool.replace('h20=8', 'l40s=2')} --expert-copies 2 --precision bf16")
+    assert code == 2 and "(bf16, 2 copies)" in err and "It takes at least" in err

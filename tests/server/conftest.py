@@ -15,9 +15,10 @@ from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from afserve.control.backend import ClusterView, NodeView, ServedModel
+from afserve.control.changes import Change, Changed, DrainOne
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.errors import AfserveError, ConfigError, UnavailableError
+from afserve.errors import AfserveError, ConfigError, NotFoundError, UnavailableError
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings
@@ -80,6 +81,7 @@ class ScriptedBackend:
     nodes: tuple[NodeView, ...] = ()
     routed: tuple[tuple[int, ...], ...] = ((6, 2), (1, 1))
     applied: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     recording: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
@@ -122,6 +124,14 @@ class ScriptedBackend:
 
     async def recorded_routing(self) -> bytes:
         return b"AFROUTE1 so far"
+
+    async def change(self, change: Change) -> Changed:
+        if isinstance(change, DrainOne) and change.node != "expert-1":
+            raise NotFoundError(f"node: {change.node!r} is none of this run's", param="node")
+        self.changes.append(change)
+        return Changed(
+            {"attention": 2, "experts": 1, "gateways": 0}, ("attention-1",), ("expert-1",), ("a note",)
+        )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)

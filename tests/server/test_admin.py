@@ -1,14 +1,23 @@
 """The admin routes: who may, what is passed on, what is refused. The placements themselves are the backend's."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
+from afserve.client import AsyncClient, Client
+from afserve.control.changes import Changed, DrainOne, Restart, ScaleTo
+from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
+from afserve.errors import ProtocolError
+
 ROUTES = (
     ("GET", "/admin/placement"),
     ("POST", "/admin/placement"),
+    ("POST", "/admin/scale"),
+    ("POST", "/admin/drain"),
+    ("POST", "/admin/restart"),
     ("POST", "/admin/routing/start"),
     ("POST", "/admin/routing/stop"),
     ("GET", "/admin/routing/dump"),
@@ -24,6 +33,7 @@ def guarded(make_backend: Callable, run_server: Callable) -> Iterator:
 @pytest.fixture
 def admin(guarded) -> Iterator[httpx.Client]:
     guarded.backend.applied.clear()
+    guarded.backend.changes.clear()
     guarded.backend.is_ready = True
     headers = {"authorization": "Bearer root"}
     with httpx.Client(base_url=guarded.url, headers=headers, timeout=20) as client:
@@ -36,7 +46,8 @@ def test_only_with_the_admin_key(admin, guarded, method, path):
         answer = admin.request(method, path, headers=headers)
         assert answer.status_code == 401
         assert answer.json()["error"]["message"]
-    assert not guarded.backend.applied and not guarded.backend.recording
+    backend = guarded.backend
+    assert not backend.applied and not backend.recording and not backend.changes
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -101,3 +112,90 @@ def test_status_shows_balance_and_decisions(admin):
     status = admin.get("/status").json()
     assert status["balance"] == [1.25, 1.0] and status["moves"] == 4
     assert "4 moves reach 1.020" in status["decisions"][0]
+
+
+CHANGES = (
+    ("scale", {"attention": "+1", "experts": 1}, ScaleTo({"attention": "+1", "experts": "1"})),
+    ("drain", {"node": "expert-1"}, DrainOne("expert-1")),
+    ("restart", {"nodes": ["expert-1", "attention-0"]}, Restart(("expert-1", "attention-0"))),
+    ("restart", {"all": True}, Restart()),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "change"), CHANGES)
+def test_a_change_is_passed_on_and_says_who_comes_and_goes(admin, guarded, path, body, change):
+    answer = admin.post(f"/admin/{path}", json=body)
+    assert answer.status_code == 202 and guarded.backend.changes == [change]
+    assert answer.json() == {
+        "counts": {"attention": 2, "experts": 1, "gateways": 0},
+        "coming": ["attention-1"],
+        "going": ["expert-1"],
+        "notes": ["a note"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("scale", {}, 400, "names no pool"),
+        ("scale", {"attention": None}, 400, "attention"),
+        ("scale", {"attention": True}, 400, "attention"),
+        ("scale", {"attention": 1.5}, 400, "attention"),
+        ("scale", {"attention": [1]}, 400, "attention"),
+        ("drain", {}, 400, "node: is missing"),
+        ("drain", {"node": 1}, 400, "node"),
+        ("drain", {"node": "expert-9"}, 404, "none of this run"),
+        ("restart", {}, 400, "say which"),
+        ("restart", {"nodes": ["a"], "all": True}, 400, "say which"),
+        ("restart", {"nodes": [1]}, 400, "nodes"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(admin, guarded, path, body, status, said):
+    answer = admin.post(f"/admin/{path}", json=body)
+    assert answer.status_code == status and said in answer.json()["error"]["message"]
+    assert not guarded.backend.changes
+
+
+def test_nothing_changes_before_the_run_is_ready(admin, guarded):
+    guarded.backend.is_ready = False
+    assert admin.post("/admin/scale", json={"attention": "+1"}).status_code == 503
+    assert not guarded.backend.changes
+
+
+def test_the_client_has_a_method_for_each_change(guarded):
+    guarded.backend.changes.clear()
+    guarded.backend.is_ready = True
+    with Client(guarded.url, api_key="root") as client:
+        client.scale(attention="+1", experts=1)
+        client.drain("expert-1")
+        client.restart("expert-1", "attention-0")
+        assert client.restart()["notes"] == ["a note"]
+    assert guarded.backend.changes == [change for _, _, change in CHANGES]
+
+
+def test_so_has_the_async_client(guarded):
+    guarded.backend.changes.clear()
+
+    async def all_of_them():
+        async with AsyncClient(guarded.url, api_key="root") as client:
+            await client.scale(attention="+1", experts=1)
+            await client.drain("expert-1")
+            await client.restart("expert-1", "attention-0")
+            await client.restart()
+
+    asyncio.run(all_of_them())
+    assert guarded.backend.changes == [change for _, _, change in CHANGES]
+
+
+@pytest.mark.parametrize("change", [change for _, _, change in CHANGES])
+def test_changes_travel_to_the_controller_and_back(change):
+    assert decode_change(encode_change(change)) == change
+    changed = Changed({"attention": 1}, ("a",), (), ("n",))
+    assert decode_changed(encode_changed(changed)) == changed
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"kind": "ScaleTo"}', b'{"kind": "Restart"}', b"\xff"])
+def test_bytes_that_are_no_change_are_refused(data):
+    for decode in (decode_change, decode_changed):
+        with pytest.raises(ProtocolError):
+            decode(data)

@@ -150,3 +150,31 @@ def test_pipelined_requests_are_answered_in_order(server):
 def test_port_in_use_is_said_plainly(server):
     with pytest.raises(ConfigError, match=f"127.0.0.1:{server.port}: Address already in use; choose another"):
         bind("127.0.0.1", server.port)
+
+
+def test_a_stream_that_has_nothing_to_say_says_that_it_is_there(server, monkeypatch):
+    monkeypatch.setattr("afserve.server.answer.QUIET_SECONDS", 0.02)
+    server.backend.hold_at = 2
+    lines = []
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=20
+    ) as answer:
+        for line in answer.iter_lines():
+            lines.append(line)
+            if lines.count(": still here") == 3:
+                server.backend.release.set()
+    assert lines[-2:] == ["data: [DONE]", ""]
+    text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {"))
+    server.backend.hold_at = None
+    assert (
+        text == httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).json()["choices"][0]["text"]
+    )
+
+
+def test_clients_skip_what_only_says_that_the_stream_is_there(server, monkeypatch):
+    monkeypatch.setattr("afserve.server.answer.QUIET_SECONDS", 0.02)
+    server.backend.hold_at = 2
+    threading.Timer(0.2, server.backend.release.set).start()
+    with Client(server.url) as client:
+        text = "".join(delta.text for delta in client.complete_stream("x", SamplingParams(max_tokens=32)))
+    assert text == " the quick brown fox"

@@ -25,15 +25,28 @@ from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
 
 @dataclass(frozen=True, slots=True)
 class BalanceRules:
-    """`every` None: the rebalancer decides when; else it re-plans every so many seconds. `act` False only counts."""
+    """`every` None: the rebalancer decides when; else it re-plans every so many seconds. `act` False only counts.
+
+    `copies` of every expert stand on different nodes, on different `hosts` (one number per expert node; none: all
+    alike) where there is room. `spare` slots per node and layer stay empty until a node is lost.
+    """
 
     act: bool = False
     every: float | None = None
+    copies: int = 1
+    spare: int = 0
+    hosts: tuple[int, ...] = ()
 
     def rules(self) -> RebalanceRules:
         if self.every is None:
-            return RebalanceRules()
-        return RebalanceRules(interval_s=self.every, forced=True, least_gain=0.0)
+            return RebalanceRules(copies=self.copies)
+        return RebalanceRules(interval_s=self.every, forced=True, least_gain=0.0, copies=self.copies)
+
+    def nodes(self, count: int, slots: int, dead: frozenset[int] = frozenset()) -> Nodes:
+        """Expert nodes as the optimizer sees them. A node that came later is on a host of its own."""
+        known = self.hosts[:count]
+        later = range(max(known, default=-1) + 1, max(known, default=-1) + 1 + count - len(known))
+        return Nodes((slots,) * count, dead=dead, host=(*known, *later) if known else ())
 
 
 class Recorder:
@@ -75,9 +88,10 @@ class Balancing:
         self.moves = 0
         self._migration = migration
         self._rules = rules
-        # One physical slot a node stays spare, so that there is always somewhere to fill.
-        self._wide = placement.slots_per_node() - (1 if rules.act else 0)
-        nodes = Nodes((self._wide,) * placement.nodes)
+        # One physical slot a node is never planned with, so that there is always somewhere to fill.
+        self._widest = placement.slots_per_node() - (1 if rules.act else 0)
+        self._wide = self._widest - rules.spare
+        nodes = rules.nodes(placement.nodes, self._wide)
         self._rebalancer = Rebalancer(compact(placement, self._wide), nodes, rules.rules(), Throttle())
         self._settled = True
         self._route: Route | None = None  # thought out together with the decision
@@ -134,11 +148,14 @@ class Balancing:
     def over(self, holders: frozenset[int], now: float) -> Place:
         """Where experts stand when these expert nodes hold them all. Takes as long as `think`.
 
-        Raises ConfigError where they have no room for them.
+        Spare slots are used where the others do not hold every expert as often as was asked for. Raises ConfigError
+        where they have no room for all experts.
         """
         current = self._migration.placement
-        nodes = self._nodes(holders, current.nodes)
-        here = compact(current.with_nodes(len(nodes)), self._wide)
+        wanted = current.experts * min(self._rules.copies, len(holders))
+        wide = min(max(self._wide, -(-wanted // max(1, len(holders)))), self._widest)
+        nodes = self._nodes(holders, current.nodes, wide)
+        here = compact(current.with_nodes(len(nodes)), wide)
         decision = self._rebalancer.over(nodes, here, now, self.stats)
         if decision.placement is None:
             raise ConfigError(
@@ -152,16 +169,16 @@ class Balancing:
         `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
         """
         current = self._migration.placement
-        self._rebalancer.nodes = self._nodes(holders, current.nodes)
-        found = recovered(current, lost, current.slots_per_node(), self.stats.load(0))
+        self._rebalancer.nodes = self._nodes(holders, current.nodes, self._wide)
+        found = recovered(current, lost, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
         return replace(self._place(found.placement, holders), urgent=bool(found.order))
 
-    def _nodes(self, holders: frozenset[int], known: int) -> Nodes:
-        """All that there ever were, of which only `holders` may hold experts."""
+    def _nodes(self, holders: frozenset[int], known: int, wide: int) -> Nodes:
+        """All that there ever were, of which only `holders` may hold experts, each in `wide` slots."""
         count = max(known, max(holders, default=-1) + 1)
-        return Nodes((self._wide,) * count, dead=frozenset(range(count)) - holders)
+        return self._rules.nodes(count, wide, frozenset(range(count)) - holders)
 
     def _place(self, target: Placement, holders: frozenset[int] | None = None) -> Place:
         nodes = max(target.nodes, self._migration.placement.nodes)

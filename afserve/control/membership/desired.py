@@ -12,6 +12,8 @@ from afserve.member import NodeId, Role
 from afserve.placement.placement import Placement
 
 SILENCE_SECONDS = 1.0
+MOST_NODES = 1024  # of a role
+MOST_GATEWAYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Deployment:
     `placement` is the one that expert nodes are to be started with; its epoch is the version that was decided last.
     With a `trace_folder` every node writes its part of a trace there at its end. `verify` says how copies of the
     checkpoint are compared. A node that owes its peers work and says nothing for `silence` seconds is lost.
+    `most_attention` is how many attention nodes expert nodes keep mailboxes for.
     """
 
     source: ModelSource
@@ -32,9 +35,18 @@ class Deployment:
     trace_folder: str = ""
     verify: str = SAMPLES
     silence: float = SILENCE_SECONDS
+    most_attention: int = 0
 
     def count(self, role: Role) -> int:
         return self.counts.get(role, 0)
+
+    def most(self, role: Role) -> int:
+        """How many nodes of a role there may ever be."""
+        if role is Role.ATTENTION and not self.colocated:
+            return max(self.most_attention, self.count(role))
+        if role is Role.EXPERT:
+            return min(MOST_NODES, self.placement.experts)
+        return MOST_GATEWAYS if role is Role.GATEWAY else MOST_NODES
 
     @property
     def colocated(self) -> bool:

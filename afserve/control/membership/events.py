@@ -103,6 +103,20 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainNode:
+    """This node is to go, and one fewer of its role is wanted."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """These nodes are to get new processes, one after another, each once the one before serves."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Go to another placement. `nodes` are the expert nodes that it was thought out for, where they changed.
 
@@ -138,6 +152,8 @@ Event = (
     | Exited
     | Ticked
     | Scale
+    | DrainNode
+    | Renew
     | Place
     | Known
     | DrainAll

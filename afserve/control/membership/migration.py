@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from afserve.control.membership.members import Member
-from afserve.control.membership.takeover import Inherited
-from afserve.control.wire.values import Adopt, FillSlots, Retire, Standing, ToNode
+from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
 from afserve.engine.migrate import stages
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, expert_node
@@ -89,20 +87,23 @@ class Migration:
         way = stages(start.with_nodes(nodes), target.with_nodes(nodes), self._slots)
         return Route(start, target, tuple(way))
 
-    def resume(self, inherited: Inherited, members: Iterable[tuple[Member, Standing]], now: float) -> None:
-        """Where another controller left it. Whoever serves and does not route by what follows is still to adopt it."""
-        members, following = list(members), inherited.following
-        self.placement, self._following, self._next_epoch = inherited.placement, following, inherited.newest
-        self._given_up = {
-            (member.node, epoch)
-            for member, standing in members
-            if member.node.role is Role.EXPERT
-            for epoch in inherited.given_up(standing)
-        }
-        if following is not None:
-            self.phase, self._deadline = Phase.ADOPTING, now + ADOPT_SECONDS
-            fronts = [m for m, _ in members if m.node.role is Role.ATTENTION and m.serving]
-            self._missing = {m.node for m in fronts if m.epoch != following.epoch}
+    def resume(
+        self,
+        placement: Placement,
+        following: Placement | None,
+        missing: Iterable[NodeId],
+        given_up: Iterable[tuple[NodeId, int]],
+        newest: int,
+        now: float,
+    ) -> None:
+        """Where another controller left it: `placement` in force, and `following` still to be adopted by `missing`.
+
+        `given_up` are fills that somebody may still answer, `newest` is the last epoch that anybody has heard of.
+        """
+        self.placement, self._following, self._next_epoch = placement, following, newest
+        self._given_up, self._missing = set(given_up), set(missing)
+        self.phase = Phase.STEADY if following is None else Phase.ADOPTING
+        self._deadline = now + ADOPT_SECONDS
 
     def forget(self, node: NodeId, epoch: int) -> bool:
         """Whether this is an answer to a fill that was given up; said once."""

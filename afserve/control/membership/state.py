@@ -15,6 +15,7 @@ from afserve.control.membership.events import (
     Begun,
     Dismiss,
     DrainAll,
+    DrainNode,
     Effect,
     EndRun,
     Event,
@@ -28,6 +29,7 @@ from afserve.control.membership.events import (
     Place,
     Refuse,
     Rejoined,
+    Renew,
     Replan,
     Said,
     Scale,
@@ -41,6 +43,7 @@ from afserve.control.membership.events import (
 from afserve.control.membership.members import NO_EPOCH, Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import Recovery, Rules
+from afserve.control.membership.scaling import Renewals, Step, check_count
 from afserve.control.membership.takeover import REJOIN_SECONDS, Claim, Inherited, Takeover, inherit
 from afserve.control.wire.values import (
     Adopted,
@@ -87,7 +90,10 @@ def same_everywhere(deployment: Deployment, node: NodeId) -> Deployment:
 
 
 class Membership:
-    """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own."""
+    """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own.
+
+    `spare` slots of every expert node stay empty in whatever placement is thought out.
+    """
 
     def __init__(
         self,
@@ -95,6 +101,7 @@ class Membership:
         version: str,
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
+        spare: int = 0,
         life: int = 0,
     ) -> None:
         """`life` counts the controllers of a run: what a later one gives out is never taken for an earlier one's."""
@@ -107,6 +114,8 @@ class Membership:
         self._fresh: list[Joined] = []  # who came meanwhile without having been there
         self._recovery = Recovery(rules or Rules())
         self._assign = assign
+        self._room = deployment.placement.slots_per_node() - spare
+        self.renewals = Renewals()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
@@ -164,16 +173,20 @@ class Membership:
                 found = self.members.get(member)
                 return [] if found is None else self._gone(found, reason, now)
             case Exited(node, _):
-                return [] if node in self._leaving else self._recovery.exited(event)
+                return self._exited(event, node, now)
             case Ticked() if self._takeover is not None:
                 over = now - self._takeover.began >= REJOIN_SECONDS
                 return self._take_over(self._takeover, now) if over else []
             case Ticked():
                 return self._ticked(now)
-            case Scale() | Place() if self._takeover is not None:
+            case Scale() | DrainNode() | Renew() | Place() if self._takeover is not None:
                 raise ConfigError("the controller was started again and still looks who is there; try again")
             case Scale(role, count):
                 return self._scaled(role, count, now)
+            case DrainNode(node):
+                return self._drained_one(node)
+            case Renew(nodes):
+                return self._renewed(nodes)
             case Place():
                 return self._placed(event, now)
             case Known(things):
@@ -247,7 +260,13 @@ class Membership:
         self.settled = self._restarted = True
         inherited = inherit(takeover, self.deployment.placement)
         effects, admitted = self._readmit(takeover, inherited, now)
-        self.migration.resume(inherited, admitted, now)
+        following = inherited.following
+        given_up = [
+            (m.node, epoch) for m, standing in admitted for epoch in inherited.given_up(m.node.role, standing)
+        ]
+        fronts = [m for m, _ in admitted if m.node.role is Role.ATTENTION and m.serving]
+        missing = [m.node for m in fronts if following is not None and m.epoch != following.epoch]
+        self.migration.resume(inherited.placement, following, missing, given_up, inherited.newest, now)
         self._choose_places(inherited)
         self._seen = frozenset(node.index for node in self.members.places(Role.EXPERT))
         for member, standing in admitted:
@@ -292,7 +311,11 @@ class Membership:
                 staying += sorted(needed.difference(member.node for member in here))
             for node in staying:
                 self.members.keep(node)
-            self._leaving.update(member.node for member in here if member.node not in staying)
+            going = [member.node for member in here if member.node not in staying]
+            if going and len(staying) < wanted and self.renewals.node is None:
+                staying.append(going[0])  # it was to have a new process
+                self.renewals.begin(going[0])
+            self._leaving.update(node for node in going if node not in staying)
             empty = [
                 node
                 for node in self.members.places(role)
@@ -401,6 +424,7 @@ class Membership:
         member.state = State.READY
         node = member.node
         self._recovery.serves(node, now)
+        self.renewals.serves(node, now)
         effects = self._tell(self.migration.joined(node))
         if node.role is Role.ATTENTION:
             effects.append(Tell(member.id, self.members.gateways()))
@@ -464,7 +488,7 @@ class Membership:
             self._guests.discard(node)
             self.members.remove(node)
             return effects
-        if node in self._leaving:
+        if node in self._leaving or self.renewals.gone(node, now):
             return effects
         self._restarted = True
         if served and self.settled:
@@ -479,6 +503,13 @@ class Membership:
 
     def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
         return self._recovery.lost(node, reason, now, settled=self.settled)
+
+    def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
+        """The process of whoever was to go has gone."""
+        unwanted = node in self._leaving or node not in self.members.places(node.role)
+        if unwanted or self.renewals.has_exited(node, now):
+            return []
+        return self._recovery.exited(event)
 
     def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
         """A member that is there, but of no use any more."""
@@ -522,10 +553,27 @@ class Membership:
 
     # ---- other numbers of nodes, other placements
 
+    def check_count(self, role: Role, count: int) -> None:
+        """Raises ConfigError where there cannot be so many nodes of a role now."""
+        if self.renewals.busy:
+            raise ConfigError("scale: nodes are being restarted; try again when all serve", param=role)
+        check_count(self.deployment, role, count, room=self._room)
+        places = [node for node in self.members.places(role) if node not in self._guests]
+        leaving = [node for node in places if node in self._leaving]
+        if (
+            leaving
+            and count > len(places) - len(leaving)
+            and count + len(leaving) > self.deployment.most(role)
+        ):
+            raise ConfigError(
+                f"scale: {', '.join(map(str, leaving))} still leaves, and its place is needed; try again",
+                param=role,
+            )
+
     def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
-        self._check_count(role, count)
+        self.check_count(role, count)
         self.deployment = self.deployment.scaled(role, count)
-        staying = [node for node in self.members.places(role) if node not in self._leaving]
+        staying = [node for node in self.staying() if node.role is role]
         self._leaving.update(staying[count:])
         effects: list[Effect] = []
         for _ in range(count - len(staying)):
@@ -534,20 +582,54 @@ class Membership:
             effects.append(Start(node))
         return effects
 
-    def _check_count(self, role: Role, count: int) -> None:
-        if count < 1:
-            raise ConfigError(
-                f"scale: at least one {role} node is needed, {count} were asked for", param=role
-            )
-        if role is Role.EXPERT and self.deployment.colocated:
-            raise ConfigError("scale: a colocated run has no expert nodes", param=role)
-        placement = self.migration.placement
-        room = count * placement.slots_per_node()
-        if role is Role.EXPERT and room < placement.experts:
-            raise ConfigError(
-                f"scale: {count} expert nodes have room for {room} of the {placement.experts} experts of a layer",
-                param=role,
-            )
+    def _drained_one(self, node: NodeId) -> list[Effect]:
+        self._check_place(node)
+        if node not in self._guests and node not in self._leaving:
+            self.check_count(node.role, self.deployment.count(node.role) - 1)
+            self.deployment = self.deployment.scaled(node.role, self.deployment.count(node.role) - 1)
+        self._leaving.add(node)
+        return []
+
+    def _renewed(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        for node in nodes:
+            self._check_place(node)
+            if node in self._leaving or node in self._guests:
+                why = (
+                    "is leaving"
+                    if node in self._leaving
+                    else "was started by hand, and is started again there"
+                )
+                raise ConfigError(f"restart: {node} {why}", param="node")
+            if node.role is Role.EXPERT and not self.can_spare(node) and not self._recovery.rules.recovers:
+                raise ConfigError(
+                    f"restart: the other expert nodes have no room for the experts of {node}, and without them the run "
+                    "would end; add an expert node first",
+                    param="node",
+                )
+        self.renewals.ask(nodes)
+        return []
+
+    def _check_place(self, node: NodeId) -> None:
+        if self.members.at(node) is None and node not in self.members.missing():
+            raise ConfigError(f"{node} is no node of this run", param="node")
+
+    def staying(self) -> list[NodeId]:
+        """The places that are to be filled, beside those of nodes that leave and of gateways that joined by hand."""
+        places = [node for role in Role for node in self.members.places(role)]
+        return [node for node in places if node not in self._leaving and node not in self._guests]
+
+    def waits_for(self, node: NodeId) -> str:
+        """What waits while this node has no process, in words; empty where nothing does."""
+        if node.role is Role.EXPERT and not self.can_spare(node):
+            return f"requests wait while {node} restarts: the other expert nodes have no room for its experts"
+        if node.role is Role.ATTENTION and len(self.members.places(Role.ATTENTION)) == 1:
+            return f"requests wait while {node} restarts: there is no other attention node"
+        return ""
+
+    def can_spare(self, node: NodeId) -> bool:
+        """Whether the expert nodes beside this one have room for all experts."""
+        others = self._serving_experts() - {node.index}
+        return len(others) * self._room >= self.migration.placement.experts
 
     def _placed(self, event: Place, now: float) -> list[Effect]:
         """Raises ConfigError for a placement that cannot be reached from the one in force."""
@@ -585,6 +667,7 @@ class Membership:
                 effects += self._admit(event, node, now)
         for node in sorted(self._leaving):
             effects += self._see_off(node, now)
+        effects += self._renew(now)
         effects += self._replan()
         busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
         if self._draining and not self._drained and not busy:
@@ -623,7 +706,42 @@ class Membership:
         self._waiting = [(j, other) for j, other in self._waiting if other != node]
         effects: list[Effect] = [Tell(member.id, Shutdown())] if member is not None and alive else []
         effects += self._tell(self.migration.lost(node, now))
+        if node.role is Role.GATEWAY:
+            return effects + self._announce_gateways()
         return effects + (self._announce(self.members.of(Role.ATTENTION)) if node.role is Role.EXPERT else [])
+
+    def _renew(self, now: float) -> list[Effect]:
+        """One step further with the member that is to have a new process, or the next one's turn."""
+        renewals = self.renewals
+        if self._draining:
+            renewals.clear()
+        renewals.move_on(now)
+        while renewals.node is None and renewals.waiting:
+            member = self.members.at(renewals.waiting[0])
+            if member is not None and member.alive and member.state is not State.READY:
+                return []
+            node = renewals.waiting.popleft()
+            if member is not None and member.alive:  # else it gets a new process as it is
+                renewals.begin(node)
+        found = None if renewals.node is None else self.members.at(renewals.node)
+        if found is None:
+            return []
+        if renewals.step is Step.LEAVING:
+            return self._make_go(found, now)
+        if renewals.step is Step.GOING and now >= renewals.until:
+            stuck = PeerLost(found.node, "it did not go when it was told to")
+            return [Dismiss(found.id, stuck), *self._gone(found, stuck.message, now)]
+        return list(renewals.due(now))
+
+    def _make_go(self, member: Member, now: float) -> list[Effect]:
+        """Once nothing needs it, or nothing can be done about that."""
+        if member.node.role is Role.EXPERT:
+            if self.migration.holds(member.node) and self.can_spare(member.node):
+                return []
+        elif member.serving:
+            return self._drain(member)
+        self.renewals.going(now)
+        return [Tell(member.id, Shutdown())]
 
     def _replan(self) -> list[Effect]:
         """Ask for another placement when the expert nodes that are to hold experts are not those that do."""
@@ -641,6 +759,12 @@ class Membership:
 
     def _holders(self) -> frozenset[int]:
         """Expert nodes that serve and stay."""
+        serving = self._serving_experts()
+        going = [n for n in map(expert_node, serving) if self.renewals.is_leaving(n) and self.can_spare(n)]
+        return serving - {node.index for node in going}
+
+    def _serving_experts(self) -> frozenset[int]:
+        """Also one that is about to have a new process."""
         return frozenset(
             m.node.index for m in self.members.of(Role.EXPERT) if m.serving and m.node not in self._leaving
         )

@@ -73,7 +73,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """`following` is being adopted by those who do not route by it yet. `newest` is the last epoch that anybody knows."""
+    """`following` is being adopted by those who do not route by it yet. `newest` is the last epoch of all."""
 
     placement: Placement
     following: Placement | None
@@ -121,8 +121,10 @@ class Inherited:
         )
         return State.READY if serves else _STATES[standing.stage], knows, told
 
-    def given_up(self, standing: Standing) -> list[int]:
+    def given_up(self, role: Role, standing: Standing) -> list[int]:
         """Epochs that an expert node fills and that nobody will route by, or not before it is asked again."""
+        if role is not Role.EXPERT:
+            return []
         return sorted(_epochs(standing.asked) - {self.placement.epoch})
 
     def obsolete(self, role: Role, standing: Standing) -> list[int]:
@@ -145,7 +147,7 @@ def inherit(takeover: Takeover, initial: Placement) -> Inherited:
     known = {initial.epoch: initial}
     for placement in _all(claim.standing for claim in takeover.claims.values()):
         known[placement.epoch] = placement
-    newest = max(known)
+    newest = max(initial.epoch, *(claim.standing.newest for claim in takeover.claims.values()), 0)
     routing = [s for s in attention if _serves(s) and not _replaced(s, experts)]
     if not routing:
         held = [epoch for standing in experts for epoch in _epochs(standing.held)]

@@ -42,6 +42,7 @@ class Account:
         self._loaded = self._serves = self._draining = self._drained = self._leaving = False
         self._held: dict[int, Placement] = {}
         self._asked: dict[int, Placement] = {}
+        self._newest = 0
 
     @property
     def grace(self) -> float:
@@ -75,8 +76,10 @@ class Account:
                 self._assigned = value
                 if node.role in MODEL_ROLES:
                     self._held = {value.deployment.placement.epoch: value.deployment.placement}
+                    self._newest = value.deployment.placement.epoch
             case FillSlots(placement) | Adopt(placement):
                 self._asked[placement.epoch] = placement
+                self._newest = max(self._newest, placement.epoch)
             case Retire(epoch):
                 self._held.pop(epoch, None)
                 self._asked.pop(epoch, None)
@@ -98,6 +101,7 @@ class Account:
             self._identity,
             tuple(self._held.values()),
             tuple(self._asked.values()),
+            self._newest,
         )
         return replace(self._register, index=self._assigned.node.index, standing=standing)
 

@@ -5,7 +5,7 @@ and the life of the stream that it came by, so that nothing of an earlier stream
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -106,7 +106,7 @@ class GatewayStreams:
 
         stream = Stream(self._wanted[gateway], self._token, ATTEND, arrived, ended)
         self._streams[gateway] = life, stream
-        stream.send(self._attend(gateway))
+        stream.send(replace(self._attend(gateway), stream=life))
         stream.start()
 
     def _close(self, gateway: int) -> None:

@@ -130,7 +130,7 @@ def build_expert(
     transport, address = connect.listen(
         deployment.transport,
         expert=assigned.node.index,
-        attention_nodes=deployment.count(Role.ATTENTION),
+        attention_nodes=deployment.most(Role.ATTENTION),
         layout=layout,
         host=host,
         device=ops.device,

@@ -103,7 +103,7 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "held", "asked")
+    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "held", "asked", "newest")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Standing(_message.Message):
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     stage: str
     resident_bytes: int
@@ -118,7 +119,8 @@ class Standing(_message.Message):
     identity: Identity
     held: _containers.RepeatedScalarFieldContainer[str]
     asked: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., held: _Optional[_Iterable[str]] = ..., asked: _Optional[_Iterable[str]] = ...) -> None: ...
+    newest: int
+    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., held: _Optional[_Iterable[str]] = ..., asked: _Optional[_Iterable[str]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("address", "agreed")
@@ -319,7 +321,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "placement", "trace_folder", "verify", "silence")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "placement", "trace_folder", "verify", "silence", "most_attention")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +341,7 @@ class Assigned(_message.Message):
     TRACE_FOLDER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
+    MOST_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
     generation: int
@@ -351,7 +354,8 @@ class Assigned(_message.Message):
     trace_folder: str
     verify: str
     silence: float
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ...) -> None: ...
+    most_attention: int
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ...) -> None: ...
 
 class ModelSource(_message.Message):
     __slots__ = ("path", "name", "dtype", "load_format", "layers", "seed")
@@ -427,14 +431,16 @@ class AttentionPeer(_message.Message):
     def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ...) -> None: ...
 
 class Attend(_message.Message):
-    __slots__ = ("index", "generation", "held")
+    __slots__ = ("index", "generation", "held", "stream")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     held: _containers.RepeatedCompositeFieldContainer[Held]
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+    stream: int
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("request", "count")

@@ -220,6 +220,7 @@ def _put_standing(value: Standing, proto: Proto) -> None:
         proto.identity.SetInParent()
         _put_identity(value.identity, proto.identity)
     proto.held.extend([placement.to_json() for placement in value.held])
+    proto.newest = value.newest
     proto.asked.extend([placement.to_json() for placement in value.asked])
 
 
@@ -232,6 +233,7 @@ def _take_standing(proto: Proto) -> Standing:
         Identity(dict(proto.identity.things)) if proto.HasField("identity") else None,
         tuple(Placement.from_json(text) for text in proto.held),
         tuple(Placement.from_json(text) for text in proto.asked),
+        proto.newest,
     )
 
 
@@ -444,13 +446,14 @@ def _take_attention_nodes(proto: Proto) -> AttentionNodes:
 
 
 def _put_attend(value: Attend, proto: Proto) -> None:
-    proto.index, proto.generation = value.index, value.generation
+    proto.index, proto.generation, proto.stream = value.index, value.generation, value.stream
     for held in value.held:
         _put_flat(held, proto.held.add())
 
 
 def _take_attend(proto: Proto) -> Attend:
-    return Attend(proto.index, proto.generation, tuple(_take_flat(Held, held) for held in proto.held))
+    held = tuple(_take_flat(Held, held) for held in proto.held)
+    return Attend(proto.index, proto.generation, held, proto.stream)
 
 
 def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:

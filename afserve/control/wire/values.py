@@ -51,7 +51,8 @@ class Standing:
     """What a node is, said when it opens its stream to the controller again, which may be another one by now.
 
     `held` are placements by which an attention node routes (one) or whose experts are all on an expert node. `asked`
-    are those that it was told to adopt or to fill, and has not answered for. A gateway has none.
+    are those that it was told to adopt or to fill, and has not answered for. A gateway has none. `newest` is the last
+    epoch that it has ever heard of.
     """
 
     generation: int
@@ -61,6 +62,7 @@ class Standing:
     identity: Identity | None = None
     held: tuple[Placement, ...] = ()
     asked: tuple[Placement, ...] = ()
+    newest: int = 0
 
     @property
     def loaded(self) -> bool:
@@ -150,12 +152,14 @@ class Held:
 class Attend:
     """The first message of a stream: which attention node this is, in which of its lives, with what of this gateway's.
 
-    The gateway answers each of `held` with `Resume` or `Cancel`; until then the node says nothing about it.
+    The gateway answers each of `held` with `Resume` or `Cancel`; until then the node says nothing about it. `stream`
+    counts this life's streams: what an earlier one says late is dropped.
     """
 
     index: int
     generation: int
     held: tuple[Held, ...] = ()
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,10 @@ def between_processes(folder):
         remotes = [Remote(f, attention, layout, folder) for f in range(experts)]
         addresses = [remote.address for remote in remotes]
         return Ends(
-            [OnHost(dist.connect(addresses, a, layout, 60.0, way(folder, a))) for a in range(attention)],
+            [
+                OnHost(dist.connect(dict(enumerate(addresses)), a, layout, 60.0, way(folder, a)))
+                for a in range(attention)
+            ],
             remotes,
         )
 
@@ -130,7 +133,10 @@ def in_this_process(folder):
     def open_ends(attention, experts, layout):
         pairs = [dist.listen(f, attention, layout, "127.0.0.1", way(folder)) for f in range(experts)]
         addresses = [address for _, address in pairs]
-        fronts = [OnHost(dist.connect(addresses, a, layout, 10.0, way(folder))) for a in range(attention)]
+        fronts = [
+            OnHost(dist.connect(dict(enumerate(addresses)), a, layout, 10.0, way(folder)))
+            for a in range(attention)
+        ]
         return Ends(fronts, [OnHost(end) for end, _ in pairs])
 
     return open_ends

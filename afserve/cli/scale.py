@@ -1,0 +1,131 @@
+"""`afserve scale`, `drain` and `restart`: change a running server while it serves, and watch until it is done."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from afserve.cli.connection import admin_options, connect
+from afserve.client import Client
+from afserve.errors import CapacityError, ConfigError, DeadlineError, PeerError
+
+Fields = Mapping[str, Any]  # parsed JSON
+Pids = dict[str, int]  # of the nodes that are ready, by name
+_LOOK_SECONDS = 0.2
+_NUMBER = "N, or +N or -N: how many more or fewer."
+
+
+@click.command(no_args_is_help=True)
+@click.option("--attention", metavar="N", help=f"Attention nodes: {_NUMBER}")
+@click.option("--experts", metavar="N", help="Expert nodes.")
+@click.option("--gateways", metavar="N", help="Gateways, where HTTP has processes of its own.")
+@admin_options
+def scale(
+    attention: str | None,
+    experts: str | None,
+    gateways: str | None,
+    url: str,
+    admin_key_file: str | None,
+    no_wait: bool,
+    timeout: float,
+) -> None:
+    """Change how many nodes a running server has: `afserve scale --attention +1 --experts 3`.
+
+    Requests go on meanwhile and no token changes. New nodes start on the server's machine. Who goes first takes nothing
+    new and ends what runs on it; experts move before their node goes.
+    """
+    if attention is experts is gateways is None:
+        raise ConfigError("scale: say how many, such as --attention +1 or --experts 3")
+    with connect(url, admin_key_file) as client:
+        answer = client.scale(attention=attention, experts=experts, gateways=gateways)
+        _follow(client, answer, no_wait, timeout)
+
+
+@click.command()
+@click.argument("node")
+@admin_options
+def drain(node: str, url: str, admin_key_file: str | None, no_wait: bool, timeout: float) -> None:
+    """Let one node of a running server go: `afserve drain expert-1`.
+
+    It takes nothing new and goes once nothing needs it; its role has one node less from then on.
+    """
+    with connect(url, admin_key_file) as client:
+        _follow(client, client.drain(node), no_wait, timeout)
+
+
+@click.command()
+@click.argument("nodes", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All nodes.")
+@admin_options
+def restart(
+    nodes: tuple[str, ...], every: bool, url: str, admin_key_file: str | None, no_wait: bool, timeout: float
+) -> None:
+    """Give nodes of a running server new processes, one after another: `afserve restart expert-1` or `--all`.
+
+    Each starts when the one before it serves. A node takes nothing new and ends what runs on it first, and its experts
+    move to the others where these have room.
+    """
+    if bool(nodes) == every:
+        raise ConfigError("restart: name the nodes, or give --all")
+    with connect(url, admin_key_file) as client:
+        before = _pids(client.status())
+        _follow(client, client.restart(*nodes), no_wait, timeout, before)
+
+
+def _follow(
+    client: Client, answer: Fields, no_wait: bool, timeout: float, before: Pids | None = None
+) -> None:
+    """Says what has begun, and with each node that has come or gone how far it is."""
+    for note in answer["notes"]:
+        click.echo(note)
+    counts = ", ".join(f"{count} {pool}" for pool, count in answer["counts"].items() if count)
+    if no_wait:
+        click.echo(f"begun; wanted: {counts}")
+        return
+    done = _coming(answer["coming"], before or {})
+    done |= {name: _is_gone(name) for name in answer["going"] if name not in done}
+    _wait(client, done, timeout)
+    click.echo(f"done: {counts}")
+
+
+def _coming(names: list[str], before: Pids) -> dict[str, Callable[[Fields], str]]:
+    return {name: _is_new(name, before.get(name)) for name in names}
+
+
+def _is_new(name: str, old: int | None) -> Callable[[Fields], str]:
+    def said(status: Fields) -> str:
+        pid = _pids(status).get(name)
+        return "" if pid is None or pid == old else f"{name} serves, pid {pid}"
+
+    return said
+
+
+def _is_gone(name: str) -> Callable[[Fields], str]:
+    def said(status: Fields) -> str:
+        return "" if any(node["name"] == name for node in status["nodes"]) else f"{name} has gone"
+
+    return said
+
+
+def _wait(client: Client, waited: dict[str, Callable[[Fields], str]], timeout: float) -> None:
+    """Until each has something to say. A gateway that goes may take this connection with it: it is asked again."""
+    until = time.monotonic() + timeout
+    while waited:
+        if time.monotonic() > until:
+            raise DeadlineError(
+                f"{', '.join(waited)}: not done after {timeout:g} s; it goes on, see `afserve status`"
+            )
+        time.sleep(_LOOK_SECONDS)
+        try:
+            status = client.status()
+        except (PeerError, CapacityError):
+            continue
+        for name in list(waited):
+            if said := waited[name](status):
+                click.echo(said)
+                del waited[name]
+
+
+def _pids(status: Fields) -> Pids:
+    return {node["name"]: node["pid"] for node in status["nodes"] if node["state"] == "ready"}

@@ -1,0 +1,60 @@
+"""What people may ask of a running deployment, and what they are answered: values that HTTP, gateways and the
+controller share.
+
+A change is obeyed at once or refused; how far it has come is seen in the list of members.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from afserve.errors import ConfigError, shown
+from afserve.member import Role
+
+POOLS: Mapping[str, Role] = {"attention": Role.ATTENTION, "experts": Role.EXPERT, "gateways": Role.GATEWAY}
+_LONGEST = 8  # characters of a number of nodes
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleTo:
+    """Other numbers of nodes, by pool: `3` is how many there shall be, `+1` and `-1` how many more or fewer."""
+
+    counts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOne:
+    """This node takes nothing new, and goes once nothing needs it."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """New processes for these nodes, one after another; none stands for all of them."""
+
+    nodes: tuple[str, ...] = ()
+
+
+Change = ScaleTo | DrainOne | Restart
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """How many nodes of each pool are wanted now, who comes, who goes (both: gets a new process), and what to know."""
+
+    counts: Mapping[str, int]
+    coming: tuple[str, ...] = ()
+    going: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+
+def count_of(pool: str, now: int, wanted: str) -> int:
+    """Raises ConfigError for what is no number of nodes."""
+    signed = wanted[:1] in ("+", "-")
+    digits = wanted[1:] if signed else wanted
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > _LONGEST:
+        raise ConfigError(
+            f"{pool}: {shown(wanted)} is no number of nodes, such as 3, and no change of it, such as +1 or -1",
+            param=pool,
+        )
+    return now + int(wanted) if signed else int(wanted)

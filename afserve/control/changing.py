@@ -1,0 +1,108 @@
+"""Obeys what people ask of a running deployment: from names and numbers to events of the membership.
+
+All of a change is checked before any of it is begun. It starts nothing and waits for nothing.
+"""
+
+from collections.abc import Callable
+
+from afserve.control.changes import POOLS, Change, Changed, DrainOne, Restart, ScaleTo, count_of
+from afserve.control.controller import Controller
+from afserve.control.membership.events import DrainNode, Renew, Scale
+from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
+from afserve.member import NodeId, Role
+
+CheckRoom = Callable[[Role, int], None]
+
+
+def any_number(role: Role, more: int) -> None:
+    """Where nobody knows of a limit."""
+
+
+class Changing:
+    """`check_room` raises DoesNotFitError where there is no memory for so many more nodes of a role; `can_start` says
+    whether a node's process is started from here."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        check_room: CheckRoom = any_number,
+        can_start: Callable[[NodeId], bool] = lambda node: True,
+    ) -> None:
+        self._controller = controller
+        self._check_room = check_room
+        self._can_start = can_start
+
+    def change(self, change: Change) -> Changed:
+        """Raises ConfigError, NotFoundError or DoesNotFitError, and changes nothing, for what cannot be."""
+        if not self._controller.ready:
+            raise CapacityError(
+                "the deployment is starting or stopping and cannot be changed now; try again when ready"
+            )
+        match change:
+            case ScaleTo():
+                return self._scale(change)
+            case DrainOne(name):
+                return self._changed(lambda: self._controller.obey(DrainNode(self._named(name))))
+            case Restart(names):
+                return self._restart(names)
+
+    def _scale(self, change: ScaleTo) -> Changed:
+        if not change.counts:
+            raise ConfigError(f"scale: say how many nodes of {', '.join(POOLS)}")
+        wanted: dict[Role, int] = {}
+        for pool, text in change.counts.items():
+            if pool not in POOLS:
+                raise ConfigError(f"{shown(pool)} is not one of {', '.join(POOLS)}", param=pool)
+            role = POOLS[pool]
+            wanted[role] = count_of(pool, self._controller.deployment.count(role), text)
+        for role, count in wanted.items():
+            self._controller.membership.check_count(role, count)
+            self._check_room(role, count - self._controller.deployment.count(role))
+
+        def scale() -> None:
+            for role, count in wanted.items():
+                self._controller.obey(Scale(role, count))
+
+        return self._changed(scale)
+
+    def _restart(self, names: tuple[str, ...]) -> Changed:
+        membership = self._controller.membership
+        notes: list[str] = []
+        if names:
+            nodes = tuple(self._named(name) for name in names)
+            for node in nodes:
+                if not self._can_start(node):
+                    raise ConfigError(f"restart: {self._elsewhere(node)}", param="node")
+        else:
+            staying = membership.staying()
+            nodes = tuple(node for node in staying if self._can_start(node))
+            notes += [self._elsewhere(node) for node in staying if node not in nodes]
+        notes += [note for node in nodes if (note := membership.waits_for(node))]
+        self._controller.obey(Renew(nodes))
+        told = tuple(map(str, nodes))
+        return Changed(self._counts(), told, told, tuple(notes))
+
+    def _elsewhere(self, node: NodeId) -> str:
+        return f"{node} was started by hand on another host: end it there and start it again"
+
+    def _changed(self, obey: Callable[[], None]) -> Changed:
+        before = self._controller.membership.staying()
+        obey()
+        after = self._controller.membership.staying()
+        coming = tuple(str(node) for node in after if node not in before)
+        return Changed(self._counts(), coming, tuple(str(node) for node in before if node not in after))
+
+    def _counts(self) -> dict[str, int]:
+        deployment = self._controller.deployment
+        return {pool: deployment.count(role) for pool, role in POOLS.items()}
+
+    def _named(self, name: str) -> NodeId:
+        members = self._controller.members
+        places = [node for role in Role for node in members.places(role)]
+        for node in places:
+            if str(node) == name:
+                return node
+        raise NotFoundError(
+            f"node: {shown(name)} is none of this run's, which are {', '.join(map(str, places))}",
+            param="node",
+        )

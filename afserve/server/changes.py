@@ -1,0 +1,36 @@
+"""Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
+
+from afserve.control.changes import DrainOne, Restart, ScaleTo
+from afserve.errors import RequestError
+from afserve.server.fields import Fields
+
+_MOST_NODES = 4096
+_NUMBER = 'a number of nodes, or a change of it as text: 3, "+1" or "-1"'
+
+
+def scale_of(fields: Fields) -> ScaleTo:
+    """{"attention": 3, "experts": "-1"}: a number is how many there shall be, text with a sign a change of it."""
+    counts = {}
+    for pool, value in fields.raw().items():
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            fields.refuse(pool, _NUMBER)
+        counts[pool] = str(value)
+    if not counts:
+        raise RequestError('the body names no pool; send such as {"attention": "+1", "experts": 4}')
+    return ScaleTo(counts)
+
+
+def drain_of(fields: Fields) -> DrainOne:
+    """{"node": "expert-1"}"""
+    node = fields.text("node")
+    if node is None:
+        raise RequestError("node: is missing; /status has the names of all nodes", param="node")
+    return DrainOne(node)
+
+
+def restart_of(fields: Fields) -> Restart:
+    """{"nodes": ["expert-1"]} or {"all": true}"""
+    nodes, every = fields.texts("nodes", _MOST_NODES), fields.flag("all")
+    if bool(nodes) == every:
+        raise RequestError('nodes: say which, {"nodes": ["expert-1"]}, or {"all": true}', param="nodes")
+    return Restart(nodes)

@@ -1,0 +1,188 @@
+"""Where requests are computed, case by case: moves, waits, refusals and deadlines, with a fake clock."""
+
+import asyncio
+
+import pytest
+
+from afserve.clock import FakeClock
+from afserve.control.attendance import Life
+from afserve.control.homes import AGAIN_SECONDS, HomeRules, Homes
+from afserve.control.requests import Requests
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+    Cancel,
+    Held,
+    Refused,
+    Resume,
+    Submit,
+    Tokens,
+)
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.errors import OverloadedError, PeerError, PeerLost, RendezvousError, UnavailableError
+
+RULES = HomeRules(grace=1.0, deadline=30.0)
+ASKED = GenerationRequest(0, (1, 2, 3))
+
+
+class Stream:
+    def __init__(self, index, generation=0, number=1):
+        self.life, self.number, self.sent = Life(index, generation), number, []
+
+    def send(self, value):
+        self.sent.append(value)
+
+    def submitted(self):
+        return [value.request for value in self.sent if isinstance(value, Submit)]
+
+
+class Scene:
+    """Nodes 0 and 1 attend."""
+
+    def __init__(self, *nodes):
+        self.clock = FakeClock(50.0)
+        self.homes = Homes(Requests(), RULES, self.clock)
+        self.streams = [Stream(index) for index in nodes]
+        self.tell(*nodes)
+        for stream in self.streams:
+            self.homes.entered(stream, ())
+
+    def tell(self, *nodes, draining=()):
+        self.homes.told(AttentionNodes(tuple(AttentionPeer(n, 0, n not in draining) for n in nodes)))
+
+    def after(self, seconds):
+        self.clock.advance(seconds)
+        self.homes.tick()
+
+    def submits(self):
+        return [len(stream.submitted()) for stream in self.streams]
+
+
+def outcome(request):
+    return asyncio.run(request.get())
+
+
+def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
+    scene = Scene(0, 1)
+    first, second = scene.streams
+    request = scene.homes.open(ASKED)
+    number = first.submitted()[0].handle
+    scene.homes.heard(first, Tokens((TokenEvent(number, (5, 6)),)))
+    scene.tell(1)
+    (again,) = second.submitted()
+    assert (again.prompt_ids, again.generated) == (ASKED.prompt_ids, (5, 6)) and again.handle != number
+    assert Cancel(number) in first.sent, "where it can be told"
+    scene.homes.heard(first, Tokens((TokenEvent(number, (7,)),)))
+    scene.homes.heard(second, Tokens((TokenEvent(again.handle, (7,), "length"),)))
+    assert request.generated == [5, 6, 7] and request.finished
+    assert scene.homes.moved == {"lost": 1}
+
+
+def test_a_stream_that_comes_back_in_time_goes_on_where_it_was():
+    scene = Scene(0, 1)
+    first, second = scene.streams
+    request = scene.homes.open(ASKED)
+    number = first.submitted()[0].handle
+    scene.homes.heard(first, Tokens((TokenEvent(number, (5, 6)),)))
+    scene.homes.left(first)
+    scene.after(0.9)
+    again = Stream(0, number=2)
+    scene.homes.entered(again, (Held(number, 4), Held(77, 1)))
+    assert again.sent == [Resume(number, 2), Cancel(77)]
+    scene.after(5.0)
+    assert request.home == Life(0, 0) and second.sent == [] and not scene.homes.restless
+
+
+def test_a_stream_that_stays_away_is_not_waited_for():
+    scene = Scene(0, 1)
+    first, second = scene.streams
+    scene.homes.open(ASKED)
+    scene.homes.left(first)
+    scene.after(0.9)
+    assert second.sent == []
+    scene.after(0.2)
+    assert len(second.submitted()) == 1
+    late = Stream(0, number=2)
+    scene.homes.entered(late, (Held(first.submitted()[0].handle, 9),))
+    assert late.sent == [Cancel(first.submitted()[0].handle)]
+
+
+def test_who_drains_keeps_its_requests_until_another_takes_them():
+    scene = Scene(0)
+    scene.homes.open(ASKED)
+    scene.tell(0, draining=(0,))
+    scene.homes.open(ASKED)
+    assert scene.submits() == [1] and len(scene.homes.requests.waiting) == 1
+    other = Stream(1)
+    scene.homes.entered(other, ())
+    scene.tell(0, 1, draining=(0,))
+    assert len(other.submitted()) == 2 and scene.homes.moved == {"drained": 1}
+
+
+def test_who_waits_too_long_is_told_why():
+    scene = Scene(0)
+    moved = scene.homes.open(ASKED)
+    scene.tell()
+    fresh = scene.homes.open(ASKED)
+    scene.after(RULES.deadline - 0.1)
+    assert len(scene.homes.requests.waiting) == 2 and scene.homes.restless
+    scene.after(0.2)
+    with pytest.raises(PeerLost, match=r"attention-0: .* within 30 s"):
+        outcome(moved)
+    with pytest.raises(UnavailableError, match=r"no attention node took .* within 30 s"):
+        outcome(fresh)
+    for request in (moved, fresh):
+        scene.homes.close(request)
+    assert not scene.homes.restless and len(scene.homes.requests) == 0
+
+
+def test_a_client_that_leaves_while_its_request_waits_leaves_nothing():
+    scene = Scene(0)
+    request = scene.homes.open(ASKED)
+    scene.tell()
+    scene.homes.close(request)
+    scene.tell(0)
+    scene.homes.entered(Stream(0, number=2), ())
+    assert len(scene.homes.requests) == 0 and scene.submits() == [1]
+
+
+def test_a_full_node_refuses_what_is_new_and_is_asked_again_for_what_moved():
+    scene = Scene(0, 1)
+    first, second = scene.streams
+    fresh = scene.homes.open(ASKED)
+    scene.homes.heard(first, Refused(first.submitted()[0].handle, OverloadedError("full")))
+    with pytest.raises(OverloadedError, match="full"):
+        outcome(fresh)
+    scene.homes.close(fresh)
+    moved = scene.homes.open(ASKED)
+    scene.tell(1)
+    scene.homes.heard(second, Refused(second.submitted()[-1].handle, OverloadedError("full")))
+    assert scene.homes.requests.waiting == [moved] and moved.since == 50.0
+    scene.after(AGAIN_SECONDS / 2)
+    assert len(second.submitted()) == 1
+    scene.after(AGAIN_SECONDS)
+    assert len(second.submitted()) == 2 and not moved.finished
+
+
+def test_a_request_that_its_node_keeps_no_more_is_given_out_again():
+    scene = Scene(0)
+    scene.homes.open(ASKED)
+    scene.homes.heard(
+        scene.streams[0], Refused(scene.streams[0].submitted()[0].handle, PeerError("not kept"))
+    )
+    assert scene.submits() == [2] and scene.homes.moved == {"stream": 1}
+
+
+@pytest.mark.parametrize("late", [Stream(0, 0, 1), Stream(0, 0, 2), Stream(0, 1, 1)])
+def test_neither_an_earlier_life_nor_an_earlier_stream_takes_a_later_ones_place(late):
+    scene = Scene()
+    scene.homes.entered(Stream(0, 1, 2), ())
+    with pytest.raises(RendezvousError, match="newer"):
+        scene.homes.entered(late, ())
+
+
+def test_a_later_life_says_that_the_earlier_one_is_lost():
+    scene = Scene(0, 1)
+    scene.homes.open(ASKED)
+    scene.homes.entered(Stream(0, 1), ())
+    assert scene.submits() == [1, 1]

@@ -1,0 +1,37 @@
+"""Requests between gateways and attention nodes while streams break and nodes are lost: seeded schedules."""
+
+import pytest
+
+from tests.control.moving import NodeEnd, World
+
+IN_CI, ALL, STEPS = 300, 10_000, 600
+
+
+@pytest.fixture(autouse=True)
+def scripted_streams(monkeypatch):
+    monkeypatch.setattr("afserve.control.node.gateways.Stream", NodeEnd)
+
+
+def play(seed: int) -> World:
+    world = World(seed)
+    for _ in range(STEPS):
+        world.step()
+    world.settle()
+    world.check()
+    return world
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_every_request_is_answered_once_with_every_token_once(block):
+    each = IN_CI // 6
+    worlds = [play(seed) for seed in range(block * each, (block + 1) * each)]
+    clients = [client for world in worlds for gateway in world.gateways for client in gateway.clients]
+    moved = sum(sum(g.homes.moved.values()) for world in worlds for g in world.gateways)
+    assert len(clients) > 10 * each and moved > 5 * each, "the schedules test what they are for"
+    assert sum(client.error is None for client in clients) > 0.6 * len(clients)
+
+
+@pytest.mark.long
+def test_ten_thousand_schedules():
+    for seed in range(IN_CI, ALL):
+        play(seed)

@@ -1,0 +1,168 @@
+"""Nodes that go by name and nodes that get new processes: what is told to whom, and in which order."""
+
+import pytest
+
+from afserve.control.changes import count_of
+from afserve.control.membership.events import (
+    Dismiss,
+    DrainNode,
+    EndRun,
+    Exited,
+    Left,
+    Place,
+    Renew,
+    Replan,
+    Scale,
+    Start,
+    Tell,
+    Ticked,
+)
+from afserve.control.membership.recovery import OnLoss
+from afserve.control.wire.values import (
+    Adopted,
+    Drain,
+    Drained,
+    Endpoint,
+    Filled,
+    FillSlots,
+    Peers,
+    Ready,
+    Shutdown,
+)
+from afserve.errors import ConfigError
+from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.placement.placement import FREE, LayerPlacement, Placement
+from tests.control.test_membership import join, run_of, say
+
+
+def served(attention=1, experts=2, **rules):
+    """A run whose nodes all serve: (membership, members by node)."""
+    membership = run_of(attention, experts, **rules)
+    members = {node: join(membership, node) for node in membership.deployment.nodes}
+    for node, member in members.items():
+        say(membership, member, Endpoint("a" if node.role is Role.EXPERT else "", {}), Ready(1))
+    assert membership.settled
+    return membership, members
+
+
+def moved(membership, members, holders):
+    """All experts are on `holders` from now on, as everyone has said; what comes of the last word."""
+    rows = tuple((*range(4), FREE) if n in holders else (FREE,) * 5 for n in range(max(holders) + 1))
+    share = tuple(tuple(0.0 if e == FREE else 1 / len(holders) for e in row) for row in rows)
+    target = Placement(0, len(rows), 4, (LayerPlacement(rows, share),))
+    effects = membership.on(Place(target, frozenset(holders)), 1.0)
+    while fills := [e for e in effects if isinstance(e, Tell) and isinstance(e.value, FillSlots)]:
+        epoch = fills[0].value.placement.epoch
+        for fill in fills:
+            say(membership, fill.member, Filled(epoch))
+        effects = say(membership, members[attention_node(0)], Adopted(epoch))
+    return effects
+
+
+def test_a_node_that_is_drained_by_name_leaves_its_place_and_its_exit_is_no_loss():
+    membership, members = served(attention=2)
+    first = members[attention_node(0)]
+    assert membership.on(DrainNode(attention_node(0)), 1.0) == [Tell(first, Drain())]
+    assert membership.deployment.count(Role.ATTENTION) == 1
+    assert say(membership, first, Drained()) == [Tell(first, Shutdown())]
+    assert membership.on(Left(first, "ended"), 2.0) == membership.on(Exited(first.node, "exit 0"), 2.0) == []
+    assert membership.members.places(Role.ATTENTION) == [attention_node(1)] and not membership.ended
+    assert membership.on(Scale(Role.EXPERT, 3), 3.0) == [Start(expert_node(2))], "nodes come as before"
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (attention_node(0), "at least one attention node"),
+        (NodeId(Role.GATEWAY, 0), "no node of this run"),
+        (expert_node(7), "no node of this run"),
+    ],
+)
+def test_a_node_that_cannot_go_is_refused(node, said):
+    membership, _ = served()
+    with pytest.raises(ConfigError, match=said):
+        membership.on(DrainNode(node), 1.0)
+    assert membership.deployment.counts == {Role.ATTENTION: 1, Role.EXPERT: 2}
+
+
+def test_there_are_never_more_attention_nodes_than_mailboxes():
+    membership, _ = served()
+    with pytest.raises(ConfigError, match="mailboxes for 1; start with --most-attention"):
+        membership.on(Scale(Role.ATTENTION, 2), 1.0)
+
+
+def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
+    membership, members = served(attention=2)
+    node = attention_node(1)
+    assert membership.on(Renew((node,)), 1.0) == [Tell(members[node], Drain())]
+    with pytest.raises(ConfigError, match="being restarted"):
+        membership.on(Scale(Role.ATTENTION, 1), 1.0)
+    assert say(membership, members[node], Drained()) == [Tell(members[node], Shutdown())]
+    assert membership.on(Left(members[node], "ended"), 2.0) == []
+    assert membership.on(Ticked(), 2.5) == [], "its process may still be writing"
+    membership.on(Exited(node, "exit 0"), 2.6)
+    successor = join(membership, node)
+    assert successor.generation == 1 and membership.renewals.busy
+    say(membership, successor, Endpoint("", {}), Ready(1))
+    assert membership.renewals.busy, "gateways are about to hear of it"
+    assert membership.on(Ticked(), 3.0) == [] and not membership.renewals.busy and not membership.ended
+
+
+def test_each_starts_when_the_one_before_it_serves():
+    membership, members = served(attention=2)
+    effects = membership.on(Renew((attention_node(0), attention_node(1))), 1.0)
+    assert effects == [Tell(members[attention_node(0)], Drain())]
+    say(membership, members[attention_node(0)], Drained())
+    membership.on(Exited(attention_node(0), "exit 0"), 2.0)
+    assert membership.on(Left(members[attention_node(0)], "ended"), 2.0) == [Start(attention_node(0))]
+    successor = join(membership, attention_node(0))
+    say(membership, successor, Endpoint("", {}), Ready(1))
+    assert membership.on(Ticked(), 3.0) == [Tell(members[attention_node(1)], Drain())]
+
+
+def test_an_expert_node_goes_when_the_others_hold_its_experts():
+    membership, members = served()
+    node = expert_node(1)
+    assert membership.on(Renew((node,)), 1.0) == [Replan(frozenset({0}))]
+    effects = moved(membership, members, {0})
+    assert Tell(members[node], Shutdown()) in effects
+    membership.on(Left(members[node], "ended"), 2.0)
+    assert Start(node) in membership.on(Exited(node, "exit 0"), 2.0)
+    successor = join(membership, node)
+    effects = say(membership, successor, Endpoint("b", {}), Ready(1))
+    assert Replan(frozenset({0, 1})) in effects
+    assert any(isinstance(e.value, Peers) for e in effects if isinstance(e, Tell))
+
+
+def test_an_expert_node_whose_experts_have_no_other_room():
+    membership, _ = served(experts=1)
+    with pytest.raises(ConfigError, match="no room for the experts of expert-0"):
+        membership.on(Renew((expert_node(0),)), 1.0)
+    membership, members = served(experts=1, on_loss=OnLoss.RECOVER)
+    assert "requests wait" in membership.waits_for(expert_node(0))
+    effects = membership.on(Renew((expert_node(0),)), 1.0)
+    assert effects == [Tell(members[expert_node(0)], Shutdown())]
+
+
+def test_who_does_not_go_is_dismissed_and_its_place_given_to_another():
+    membership, members = served(attention=2)
+    node = attention_node(0)
+    membership.on(Renew((node,)), 1.0)
+    say(membership, members[node], Drained())
+    for member in members.values():
+        membership.on(Ticked(), 3.0)
+        assert membership.members.get(member)
+    effects = membership.on(Ticked(), 6.0)
+    assert [type(e) for e in effects] == [Dismiss] and "did not go" in effects[0].error.message
+    assert membership.on(Ticked(), 8.5) == [Start(node)] and not any(isinstance(e, EndRun) for e in effects)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("3", 3), ("+1", 3), ("-1", 1), ("+0", 2), ("-5", -3)])
+def test_numbers_of_nodes(wanted, count):
+    assert count_of("experts", 2, wanted) == count
+
+
+@pytest.mark.parametrize("wanted", ["", "+", "x", "1.5", "--1", "+-1", "1" * 20, "²", " 1"])
+def test_what_is_no_number_of_nodes_is_refused(wanted):
+    with pytest.raises(ConfigError, match="experts: "):
+        count_of("experts", 2, wanted)

@@ -1,0 +1,51 @@
+"""The fork server as a real process: a node has one process at a time, whatever state the earlier one is in."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import psutil
+import pytest
+
+from afserve.launch.processes import NodeProcesses
+from afserve.member import expert_node
+
+pytestmark = pytest.mark.process
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def replaced(processes, nobody, stopped):
+    """A second order for a node that waits for a controller: (first pid, second pid, exits that were reported)."""
+    exits = []
+    watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
+    node = expert_node(0)
+    processes.spawn(node, nobody)
+    await until(lambda: "expert-0" in processes.pids)
+    first = processes.pids["expert-0"]
+    if stopped:
+        os.kill(first, signal.SIGSTOP)
+    processes.spawn(node, nobody)
+    await until(lambda: processes.pids.get("expert-0", first) != first)
+    second = processes.pids["expert-0"]
+    assert not psutil.pid_exists(first) and psutil.pid_exists(second)
+    assert exits == [], "the end of the first is nobody's business any more"
+    os.kill(second, signal.SIGKILL)
+    await until(lambda: exits)
+    await asyncio.to_thread(processes.stop)
+    await watch
+    return exits
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_order_for_a_node_kills_what_is_left_of_its_earlier_process(stopped):
+    with socket.socket() as silent, NodeProcesses() as processes:
+        silent.bind(("127.0.0.1", 0))  # nobody listens: a node waits for it
+        nobody = f"127.0.0.1:{silent.getsockname()[1]}"
+        ((who, why),) = asyncio.run(replaced(processes, nobody, stopped))
+    assert who == expert_node(0) and "SIGKILL" in why
