@@ -115,6 +115,7 @@ class Controller:
         self.on_query: Callable[[Query], Awaitable[QueryAnswer]] = _unknown
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
+        self.on_wanted: Callable[[Mapping[Role, int]], None] = lambda counts: None
         self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
@@ -324,7 +325,10 @@ class Controller:
         """Raises ConfigError for what was asked and cannot be."""
         if self._stopping or self._failure is not None:
             return
+        wanted = self.deployment.counts
         effects = self.membership.on(event, self._clock.now())
+        if self.deployment.counts != wanted:
+            self.on_wanted(self.deployment.counts)
         before, self._attending = self._attending, self.members.attention_nodes()
         for effect in effects:
             self._carry_out(effect)
