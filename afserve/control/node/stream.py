@@ -122,6 +122,9 @@ class ControlStream:
     def __init__(self, address: str, token: str) -> None:
         self.address = address
         self.token = token
+        self.on_break: Callable[[], None] = lambda: (
+            None
+        )  # by another thread, when the node begins to dial again
         self._account = Account()
         self._inbox: deque[Any] = deque()
         self._changed = threading.Condition()
@@ -242,6 +245,7 @@ class ControlStream:
         with self._changed:
             grace = self._account.grace
         if isinstance(reason, PeerLost) and grace > 0 and not self._closed.is_set():
+            self.on_break()
             threading.Thread(
                 target=self._again, args=(reason, grace), name="control-again", daemon=True
             ).start()
