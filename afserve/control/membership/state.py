@@ -30,22 +30,25 @@ from afserve.control.membership.events import (
     MemberId,
     Place,
     Refuse,
+    Rejoined,
     Renew,
     Replan,
     Said,
     Scale,
     Settled,
     Start,
+    TakenOver,
     Tell,
     Ticked,
     Withdrawn,
 )
-from afserve.control.membership.members import Member, Members, State
+from afserve.control.membership.members import NO_EPOCH, Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.scaling import Renewals, Step, check_count
 from afserve.control.membership.shortage import Patience, Shortage
 from afserve.control.membership.slowness import Slowness
+from afserve.control.membership.takeover import REJOIN_SECONDS, Claim, Inherited, Takeover, inherit
 from afserve.control.wire.values import (
     Adopted,
     Assigned,
@@ -62,6 +65,7 @@ from afserve.control.wire.values import (
     Register,
     Retire,
     Shutdown,
+    Standing,
     Stuck,
 )
 from afserve.control.wire.values import Drained as NodeDrained
@@ -77,7 +81,14 @@ from afserve.errors import (
 )
 from afserve.member import MODEL_ROLES, NodeId, Role, expert_node
 
+_SUCCEEDED = RendezvousError("another stream of this node has taken the place of this one")
+_LIVES = 256  # of one node under one controller: more are not started
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
+
+
+def first_generation(life: int) -> int:
+    """Of nodes that are new under this controller of the run."""
+    return life * _LIVES
 
 
 def same_everywhere(deployment: Deployment, node: NodeId) -> Deployment:
@@ -97,12 +108,16 @@ class Membership:
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
         spare: int = 0,
+        life: int = 0,
     ) -> None:
+        """`life` counts the controllers of a run: what a later one gives out is never taken for an earlier one's."""
         self.deployment = deployment
-        self.members = Members(deployment.nodes, version, deployment.colocated)
+        self.members = Members(deployment.nodes, version, deployment.colocated, first_generation(life))
         self.migration = Migration(deployment.placement, self._serving)
         self.settled = False
         self.ended = False
+        self._takeover: Takeover | None = None  # while those who were there before come back
+        self._fresh: list[Joined] = []  # who came meanwhile without having been there
         self._recovery = Recovery(rules or Rules())
         self._assign = assign
         self._room = deployment.placement.slots_per_node() - spare
@@ -136,7 +151,7 @@ class Membership:
             effects = self._obey(event, now)
         except RendezvousError as error:
             effects = self._disagreed(event, error, now)
-        if not self.ended:
+        if not self.ended and self._takeover is None:
             effects += self._reconcile(now)
         if self.settled and self._recovery.rules.recovers and not self._draining:
             self._shortage.look(self.members, self.migration.placement, now, planned=self.renewals.busy)
@@ -147,10 +162,21 @@ class Membership:
             case Begun():
                 self._since = dict.fromkeys(self.members.missing(), now)
                 return [Start(node) for node in self.members.missing()]
+            case TakenOver():
+                self._takeover = Takeover(now)
+                return []
+            case Rejoined():
+                return self._rejoined(event, now)
+            case Joined() if self._takeover is not None:
+                self._fresh.append(event)
+                return []
             case Joined():
                 return self._joined(event, now)
             case Withdrawn(connection):
                 self._waiting = [(j, node) for j, node in self._waiting if j.connection != connection]
+                self._fresh = [joined for joined in self._fresh if joined.connection != connection]
+                if self._takeover is not None:
+                    self._takeover.withdraw(connection)
                 return []
             case Said(member, value):
                 found = self.members.get(member)
@@ -160,8 +186,13 @@ class Membership:
                 return [] if found is None else self._gone(found, reason, now)
             case Exited(node, _):
                 return self._exited(event, node, now)
+            case Ticked() if self._takeover is not None:
+                over = now - self._takeover.began >= REJOIN_SECONDS
+                return self._take_over(self._takeover, now) if over else []
             case Ticked():
                 return self._ticked(now)
+            case Scale() | DrainNode() | Renew() | Place() if self._takeover is not None:
+                raise ConfigError("the controller was started again and still looks who is there; try again")
             case Scale(role, count):
                 return self._scaled(role, count, now)
             case DrainNode(node):
@@ -213,6 +244,114 @@ class Membership:
         deployment = replace(self.deployment, placement=self.migration.placement)
         assigned = Assigned(node, member.id.generation, self._assign(deployment, node))
         return [Admit(event.connection, member.id, assigned)]
+
+    # ---- coming back, to another controller
+
+    def _rejoined(self, event: Rejoined, now: float) -> list[Effect]:
+        register, standing = event.register, event.register.standing
+        assert standing is not None, "it says what it is"
+        try:
+            role = self.members.check_kind(register)
+            if register.index is None:
+                raise RendezvousError(f"index: a {role} node that was here before knows its own")
+            claim = Claim(event.connection, NodeId(role, register.index), register, standing)
+            self.members.seen(claim.node, standing.generation)
+            if self._takeover is None:
+                raise RendezvousError(f"{claim.node} was given up meanwhile; start it anew")
+        except RendezvousError as error:
+            return [Refuse(event.connection, error)]
+        other = self._takeover.claim(claim)
+        effects: list[Effect] = [] if other is None else [Refuse(other.connection, _SUCCEEDED)]
+        if self._takeover.complete(self.deployment.counts):
+            effects += self._take_over(self._takeover, now)
+        return effects
+
+    def _take_over(self, takeover: Takeover, now: float) -> list[Effect]:
+        """All are back, or those who are not are lost."""
+        self._takeover, fresh, self._fresh = None, self._fresh, []
+        self.settled = self._restarted = True
+        inherited = inherit(takeover, self.deployment.placement)
+        effects, admitted = self._readmit(takeover, inherited, now)
+        following = inherited.following
+        given_up = [
+            (m.node, epoch) for m, standing in admitted for epoch in inherited.given_up(m.node.role, standing)
+        ]
+        fronts = [m for m, _ in admitted if m.node.role is Role.ATTENTION and m.serving]
+        missing = [m.node for m in fronts if following is not None and m.epoch != following.epoch]
+        self.migration.resume(inherited.placement, following, missing, given_up, inherited.newest, now)
+        self._choose_places(inherited)
+        self._seen = frozenset(node.index for node in self.members.places(Role.EXPERT))
+        for member, standing in admitted:
+            effects += self._resumed(member, standing, inherited, now)
+        effects += [Settled(), *self._announce(self.members.of(Role.ATTENTION)), *self._announce_gateways()]
+        for node in self.members.missing():
+            if node not in self._leaving:
+                effects += self._not_back(node, now)
+        for joined in fresh:
+            effects += self._joined(joined, now)
+        if self._draining:
+            effects += [e for m in self.members if m.node.role is not Role.EXPERT for e in self._drain(m)]
+        return effects
+
+    def _readmit(
+        self, takeover: Takeover, inherited: Inherited, now: float
+    ) -> tuple[list[Effect], list[tuple[Member, Standing]]]:
+        effects: list[Effect] = []
+        admitted = []
+        for node, claim in sorted(takeover.claims.items()):
+            try:
+                inherited.check(claim)
+                member = self.members.readmit(node, claim.register, claim.standing, now)
+            except RendezvousError as error:
+                effects.append(Refuse(claim.connection, error))
+                continue
+            if node.role is Role.GATEWAY and node not in self.deployment.nodes:
+                self._guests.add(node)
+            member.state, member.epoch, member.asked = inherited.state(node.role, claim.standing)
+            admitted.append((member, claim.standing))
+            effects.append(Admit(claim.connection, member.id, None))
+        return effects, admitted
+
+    def _choose_places(self, inherited: Inherited) -> None:
+        """Of those who are there, and those that experts are placed on, as many stay as are wanted."""
+        for role in Role:
+            wanted = self.deployment.count(role)
+            here = [member for member in self.members.of(role) if member.node not in self._guests]
+            staying = [member.node for member in here if member.state in (State.LOADING, State.READY)]
+            if role is Role.EXPERT and not self.deployment.colocated:
+                needed = {node for placement in inherited.placements for node in holders(placement)}
+                staying += sorted(needed.difference(member.node for member in here))
+            for node in staying:
+                self.members.keep(node)
+            going = [member.node for member in here if member.node not in staying]
+            if going and len(staying) < wanted and self.renewals.node is None:
+                staying.append(going[0])  # it was to have a new process
+                self.renewals.begin(going[0])
+            self._leaving.update(node for node in going if node not in staying)
+            empty = [
+                node
+                for node in self.members.places(role)
+                if node not in staying and node not in self._leaving and node not in self._guests
+            ]
+            self._leaving.update(staying[wanted:])
+            for node in empty[max(0, wanted - len(staying)) :]:
+                self.members.remove(node)
+            for _ in range(wanted - len(staying) - len(empty)):
+                self.members.add(role)
+
+    def _resumed(self, member: Member, standing: Standing, inherited: Inherited, now: float) -> list[Effect]:
+        """What a member that is back is told beside what all are."""
+        effects: list[Effect] = [
+            Tell(member.id, Retire(epoch)) for epoch in inherited.obsolete(member.node.role, standing)
+        ]
+        if not member.serving:
+            return effects + (self._catch_up(member, now) if member.loaded else [])
+        self._recovery.serves(member.node, now)
+        following = inherited.following
+        if member.node.role is not Role.ATTENTION or following is None:
+            return effects
+        knows = following.epoch in (member.epoch, member.asked)
+        return effects if knows else [*effects, Tell(member.id, asks(Phase.ADOPTING, following))]
 
     # ---- what nodes say
 
@@ -284,7 +423,7 @@ class Membership:
             if member.asked == in_force.epoch:
                 return []
             # Nobody routes rows to it yet: what it began with may be overwritten.
-            before = [Tell(member.id, Retire(member.asked))] if is_expert else []
+            before = [Tell(member.id, Retire(member.asked))] if is_expert and member.asked != NO_EPOCH else []
             member.asked = in_force.epoch
             phase = Phase.FILLING if is_expert else Phase.ADOPTING
             return [*before, Tell(member.id, asks(phase, in_force))]
@@ -317,6 +456,8 @@ class Membership:
         if member.state is State.LOADING and epoch == member.asked:
             member.epoch = epoch
             return self._catch_up(member, now)
+        if self.migration.forget(member.node, epoch):
+            return []
         try:
             effects = self._tell(take(member.node, epoch, now))
         except ProtocolError as error:
@@ -398,6 +539,14 @@ class Membership:
         return Incident(
             Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
         )
+
+    def _not_back(self, node: NodeId, now: float) -> list[Effect]:
+        """It served under the controller before this one."""
+        why = "it did not come back to the new controller"
+        self._since.setdefault(node, now)
+        self._lost_at.setdefault(node, now)
+        incident = Incident(Happening.LOST, node, why, cause=Cause.SILENT)
+        return [incident, *self._started_again(node, why, now)]
 
     def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
         return self._recovery.lost(node, reason, now, settled=self.settled)
