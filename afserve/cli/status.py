@@ -27,8 +27,16 @@ def status(url: str, api_key_file: str | None, as_json: bool) -> None:
 
     console = Console()
     console.print(table(answer))
+    for line in missing_lines(answer):
+        console.print(line, style="bold", markup=False)
     for line in [*placement_lines(answer), *incident_lines(answer)]:
         console.print(line, style="dim", markup=False, highlight=False)
+
+
+def missing_lines(answer: Fields) -> list[str]:
+    """Nodes that are gone, each with its reason, and what new requests are refused for."""
+    refusing = answer["refusing"]
+    return [*answer["absent"], *([f"new requests are refused: {refusing}"] if refusing else [])]
 
 
 def placement_lines(answer: Fields) -> list[str]:

@@ -70,7 +70,8 @@ class ClusterView:
     `routed[l][e]` are rows routed per MoE layer and expert since the start, over all attention nodes. `incidents` are
     the last ones, oldest first; `lost` counts nodes by role and cause, `wanted` those that there should be by role,
     `stalled` has seconds by cause. Of the gateway that is asked: requests that wait for an attention node, and those
-    that went on at another one, by why; `stalled["moved"]` is how long these had no token.
+    that went on at another one, by why; `stalled["moved"]` is how long these had no token. `absent` says of
+    each node that is gone why, `refusing` why this gateway refuses new requests, where it does.
     """
 
     epoch: int
@@ -88,6 +89,8 @@ class ClusterView:
     resent_rows: int = 0
     stalled: Mapping[str, float] = field(default_factory=dict)
     wanted: Mapping[str, int] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    refusing: str = ""
 
 
 class Backend(Protocol):

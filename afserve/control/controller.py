@@ -323,7 +323,7 @@ class Controller:
 
     def _tell_gateways(self) -> None:
         """Who attends, whenever that has changed."""
-        if (attending := self.members.attention_nodes()) == self._attending:
+        if (attending := self.membership.attention_nodes()) == self._attending:
             return
         self._attending = attending
         self.on_attention(attending)

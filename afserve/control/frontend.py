@@ -78,6 +78,7 @@ class Frontend:
             view,
             waiting=len(self._gateway.requests.waiting),
             moved=dict(moves.counts),
+            refusing=self._gateway.refusing,
             stalled={**view.stalled, "moved": sum(moves.seconds.values())},
             incidents=tuple(
                 replace(

@@ -87,6 +87,7 @@ class OwnQueries:
             resent_rows=incidents.resent_rows,
             stalled=dict(incidents.stalled),
             wanted={str(role): self._controller.deployment.count(role) for role in Role},
+            absent=tuple(self._controller.membership.absent()),
         )
 
     async def placement(self) -> str:

@@ -86,6 +86,7 @@ class LocalRun:
                 OnLoss(on_loss),
                 register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS,
                 silence=topology.deployment.silence,
+                deadline=topology.deployment.engine.loss_deadline,
             ),
             self._on_its_device,
         )

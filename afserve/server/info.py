@@ -87,6 +87,8 @@ class Info:
                 "resent_rows": view.resent_rows,
                 "stalled": dict(view.stalled),
                 "wanted": dict(view.wanted),
+                "absent": list(view.absent),
+                "refusing": view.refusing,
                 "nodes": [asdict(node) for node in view.nodes],
             }
         )

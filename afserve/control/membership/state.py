@@ -44,9 +44,12 @@ from afserve.control.membership.members import Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.scaling import Renewals, Step, check_count
+from afserve.control.membership.shortage import Patience, Shortage
+from afserve.control.membership.slowness import Slowness
 from afserve.control.wire.values import (
     Adopted,
     Assigned,
+    AttentionNodes,
     Drain,
     Endpoint,
     Failed,
@@ -62,6 +65,7 @@ from afserve.control.wire.values import (
     Stuck,
 )
 from afserve.control.wire.values import Drained as NodeDrained
+from afserve.engine.stats import ExpertStats
 from afserve.errors import (
     AfserveError,
     ConfigError,
@@ -102,6 +106,9 @@ class Membership:
         self._recovery = Recovery(rules or Rules())
         self._assign = assign
         self._room = deployment.placement.slots_per_node() - spare
+        patience = Patience(self._recovery.rules.short, self._recovery.rules.deadline)
+        self._shortage = Shortage(patience, self._room)
+        self._slowness = Slowness()
         self.renewals = Renewals()
         self._coverage = Coverage()
         self._since: dict[NodeId, float] = {}  # when a place became empty
@@ -131,6 +138,8 @@ class Membership:
             effects = self._disagreed(event, error, now)
         if not self.ended:
             effects += self._reconcile(now)
+        if self.settled and self._recovery.rules.recovers and not self._draining:
+            self._shortage.look(self.members, self.migration.placement, now, planned=self.renewals.busy)
         return self._until_end(effects)
 
     def _obey(self, event: Event, now: float) -> list[Effect]:
@@ -212,6 +221,7 @@ class Membership:
         match value:
             case Heartbeat(resident, stats):
                 member.resident_bytes, member.stats = resident, stats
+                return self._too_slow(member, now)
             case Progress():
                 member.progress, member.progress_at = value, now
             case Endpoint():
@@ -324,7 +334,10 @@ class Membership:
             if member.node not in self._guests:
                 self._recovery.accused(member.node, error.message, now)
             return []
-        return self._give_up(member, self._recovery.failed(member.node, error), now, Cause.FAILED)
+        why = self._recovery.failed(member.node, error)
+        if not self.settled and not isinstance(why, PeerLost):
+            return [EndRun(why)]  # the user's to mend: a new process would fail in the same way
+        return self._give_up(member, why, now, Cause.FAILED)
 
     def _accused(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
         """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
@@ -336,10 +349,24 @@ class Membership:
         cause = Cause.SILENT if silent else Cause.SLOW
         return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
 
+    def _too_slow(self, member: Member, now: float) -> list[Effect]:
+        """An expert node that has become much slower is left where the others can do its work."""
+        if not isinstance(member.stats, ExpertStats) or not member.serving:
+            return []
+        why = self._slowness.heard(member.node, member.host, member.id.generation, member.stats, now)
+        if (
+            not why
+            or not self._recovery.rules.recovers
+            or not self.settled
+            or not self.can_spare(member.node)
+        ):
+            return []
+        return self._give_up(member, PeerLost(member.node, why), now)
+
     # ---- going
 
     def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
-        served, member.state = member.serving, State.GONE
+        served, member.state, member.why = member.serving, State.GONE, reason
         node = member.node
         self._since[node] = now
         self._asked = None
@@ -388,7 +415,8 @@ class Membership:
         """A member that is there, but of no use any more."""
         if not self._recovery.rules.recovers and member.node not in self._guests:
             return [EndRun(error)]
-        return [Dismiss(member.id, error), *self._gone(member, error.message, now, cause)]
+        reason = error.reason if isinstance(error, PeerLost) else error.message
+        return [Dismiss(member.id, error), *self._gone(member, reason, now, cause)]
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
@@ -604,7 +632,7 @@ class Membership:
             return self._make_go(found, now)
         if renewals.step is Step.GOING and now >= renewals.until:
             stuck = PeerLost(found.node, "it did not go when it was told to")
-            return [Dismiss(found.id, stuck), *self._gone(found, stuck.message, now)]
+            return [Dismiss(found.id, stuck), *self._gone(found, stuck.reason, now)]
         return list(renewals.due(now))
 
     def _make_go(self, member: Member, now: float) -> list[Effect]:
@@ -648,6 +676,17 @@ class Membership:
         )
 
     # ---- words
+
+    def attention_nodes(self) -> AttentionNodes:
+        """For gateways: who attends, and why new requests are refused, where they are."""
+        return self.members.attention_nodes(self._shortage.refusing)
+
+    def absent(self) -> list[str]:
+        """A phrase for every place whose member is gone."""
+        gone = ((node, self.members.at(node)) for node in self.members.missing())
+        said = {node: f"{node} is gone: {member.why}" for node, member in gone if member is not None}
+        unfilled = self._recovery.given_up
+        return [f"{why}; not started again" if node in unfilled else why for node, why in said.items()]
 
     def _drain(self, member: Member) -> list[Effect]:
         """One that still loads has no request, and will not serve."""

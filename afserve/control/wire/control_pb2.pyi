@@ -469,7 +469,7 @@ class Query(_message.Message):
     def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed", "incidents", "lost", "reloaded_bytes", "resent_rows", "stalled", "wanted")
+    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed", "incidents", "lost", "reloaded_bytes", "resent_rows", "stalled", "wanted", "absent")
     class PickedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -505,6 +505,7 @@ class ClusterView(_message.Message):
     RESENT_ROWS_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
     picked: _containers.ScalarMap[str, str]
@@ -519,7 +520,8 @@ class ClusterView(_message.Message):
     resent_rows: int
     stalled: _containers.ScalarMap[str, float]
     wanted: _containers.ScalarMap[str, int]
-    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ..., incidents: _Optional[_Iterable[_Union[IncidentView, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostNodes, _Mapping]]] = ..., reloaded_bytes: _Optional[int] = ..., resent_rows: _Optional[int] = ..., stalled: _Optional[_Mapping[str, float]] = ..., wanted: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ..., incidents: _Optional[_Iterable[_Union[IncidentView, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostNodes, _Mapping]]] = ..., reloaded_bytes: _Optional[int] = ..., resent_rows: _Optional[int] = ..., stalled: _Optional[_Mapping[str, float]] = ..., wanted: _Optional[_Mapping[str, int]] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IncidentView(_message.Message):
     __slots__ = ("at", "what", "node", "generation", "cause", "why", "did", "seconds", "stall", "role")

@@ -25,6 +25,7 @@ def encode_view(view: ClusterView) -> bytes:
         resent_rows=view.resent_rows,
         stalled=dict(view.stalled),
         wanted=dict(view.wanted),
+        absent=view.absent,
     )
     for role, causes in view.lost.items():
         for cause, count in causes.items():
@@ -58,6 +59,7 @@ def decode_view(data: bytes) -> ClusterView:
         resent_rows=proto.resent_rows,
         stalled=dict(proto.stalled),
         wanted=dict(proto.wanted),
+        absent=tuple(proto.absent),
     )
 
 
