@@ -11,7 +11,7 @@ undisturbed one.
 import argparse
 import asyncio
 import json
-import os
+import secrets
 import signal
 import socket
 import statistics
@@ -26,6 +26,7 @@ from typing import Any
 
 import httpx
 
+from afserve.client import Client
 from bench.faults_load import Load, altered, failed, percentile
 from bench.origin import ROOT, origin
 
@@ -35,13 +36,13 @@ COPIES = ("--expert-copies", "2")
 AROUND_S = 3.0  # throughput is counted over so long before a fault, and from BACK_S after it
 BACK_S = 5.0
 READY_S = 120.0
-FOR_EVER = 0.0
+FOR_EVER = 3600.0
 Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of fault. `stopped` in seconds: None kills, FOR_EVER never lets it go on."""
+    """One kind of fault. `stopped` in seconds: None kills, FOR_EVER lasts longer than the case."""
 
     name: str
     role: str
@@ -75,14 +76,21 @@ class Seen:
 
 
 class Deployment:
-    """A running server, asked by HTTP."""
+    """A running server, asked by HTTP with its admin key."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str) -> None:
         self.url = url
+        self._client = Client(url, api_key=key)
 
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.url}/status", timeout=60).json()
-        return found
+    def status(self) -> Any:
+        return self._client.status()
+
+    def break_one(self, node: str, stopped: float | None) -> None:
+        """The server does it: it starts the node again without counting how often."""
+        if stopped is None:
+            self._client.fault(node, "kill")
+        else:
+            self._client.fault(node, "stop", stopped)
 
     def serving(self) -> dict[str, int]:
         return {n["name"]: n["pid"] for n in self.status()["nodes"] if n["state"] == "ready"}
@@ -105,13 +113,17 @@ def serving(flags: tuple[str, ...]) -> Iterator[Deployment]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with tempfile.TemporaryFile("w+") as log:
+    key = secrets.token_hex()
+    with tempfile.TemporaryFile("w+") as log, tempfile.NamedTemporaryFile("w") as key_file:
+        key_file.write(key)
+        key_file.flush()
+        flags = (*flags, "--admin-key-file", key_file.name)
         command = [sys.executable, "-m", "afserve", "up", *NODES, *flags, "--port", str(port)]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         url = f"http://127.0.0.1:{port}"
         try:
             _wait_ready(process, url)
-            yield Deployment(url)
+            yield Deployment(url, key)
         finally:
             process.send_signal(signal.SIGINT)
             code = process.wait(60)
@@ -176,22 +188,12 @@ async def _break_one(case: Case, here: Deployment, turn: int, seen: Seen) -> Non
     nodes = {name: pid for name, pid in here.serving().items() if name.startswith(case.role)}
     name = sorted(nodes)[turn % len(nodes)]
     pid, began = nodes[name], time.monotonic()
-    if case.stopped is None:
-        os.kill(pid, signal.SIGKILL)
-    else:
-        os.kill(pid, signal.SIGSTOP)
-        if case.stopped != FOR_EVER:
-            await asyncio.sleep(case.stopped)
-            _wake(pid)
-    await here.wait_whole(None if case.stopped else pid)
+    here.break_one(name, case.stopped)
+    goes_on = case.stopped is not None and case.stopped < FOR_EVER
+    if goes_on:
+        await asyncio.sleep(case.stopped or 0.0)
+    await here.wait_whole(None if goes_on else pid)
     seen.back.append(time.monotonic() - began)
-
-
-def _wake(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return  # its place has another process, and it has been killed
 
 
 def _ms(seconds: float) -> float:
