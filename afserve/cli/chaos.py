@@ -199,7 +199,7 @@ class Chaos:
         resent = after["resent_rows"] - before["resent_rows"]
         loaded = (after["reloaded_bytes"] - before["reloaded_bytes"]) / 1e6
         click.echo(
-            f"{self._faults} faults: {lost} nodes lost, {moved:,} requests moved, {resent:,} rows sent again, "
+            f"{self._faults:,} faults: {lost:,} nodes lost, {moved:,} requests moved, {resent:,} rows sent again, "
             f"{loaded:,.1f} MB of experts reloaded; all nodes serve"
         )
 

@@ -18,7 +18,7 @@ from afserve.control.changes import (
     count_of,
 )
 from afserve.control.controller import Controller
-from afserve.control.membership.events import DrainNode, Renew, Scale
+from afserve.control.membership.events import Broken, DrainNode, Renew, Scale
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
 from afserve.member import NodeId, Role
 
@@ -114,6 +114,7 @@ class Changing:
                 param="seconds",
             )
         pid = self._break_node(node, kind, fault.seconds)
+        self._controller.obey(Broken(node))
         lasting = f" for {fault.seconds:g} s" if lasts else ""
         return Changed(self._counts(), notes=(f"{kind} {node}{lasting}, pid {pid}",))
 

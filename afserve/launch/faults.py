@@ -7,7 +7,6 @@ reaches another process that has got the same number.
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
 
 from afserve.control.changes import FaultKind
 from afserve.errors import ConfigError
@@ -38,8 +37,8 @@ class Faults:
         if kind is FaultKind.KILL:
             self._processes.send_signal(node, pid, signal.SIGKILL)
         else:
-            lasting = self._stopped if kind is FaultKind.STOP else self._slowed
-            task = asyncio.create_task(self._lasts(node, pid, lasting(node, pid, seconds)))
+            self._processes.send_signal(node, pid, signal.SIGSTOP)
+            task = asyncio.create_task(self._lasts(node, pid, kind, seconds))
             self._running[pid] = (node, task)
         return pid
 
@@ -53,19 +52,19 @@ class Faults:
             task.cancel()
             self._processes.send_signal(node, pid, signal.SIGCONT)
 
-    async def _lasts(self, node: NodeId, pid: int, lasting: Coroutine[None, None, None]) -> None:
-        await lasting
+    async def _lasts(self, node: NodeId, pid: int, kind: FaultKind, seconds: float) -> None:
+        """It has just been stopped."""
+        if kind is FaultKind.STOP:
+            await asyncio.sleep(seconds)
+        else:
+            await self._take_turns(node, pid, seconds)
         self._running.pop(pid, None)
         self._processes.send_signal(node, pid, signal.SIGCONT)
 
-    async def _stopped(self, node: NodeId, pid: int, seconds: float) -> None:
-        self._processes.send_signal(node, pid, signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-
-    async def _slowed(self, node: NodeId, pid: int, seconds: float) -> None:
+    async def _take_turns(self, node: NodeId, pid: int, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
-            self._processes.send_signal(node, pid, signal.SIGSTOP)
             await asyncio.sleep(_AT_REST)
             self._processes.send_signal(node, pid, signal.SIGCONT)
             await asyncio.sleep(_AT_WORK)
+            self._processes.send_signal(node, pid, signal.SIGSTOP)

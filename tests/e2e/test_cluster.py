@@ -264,7 +264,7 @@ def listening(hosts: Hosts, host: int) -> set[str]:
 def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
-    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000")
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000", "--on-loss", "end")
     nodes = follow(hosts, gateway)
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
     nodes[1].kill()

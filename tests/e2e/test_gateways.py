@@ -105,7 +105,7 @@ def test_a_stop_lets_streams_end_and_a_second_one_tells_them(up):
 
 
 def test_what_ended_the_run_reaches_the_streams(up):
-    server = up("--gateways", "1")
+    server = up("--gateways", "1", "--on-loss", "end")
     pids = server.status()
     reader = Stream(server.url).begun()
     psutil.Process(pids["expert-0"]).kill()
@@ -116,7 +116,7 @@ def test_what_ended_the_run_reaches_the_streams(up):
 
 
 def test_a_killed_gateway_process_is_named(up):
-    server = up("--gateways", "2")
+    server = up("--gateways", "2", "--on-loss", "end")
     psutil.Process(server.status()["gateway-1"]).kill()
     code, printed = server.wait()
     assert code != 0 and "gateway-1: its process was killed by SIGKILL" in printed

@@ -24,7 +24,7 @@ def keys(tmp_path):
 
 
 def status(server):
-    return httpx.get(f"{server.url}/status", timeout=60).json()
+    return httpx.get(f"{server.url}/status", headers=ADMIN, timeout=60).json()
 
 
 def serving(server):

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from afserve.control.membership.recovery import SILENCE_SECONDS
+from afserve.control.membership.recovery import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.process
 ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -85,19 +85,19 @@ def test_every_process_together(up, seconds):
 
 
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
-def test_one_node_for_less_than_the_silence_limit(up, name):
-    server = up("--experts", "2")
+def test_one_node_for_less_than_the_patience_of_a_run_that_ends_with_a_loss(up, name):
+    server = up("--experts", "2", "--on-loss", "end")
     run_through(server, [psutil.Process(server.status()[name])], 3)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
 def test_one_node_for_longer_ends_the_run_and_is_named(up, name):
-    server = up("--experts", "2")
+    server = up("--experts", "2", "--on-loss", "end")
     pid = server.status()[name]
     begin(server)
     psutil.Process(pid).send_signal(signal.SIGSTOP)
     began = time.monotonic()
     code, printed = server.wait()
     assert code == 1 and f"{name}: silent for" in printed
-    assert time.monotonic() - began < SILENCE_SECONDS + 30
+    assert time.monotonic() - began < PATIENCE_SECONDS + 30

@@ -99,7 +99,7 @@ def test_sigterm_lets_a_running_request_finish(up):
 
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
 def test_a_killed_node_ends_the_run_and_is_named(up, name):
-    server = up("--attention", "1", "--experts", "2")
+    server = up("--attention", "1", "--experts", "2", "--on-loss", "end")
     with httpx.stream(
         "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
     ) as answer:

@@ -117,6 +117,13 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """The process of this node was broken on purpose: what comes of it does not count against its place."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Go to another placement. `nodes` are the expert nodes that it was thought out for, where they changed.
 
@@ -154,6 +161,7 @@ Event = (
     | Scale
     | DrainNode
     | Renew
+    | Broken
     | Place
     | Known
     | DrainAll

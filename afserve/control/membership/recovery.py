@@ -135,6 +135,10 @@ class Recovery:
         self._accusers.discard(node)
         self.given_up.discard(node)
 
+    def pardon(self, node: NodeId) -> None:
+        """Its next loss is a first one."""
+        self._tries.pop(node, None)
+
     def serves(self, node: NodeId, now: float) -> None:
         """From now on; once it has done so for long enough, its next loss is a first one."""
         self._served_from[node] = now

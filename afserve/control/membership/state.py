@@ -14,6 +14,7 @@ from afserve.control.membership.events import (
     Admit,
     AllDrained,
     Begun,
+    Broken,
     Cause,
     Dismiss,
     DrainAll,
@@ -199,6 +200,9 @@ class Membership:
                 return self._drained_one(node)
             case Renew(nodes):
                 return self._renewed(nodes)
+            case Broken(node):
+                self._recovery.pardon(node)
+                return []
             case Place():
                 return self._placed(event, now)
             case Known(things):

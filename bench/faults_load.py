@@ -1,0 +1,135 @@
+"""A steady open-loop load of greedy streams, and what its clients saw around a moment: gaps, failures, other tokens.
+
+Requests begin at a fixed rate, whether or not earlier ones have been answered. It knows HTTP and no cluster.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+PROMPTS = tuple(
+    f"{head}\n"
+    for head in (
+        "import os",
+        "def main():",
+        "class Stack:",
+        "for i in range(3):",
+        "x = [",
+        "try:",
+        "with open(path) as f:",
+        "def add(x, y):",
+    )
+)
+WINDOW_S = 2.0  # a gap belongs to a moment if it begins before this much later
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request. `times` are of its tokens, after `began`; `error` is empty where it ended as it should."""
+
+    prompt: str
+    began: float
+    times: list[float] = field(default_factory=list)
+    text: str = ""
+    error: str = "not ended"
+
+    def stall(self, at: float) -> float | None:
+        """The longest wait for a token that reaches into the window from `at`; None where it did not run then."""
+        moments = [self.began, *self.times]
+        gaps = [b - a for a, b in itertools.pairwise(moments) if b > at and a < at + WINDOW_S]
+        return max(gaps, default=None) if self.began < at else None
+
+
+class Load:
+    """`async with` begins and ends it; on the way out everything that has begun is read to its end."""
+
+    def __init__(self, url: str, rate: float, tokens: int) -> None:
+        self.answers: list[Answer] = []
+        self._rate, self._tokens = rate, tokens
+        self._client = httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=None))
+        self._reading: set[asyncio.Task[None]] = set()
+        self._asking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Load":
+        self._asking = asyncio.create_task(self._ask())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._asking is not None
+        self._asking.cancel()
+        await asyncio.gather(*self._reading)
+        await self._client.aclose()
+
+    async def reference(self) -> dict[str, str]:
+        """What each prompt is answered while nothing happens."""
+        found = {}
+        for prompt in PROMPTS:
+            answer = Answer(prompt, time.monotonic())
+            await self._read(answer)
+            if answer.error:
+                raise RuntimeError(f"{prompt!r} was not answered before any fault: {answer.error}")
+            found[prompt] = answer.text
+        return found
+
+    def stalls(self, at: float) -> list[float]:
+        """Of every stream that ran at that moment."""
+        return [stall for answer in self.answers if (stall := answer.stall(at)) is not None]
+
+    def rate(self, since: float, until: float) -> float:
+        """Tokens per second that all clients read."""
+        return sum(since <= t < until for answer in self.answers for t in answer.times) / (until - since)
+
+    async def _ask(self) -> None:
+        began = time.monotonic()
+        for number, prompt in enumerate(itertools.cycle(PROMPTS)):
+            await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
+            answer = Answer(prompt, time.monotonic())
+            self.answers.append(answer)
+            task = asyncio.create_task(self._read(answer))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+
+    async def _read(self, answer: Answer) -> None:
+        body = {"prompt": answer.prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
+        try:
+            async with self._client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+                if not reply.is_success:
+                    await reply.aread()
+                    answer.error = reply.text
+                    return
+                async for line in reply.aiter_lines():
+                    _hear(answer, line)
+        except httpx.HTTPError as error:
+            answer.error = f"{type(error).__name__}: {error}"
+
+
+def _hear(answer: Answer, line: str) -> None:
+    if line == "data: [DONE]":
+        answer.error = "" if answer.error == "not ended" else answer.error
+    elif line.startswith("data: {"):
+        body = json.loads(line[6:])
+        if "error" in body:
+            answer.error = body["error"]["message"]
+        for choice in body.get("choices", ()):
+            answer.text += choice["text"]
+            answer.times.append(time.monotonic())
+
+
+def failed(answers: Sequence[Answer]) -> int:
+    return sum(bool(answer.error) for answer in answers)
+
+
+def altered(answers: Sequence[Answer], reference: Mapping[str, str]) -> int:
+    """Answered streams with other text than the undisturbed one."""
+    return sum(not answer.error and answer.text != reference[answer.prompt] for answer in answers)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Zero where there is none."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
