@@ -87,7 +87,7 @@ class EngineSettings:
     )
     loss_deadline: float = setting(
         30.0,
-        "Seconds that a request waits for a node that goes on with it.",
+        "Seconds that a running request waits for a lost expert, or for a node that goes on with it.",
         _SECONDS,
         metavar="SECONDS",
     )

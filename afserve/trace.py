@@ -12,6 +12,7 @@ from typing import Literal
 from afserve.errors import ConfigError
 
 Arrow = Literal["s", "t", "f"]  # start, through, finish
+Instant = tuple[str, float]  # name, at
 Slice = tuple[str, str, float, float]  # track, name, start, end
 Point = tuple[str, Arrow, str, float]  # identity, kind, track, at
 Event = dict[str, object]
@@ -28,6 +29,7 @@ class Trace:
         self._most = most_events
         self._slices: list[Slice] = []
         self._arrows: list[Point] = []
+        self._instants: list[Instant] = []
 
     def slice(self, track: str, name: str, start: float, end: float) -> None:
         if self._room():
@@ -38,8 +40,13 @@ class Trace:
         if self._room():
             self._arrows.append((identity, kind, track, at))
 
+    def instant(self, name: str, at: float) -> None:
+        """Something that concerns all processes: a line through the whole picture."""
+        if self._room():
+            self._instants.append((name, at))
+
     def _room(self) -> bool:
-        if len(self._slices) + len(self._arrows) < self._most:
+        if len(self._slices) + len(self._arrows) + len(self._instants) < self._most:
             return True
         self.dropped += 1
         return False
@@ -50,6 +57,7 @@ class Trace:
             "process": self.process,
             "slices": self._slices,
             "arrows": self._arrows,
+            "instants": self._instants,
             "dropped": self.dropped,
         }
         path.write_text(json.dumps(part), encoding="utf-8")
@@ -71,6 +79,7 @@ def merge(parts: Sequence[Path], out: Path) -> int:
         part = json.loads(path.read_text(encoding="utf-8"))
         dropped += part["dropped"]
         events += _events(pid, part["process"], part["slices"], part["arrows"])
+        events += [_instant(pid, name, at) for name, at in part["instants"]]
     out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return dropped
 
@@ -120,6 +129,10 @@ def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Po
         # "e": the arrow ends at the slice that encloses it, not at the next one.
         events.append({**point, "ts": at * 1e6, **({"bp": "e"} if kind == "f" else {})})
     return events
+
+
+def _instant(pid: int, name: str, at: float) -> Event:
+    return {"ph": "i", "s": "g", "pid": pid, "tid": 0, "name": name, "cat": "incidents", "ts": at * 1e6}
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:

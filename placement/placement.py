@@ -126,8 +126,8 @@ class Placement:
         return max((len(row) for layer in self.layers for row in layer.slots), default=0)
 
     def held(self, node: int) -> Iterator[tuple[int, int, int]]:
-        """(layer, slot, expert) of everything that `node` holds."""
-        for number, layer in enumerate(self.layers):
+        """(layer, slot, expert) of everything that `node` holds; nothing where the placement does not know it yet."""
+        for number, layer in enumerate(self.layers if node < self.nodes else ()):
             for slot, expert in enumerate(layer.slots[node]):
                 if expert != FREE:
                     yield number, slot, expert

@@ -13,6 +13,7 @@ from afserve.errors import CapacityError, ConfigError, DeadlineError, PeerError
 Fields = Mapping[str, Any]  # parsed JSON
 Pids = dict[str, int]  # of the nodes that are ready, by name
 _LOOK_SECONDS = 0.2
+_SILENT_SECONDS = 10.0  # a server that does not answer for longer is gone
 _NUMBER = "N, or +N or -N: how many more or fewer."
 
 
@@ -110,7 +111,8 @@ def _is_gone(name: str) -> Callable[[Fields], str]:
 
 def _wait(client: Client, waited: dict[str, Callable[[Fields], str]], timeout: float) -> None:
     """Until each has something to say. A gateway that goes may take this connection with it: it is asked again."""
-    until = time.monotonic() + timeout
+    heard = time.monotonic()
+    until = heard + timeout
     while waited:
         if time.monotonic() > until:
             raise DeadlineError(
@@ -120,7 +122,10 @@ def _wait(client: Client, waited: dict[str, Callable[[Fields], str]], timeout: f
         try:
             status = client.status()
         except (PeerError, CapacityError):
+            if time.monotonic() > heard + _SILENT_SECONDS:
+                raise
             continue
+        heard = time.monotonic()
         for name in list(waited):
             if said := waited[name](status):
                 click.echo(said)

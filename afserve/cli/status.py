@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from afserve.cli.connection import connect, server_options
 
 Fields = Mapping[str, Any]  # parsed JSON
+_INCIDENTS = 20
 
 
 @click.command()
@@ -25,8 +27,16 @@ def status(url: str, api_key_file: str | None, as_json: bool) -> None:
 
     console = Console()
     console.print(table(answer))
-    for line in placement_lines(answer):
-        console.print(line, style="dim")
+    for line in missing_lines(answer):
+        console.print(line, style="bold", markup=False)
+    for line in [*placement_lines(answer), *incident_lines(answer)]:
+        console.print(line, style="dim", markup=False, highlight=False)
+
+
+def missing_lines(answer: Fields) -> list[str]:
+    """Nodes that are gone, each with its reason, and what new requests are refused for."""
+    refusing = answer["refusing"]
+    return [*answer["absent"], *([f"new requests are refused: {refusing}"] if refusing else [])]
 
 
 def placement_lines(answer: Fields) -> list[str]:
@@ -40,6 +50,24 @@ def placement_lines(answer: Fields) -> list[str]:
             f"expert nodes, fullest over mean by layer: {each} (mean {mean:.2f}, worst {max(balance):.2f})"
         )
     return lines + [f"  {decision}" for decision in answer["decisions"]]
+
+
+def incident_lines(answer: Fields, most: int = _INCIDENTS) -> list[str]:
+    """What the deployment went through, the last ones, oldest first, and what it has cost in all."""
+    last = answer["incidents"][-most:]
+    if not last:
+        return []
+    lost = sum(sum(causes.values()) for causes in answer["lost"].values())
+    head = (
+        f"since the start: {lost} nodes lost, {sum(answer['moved'].values()):,} requests moved, "
+        f"{answer['resent_rows']:,} rows sent again, {answer['reloaded_bytes'] / 1e6:,.1f} MB of experts reloaded"
+    )
+    return [head, *(f"  {clock_time(each['at'])} {each['text']}" for each in last)]
+
+
+def clock_time(at: float) -> str:
+    """Unix seconds as this machine's time of day."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
 def table(answer: Fields) -> object:

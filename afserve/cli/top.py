@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from afserve.cli.connection import connect, server_options
+from afserve.cli.status import incident_lines
 
 Fields = Mapping[str, Any]  # parsed JSON
+_INCIDENTS = 6
 COLUMNS = ("node", "state", "MiB", "running", "waiting", "KV", "tokens/s", "rows/s", "busy")
 
 
@@ -26,8 +28,17 @@ def top(url: str, api_key_file: str | None, every: float, frames: int | None) ->
         while frames is None or shown < frames:
             time.sleep(every)
             answer, now = client.status(), time.monotonic()
-            live.update(table(answer, before, now - last), refresh=True)  # type: ignore[arg-type]
+            live.update(frame(answer, before, now - last), refresh=True)  # type: ignore[arg-type]
             before, last, shown = answer, now, shown + 1
+
+
+def frame(answer: Fields, before: Fields, seconds: float) -> object:
+    """The table, and below it what the deployment went through last."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = incident_lines(answer, _INCIDENTS)
+    return Group(table(answer, before, seconds), *(Text(line, style="dim") for line in lines))  # type: ignore[arg-type]
 
 
 def table(answer: Fields, before: Fields, seconds: float) -> object:

@@ -6,11 +6,13 @@ A change is obeyed at once or refused; how far it has come is seen in the list o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from afserve.errors import ConfigError, shown
 from afserve.member import Role
 
 POOLS: Mapping[str, Role] = {"attention": Role.ATTENTION, "experts": Role.EXPERT, "gateways": Role.GATEWAY}
+MOST_FAULT_SECONDS = 3600.0
 _LONGEST = 8  # characters of a number of nodes
 
 
@@ -35,7 +37,24 @@ class Restart:
     nodes: tuple[str, ...] = ()
 
 
-Change = ScaleTo | DrainOne | Restart
+class FaultKind(StrEnum):
+    """Killed; stopped for a while; or at a tenth of its speed for a while."""
+
+    KILL = "kill"
+    STOP = "stop"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Break the process of this node on purpose. `seconds` is how long it is stopped or slow."""
+
+    node: str
+    fault: str
+    seconds: float = 0.0
+
+
+Change = ScaleTo | DrainOne | Restart | Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,29 +5,47 @@ All of a change is checked before any of it is begun. It starts nothing and wait
 
 from collections.abc import Callable
 
-from afserve.control.changes import POOLS, Change, Changed, DrainOne, Restart, ScaleTo, count_of
+from afserve.control.changes import (
+    MOST_FAULT_SECONDS,
+    POOLS,
+    Change,
+    Changed,
+    DrainOne,
+    Fault,
+    FaultKind,
+    Restart,
+    ScaleTo,
+    count_of,
+)
 from afserve.control.controller import Controller
 from afserve.control.membership.events import DrainNode, Renew, Scale
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
 from afserve.member import NodeId, Role
 
 CheckRoom = Callable[[Role, int], None]
+Break = Callable[[NodeId, FaultKind, float], int]
 
 
 def any_number(role: Role, more: int) -> None:
     """Where nobody knows of a limit."""
 
 
+def nobody_here(node: NodeId, kind: FaultKind, seconds: float) -> int:
+    raise ConfigError(f"{node} was not started from here and cannot be broken from here", param="node")
+
+
 class Changing:
     """`check_room` raises DoesNotFitError where there is no memory for so many more nodes of a role; `can_start` says
-    whether a node's process is started from here."""
+    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid."""
 
     def __init__(
         self,
         controller: Controller,
         check_room: CheckRoom = any_number,
         can_start: Callable[[NodeId], bool] = lambda node: True,
+        break_node: Break = nobody_here,
     ) -> None:
+        self._break_node = break_node
         self._controller = controller
         self._check_room = check_room
         self._can_start = can_start
@@ -45,6 +63,8 @@ class Changing:
                 return self._changed(lambda: self._controller.obey(DrainNode(self._named(name))))
             case Restart(names):
                 return self._restart(names)
+            case Fault():
+                return self._broken(change)
 
     def _scale(self, change: ScaleTo) -> Changed:
         if not change.counts:
@@ -81,6 +101,21 @@ class Changing:
         self._controller.obey(Renew(nodes))
         told = tuple(map(str, nodes))
         return Changed(self._counts(), told, told, tuple(notes))
+
+    def _broken(self, fault: Fault) -> Changed:
+        kinds = [str(kind) for kind in FaultKind]
+        if fault.fault not in kinds:
+            raise ConfigError(f"fault: {shown(fault.fault)} is not one of {', '.join(kinds)}", param="fault")
+        kind, node = FaultKind(fault.fault), self._named(fault.node)
+        lasts = kind is not FaultKind.KILL
+        if lasts and not 0 < fault.seconds <= MOST_FAULT_SECONDS:
+            raise ConfigError(
+                f"seconds: {fault.seconds:g} is not in (0, {MOST_FAULT_SECONDS:g}]; say how long to {kind} {node}",
+                param="seconds",
+            )
+        pid = self._break_node(node, kind, fault.seconds)
+        lasting = f" for {fault.seconds:g} s" if lasts else ""
+        return Changed(self._counts(), notes=(f"{kind} {node}{lasting}, pid {pid}",))
 
     def _elsewhere(self, node: NodeId) -> str:
         return f"{node} was started by hand on another host: end it there and start it again"

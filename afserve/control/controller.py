@@ -6,6 +6,7 @@ for. It lives in the gateway's event loop, imports no torch, and starts no proce
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -54,6 +55,7 @@ from afserve.control.wire import channel, messages
 from afserve.control.wire.values import (
     AttentionNodes,
     FromNode,
+    Heartbeat,
     Identity,
     Progress,
     Query,
@@ -65,6 +67,7 @@ from afserve.control.wire.values import (
     Shutdown,
     ToNode,
 )
+from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
 from afserve.member import NodeId, Role
 from afserve.models.identity import is_full
@@ -116,6 +119,7 @@ class Controller:
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.on_wanted: Callable[[Mapping[Role, int]], None] = lambda counts: None
+        self.on_incident: Callable[[Incident], None] = lambda incident: None
         self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
@@ -311,6 +315,8 @@ class Controller:
 
     def _follow(self, member: MemberId, value: FromNode) -> None:
         """What else hangs on it."""
+        if isinstance(value, Heartbeat) and isinstance(value.stats, AttentionStats):
+            self.incidents.heard(member, value.stats)
         if isinstance(value, Identity):
             self._compare_own(full=is_full(value.things))
         found = self.members.get(member)
@@ -329,7 +335,7 @@ class Controller:
         effects = self.membership.on(event, self._clock.now())
         if self.deployment.counts != wanted:
             self.on_wanted(self.deployment.counts)
-        before, self._attending = self._attending, self.members.attention_nodes()
+        before, self._attending = self._attending, self.membership.attention_nodes()
         for effect in effects:
             self._carry_out(effect)
         if self._attending != before:
@@ -362,7 +368,8 @@ class Controller:
             case Replan():
                 self._spawn(self._replan(effect))
             case Incident():
-                self.incidents.note(effect)
+                self.incidents.note(effect, time.time())
+                self.on_incident(effect)
             case Settled():
                 self._settle()
             case AllDrained():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from afserve.control.backend import ClusterView, ServedModel
 from afserve.control.changes import Change, Changed
 from afserve.control.gateway import Gateway
+from afserve.control.membership.events import Happening
 from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -72,8 +73,22 @@ class Frontend:
 
     async def view(self) -> ClusterView:
         """The cluster's, with what waits and has moved at this gateway."""
-        waiting = len(self._gateway.requests.waiting)
-        return replace(await self._queries.view(), waiting=waiting, moved=self._gateway.moved())
+        view, moves = await self._queries.view(), self._gateway.moves
+        return replace(
+            view,
+            waiting=len(self._gateway.requests.waiting),
+            moved=dict(moves.counts),
+            refusing=self._gateway.refusing,
+            stalled={**view.stalled, "moved": sum(moves.seconds.values())},
+            incidents=tuple(
+                replace(
+                    incident, stall=max(incident.stall, moves.stall_of(incident.node, incident.generation))
+                )
+                if incident.what == Happening.LOST
+                else incident
+                for incident in view.incidents
+            ),
+        )
 
     async def placement(self) -> str:
         return await self._queries.placement()

@@ -13,6 +13,7 @@ import grpc.aio
 from afserve.clock import AwakeClock, Clock
 from afserve.control.attendance import Life
 from afserve.control.homes import HomeRules, Homes
+from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import Attend, AttentionNodes, ToAttention
@@ -77,9 +78,10 @@ class Gateway:
         """End every open request with this reason."""
         self.requests.fail(error)
 
-    def moved(self) -> dict[str, int]:
-        """Requests that went on at another node, by why."""
-        return dict(self._homes.moved)
+    @property
+    def moves(self) -> Moves:
+        """Requests that went on at another node."""
+        return self._homes.moves
 
     # ---- nodes
 

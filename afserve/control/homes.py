@@ -6,7 +6,6 @@ streams comes in, what nodes are to be told goes out by them; it opens nothing a
 """
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from afserve.clock import Clock
 from afserve.config import EngineSettings
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Attendance, Attending, Life
+from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests
 from afserve.control.wire.values import (
     Acknowledge,
@@ -25,7 +25,7 @@ from afserve.control.wire.values import (
     Resume,
     Tokens,
 )
-from afserve.engine.request import GenerationRequest
+from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, ProtocolError, UnavailableError
 from afserve.member import attention_node
 
@@ -48,12 +48,12 @@ def home_rules(engine: EngineSettings) -> HomeRules:
 
 
 class Homes:
-    """Calls come from one event loop. `moved` counts requests that went on elsewhere, by the reason."""
+    """Calls come from one event loop. `moves` has what became of requests that went on elsewhere."""
 
     def __init__(self, requests: Requests, rules: HomeRules, clock: Clock) -> None:
         self.requests = requests
         self.attendance = Attendance(rules.grace)
-        self.moved: Counter[str] = Counter()
+        self.moves = Moves()
         self._rules = rules
         self._clock = clock
         self._affinity = Affinity(rules.block_size)
@@ -70,6 +70,7 @@ class Homes:
         if not request.finished:
             self._cancel(request)
         self.requests.close(request)
+        self.moves.closed(request)
 
     # ---- what the controller says
 
@@ -104,6 +105,8 @@ class Homes:
             return
         match value:
             case Tokens(events):
+                if self.moves.under_way:
+                    self._note_arrival(events)
                 ended = self.requests.deliver(events)
             case Refused(number, error):
                 self._refused(number, error)
@@ -112,6 +115,12 @@ class Homes:
                 raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
         if ended:
             stream.send(Acknowledge(ended))
+
+    def _note_arrival(self, events: Sequence[TokenEvent]) -> None:
+        now = self._clock.now()
+        for event in events:
+            if (request := self.requests.find(event.handle)) is not None:
+                self.moves.came(request, now)
 
     def _refused(self, number: int, error: AfserveError) -> None:
         """A request that was taken in once is not refused later because another node is full."""
@@ -163,12 +172,13 @@ class Homes:
 
     def _move(self, requests: list[Request], cause: str, why: str) -> None:
         """They wait for another home from now on; one that has ended already only waits for its client."""
-        moving = [request for request in requests if not request.finished]
+        moving, now = [request for request in requests if not request.finished], self._clock.now()
         for request in moving:
             self._cancel(request)
-            self.requests.unplace(request, self._clock.now())
+            if request.home is not None:
+                self.moves.moved(request, request.home, cause, now)
+            self.requests.unplace(request, now)
         if moving:
-            self.moved[cause] += len(moving)
             log.warning("%s; requests that go on elsewhere: %d", why, len(moving))
 
     def _cancel(self, request: Request) -> None:

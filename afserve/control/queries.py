@@ -17,6 +17,7 @@ from afserve.control.wire import views
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.control.wire.values import Query, QueryAnswer
 from afserve.errors import AfserveError, ConfigError, DeadlineError, UnavailableError
+from afserve.member import Role
 from afserve.placement.placement import Placement
 
 ANSWER_SECONDS = 10.0
@@ -68,6 +69,7 @@ class OwnQueries:
 
     async def view(self) -> ClusterView:
         now, balancing = self._clock.now(), self._controller.balancing
+        incidents = self._controller.incidents
         nodes = tuple(
             NodeView(str(m.node), m.node.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
             for m in self._controller.members
@@ -80,6 +82,13 @@ class OwnQueries:
             tuple(f"{now - d.now:.0f} s ago: {d.action.value}, {d.reason}" for d in balancing.decisions),
             balancing.moves,
             balancing.routed(),
+            incidents=incidents.last,
+            lost=incidents.lost_nodes(),
+            reloaded_bytes=incidents.reloaded_bytes,
+            resent_rows=incidents.resent_rows,
+            stalled=dict(incidents.stalled),
+            wanted={str(role): self._controller.deployment.count(role) for role in Role},
+            absent=tuple(self._controller.membership.absent()),
         )
 
     async def placement(self) -> str:

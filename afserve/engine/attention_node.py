@@ -162,7 +162,7 @@ class AttentionNode(Generic[T]):
 
     def stats(self) -> AttentionStats:
         """A snapshot, for the thread that calls `step`; what it returns may go to any other."""
-        s = self._scheduler
+        s, recovery = self._scheduler, self._link.recovery()
         return AttentionStats(
             running=s.running,
             waiting=s.waiting,
@@ -178,6 +178,12 @@ class AttentionNode(Generic[T]):
             busy_seconds=self._meter.busy,
             parked_seconds=self._meter.parked,
             under_way_seconds=self._meter.under_way,
+            resent_rows=recovery.resent_rows,
+            given_up_rows=recovery.given_up_rows,
+            stalled=recovery.stalled_tickets,
+            unnoticed_seconds=recovery.stalled.get("unnoticed", 0.0),
+            resend_seconds=recovery.stalled.get("resend", 0.0),
+            homeless_seconds=recovery.stalled.get("homeless", 0.0),
         )
 
     def take_routed(self) -> RoutedRows:

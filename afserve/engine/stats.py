@@ -10,6 +10,10 @@ from dataclasses import dataclass
 class AttentionStats:
     """Totals count from the node's start. Seconds: computing, only waiting, and rows under way (summed over
     `dispatches`, which overlap).
+
+    The last six are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
+    for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert that no node
+    held had one again.
     """
 
     running: int = 0
@@ -26,6 +30,12 @@ class AttentionStats:
     busy_seconds: float = 0.0
     parked_seconds: float = 0.0
     under_way_seconds: float = 0.0
+    resent_rows: int = 0
+    given_up_rows: int = 0
+    stalled: int = 0
+    unnoticed_seconds: float = 0.0
+    resend_seconds: float = 0.0
+    homeless_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,18 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal to this process of a node, if it is still a child."""
+
+    name: str
+    pid: int
+    signal: int
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
 class ForkServer:
     """Forks on order and reaps. `serve()` returns an Order in a child, None in the parent at the end."""
 
@@ -85,12 +97,15 @@ class ForkServer:
                 if not data:
                     return None
                 for order in self._lines(data):
-                    if self._fork(order):
+                    if isinstance(order, Signal):
+                        self._pass_on(order)
+                    elif self._fork(order):
                         return order
 
     def end(self) -> None:
         """Ask every child to go, then make it go."""
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # who is stopped hears nothing
         deadline = time.monotonic() + _TERM_SECONDS
         while self._children and time.monotonic() < deadline:
             self._reap()
@@ -100,10 +115,17 @@ class ForkServer:
             self._reap()
             time.sleep(0.001)
 
-    def _lines(self, data: bytes) -> Iterator[Order]:
+    def _lines(self, data: bytes) -> Iterator[Order | Signal]:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            yield Order(**json.loads(line))
+            fields = json.loads(line)
+            yield Signal(**fields) if "signal" in fields else Order(**fields)
+
+    def _pass_on(self, order: Signal) -> None:
+        """Only here it is certain that the number is still this process's: nobody else reaps it."""
+        self._reap()
+        if self._children.get(order.pid) == order.name:
+            os.kill(order.pid, order.signal)
 
     def _fork(self, order: Order) -> bool:
         order.listening = self._sockets.popleft() if order.gateway is not None else None

@@ -22,12 +22,14 @@ from afserve.control.homes import home_rules
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import Incident
 from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
 from afserve.control.membership.state import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
+from afserve.launch.faults import Faults
 from afserve.launch.gateway_node import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.machine import this_machine
@@ -92,6 +94,7 @@ class LocalRun:
                 OnLoss(on_loss),
                 register=TOGETHER_SECONDS if assignment.elsewhere else REGISTER_SECONDS,
                 silence=topology.deployment.silence,
+                deadline=topology.deployment.engine.loss_deadline,
             ),
             self._on_its_device,
             number,
@@ -111,7 +114,9 @@ class LocalRun:
             created=int(time.time()),
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
-        changing = Changing(self.controller, self._check_room, self._is_started_here)
+        self.controller.on_incident = self._draw
+        self._faults = Faults(processes)
+        changing = Changing(self.controller, self._check_room, self._is_started_here, self._faults.begin)
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
         self.frontend = Frontend(queries, self._gateway, served, self._trace)
@@ -135,6 +140,10 @@ class LocalRun:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
         also, shares = [self._gateway.handler], self._life is not None
         await self.controller.start(self.assignment.listen, self.assignment.port, also, shares_port=shares)
+
+    def _draw(self, incident: Incident) -> None:
+        if self._trace is not None:
+            self._trace.instant(str(incident), time.monotonic())
 
     def _start_here(self, node: NodeId) -> None:
         """Who is on another host is started there."""
@@ -219,6 +228,7 @@ class LocalRun:
 
     async def stop(self) -> None:
         self.frontend.close()
+        self._faults.stop()
         await self.controller.stop()
         self._gateway.stop()
         await asyncio.to_thread(self.processes.stop)

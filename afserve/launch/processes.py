@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from afserve.control.wire import channel
-from afserve.launch.fork_server import Order
+from afserve.launch.fork_server import Order, Signal
 from afserve.member import NodeId
 
 _STOP_SECONDS = 6.0
@@ -39,6 +39,7 @@ class NodeProcesses:
         self._nodes: dict[str, NodeId] = {}  # by name: what the helper reports
         self.pids: dict[str, int] = {}
         self.exited: dict[str, int] = {}
+        self._ended: set[int] = set()
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner = (
@@ -112,6 +113,17 @@ class NodeProcesses:
         except OSError:
             return  # the helper is gone; `watch` says so, with the reason
 
+    def running(self, node: NodeId) -> int | None:
+        """The pid of its process, or None where it has none that was started from here."""
+        pid = self.pids.get(str(node))
+        return None if pid in self._ended else pid
+
+    def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
+        """To this process of a node, by its parent; nothing where it has ended."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # the helper is gone; `watch` says so, with the reason
+                self._socket.sendall(Signal(str(node), pid, int(number)).to_line())
+
     async def watch(self, on_exit: OnExit) -> None:
         """Report each node's end, with the reason, until all is stopped."""
         assert self._socket is not None, "start() first"
@@ -167,8 +179,10 @@ class NodeProcesses:
     def _note(self, report: dict[str, object], on_exit: OnExit) -> None:
         if "started" in report:
             self.pids[str(report["started"])] = int(str(report["pid"]))
+            self._ended.discard(int(str(report["pid"])))
             return
         name, code = str(report["exited"]), int(str(report["code"]))
+        self._ended.add(int(str(report["pid"])))
         if self.pids.get(name) != report["pid"]:
             return  # another process has this node's place by now, or it was started under an earlier controller
         self.exited[name] = code

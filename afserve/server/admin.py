@@ -46,6 +46,10 @@ class Admin:
         """New processes for some nodes or all, one after another."""
         return await self._change(request, Kind.RESTART)
 
+    async def fault(self, request: Request) -> Response:
+        """One node is broken on purpose; /status shows what that led to."""
+        return await self._change(request, Kind.FAULT)
+
     async def _change(self, request: Request, kind: Kind) -> Response:
         self._service.check_ready()
         with await self._service.bodies.read(request) as body:

@@ -1,8 +1,8 @@
 """Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
-from afserve.control.changes import DrainOne, Restart, ScaleTo
+from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, Fault, Restart, ScaleTo
 from afserve.errors import RequestError
-from afserve.server.fields import Fields
+from afserve.server.fields import Fields, or_else
 
 _MOST_NODES = 4096
 _NUMBER = 'a number of nodes, or a change of it as text: 3, "+1" or "-1"'
@@ -26,6 +26,14 @@ def drain_of(fields: Fields) -> DrainOne:
     if node is None:
         raise RequestError("node: is missing; /status has the names of all nodes", param="node")
     return DrainOne(node)
+
+
+def fault_of(fields: Fields) -> Fault:
+    """{"node": "expert-1", "fault": "stop", "seconds": 2.5}"""
+    node, fault = fields.text("node"), fields.text("fault")
+    if node is None or fault is None:
+        raise RequestError('say which node and how: {"node": "expert-1", "fault": "kill"}', param="node")
+    return Fault(node, fault, or_else(fields.number("seconds", 0.0, MOST_FAULT_SECONDS), 0.0))
 
 
 def restart_of(fields: Fields) -> Restart:

@@ -81,6 +81,14 @@ class Info:
                 "routed": view.routed,
                 "waiting": view.waiting,
                 "moved": dict(view.moved),
+                "incidents": [{**asdict(each), "text": str(each)} for each in view.incidents],
+                "lost": {role: dict(causes) for role, causes in view.lost.items()},
+                "reloaded_bytes": view.reloaded_bytes,
+                "resent_rows": view.resent_rows,
+                "stalled": dict(view.stalled),
+                "wanted": dict(view.wanted),
+                "absent": list(view.absent),
+                "refusing": view.refusing,
                 "nodes": [asdict(node) for node in view.nodes],
             }
         )

@@ -21,6 +21,7 @@ from afserve.metrics import (
     gauge,
     render,
 )
+from afserve.server.losses import losses
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
 MAX_EXPERT_SERIES = 4096
@@ -132,10 +133,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
         ("afserve_expert_moves",), "counter", "Experts moved between nodes while serving.", moved
     )
     yield from _attention([stats for _, stats in attention], view.waiting)
-    moved_on = tuple(Sample(count, (("cause", why),), "_total") for why, count in sorted(view.moved.items()))
-    yield MetricFamily(
-        ("afserve_requests_moved",), "counter", "Requests that went on at another attention node.", moved_on
-    )
+    yield from losses(view)
     yield from _attention_nodes(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)

@@ -53,7 +53,7 @@ class Recoveries:
         self._send, self._answer = send, answer
         self._losses: dict[int, Loss] = {}
         self._given_up: dict[int, dict[int, str]] = {}  # micro-batch -> row of its step -> why
-        self._waves = self._resent_rows = self._given_up_rows = 0
+        self._waves = self._resent_rows = self._given_up_rows = self._stalled_tickets = 0
         self._stalled = {"unnoticed": 0.0, "resend": 0.0, "homeless": 0.0}
 
     def route_by(self, placement: Placement, table: RouteTable) -> None:
@@ -146,7 +146,10 @@ class Recoveries:
         return self._given_up.pop(micro_batch, {})
 
     def stats(self) -> RecoveryStats:
-        return RecoveryStats(self._waves, self._resent_rows, self._given_up_rows, dict(self._stalled))
+        stalled = dict(self._stalled)
+        return RecoveryStats(
+            self._waves, self._resent_rows, self._given_up_rows, stalled, self._stalled_tickets
+        )
 
     def _of(self, ticket: Ticket) -> Recovery:
         """The ticket's, which begins here with the messages that are under way."""
@@ -231,5 +234,6 @@ class Recoveries:
         return f"expert {expert} was on no node for {self._deadline:g} s ({homes})"
 
     def _count(self, recovery: Recovery, now: float) -> None:
+        self._stalled_tickets += 1
         self._stalled["unnoticed"] += max(0.0, recovery.noticed - recovery.since)
         self._stalled["homeless" if recovery.was_homeless else "resend"] += now - recovery.noticed

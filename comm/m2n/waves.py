@@ -152,3 +152,4 @@ class RecoveryStats:
     resent_rows: int = 0
     given_up_rows: int = 0
     stalled: Mapping[str, float] = field(default_factory=dict)
+    stalled_tickets: int = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from afserve.comm.mailbox.mailbox import Mailbox
-from afserve.comm.mailbox.segment import Segment, SegmentMap
+from afserve.comm.mailbox.segment import Segment, SegmentMap, unused_bytes
 from afserve.comm.mailbox.wire import HEADER_BYTES, LONGEST_REASON, Frame
 from afserve.comm.transport import Box, Kind
 
@@ -22,7 +22,7 @@ class RecordMailbox(Mailbox):
         self.in_host = device.type == "cpu"
         size, own = frame.capacity - HEADER_BYTES, HEADER_BYTES + LONGEST_REASON
         self._size = size
-        memory_B = torch.zeros(max(own, frame.capacity) if self.in_host else own, dtype=torch.uint8)
+        memory_B = unused_bytes(max(own, frame.capacity) if self.in_host else own)
         super().__init__(box, frame, memory_B)
         self.record = memory_B.numpy().data
         if self.in_host:

@@ -9,6 +9,7 @@ from, nor who waits on it.
     then       the mailboxes, each on pages of its own
 """
 
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,6 +85,11 @@ class SegmentMap:
         return box.attention * self.layout.micro_batches + box.micro_batch
 
 
+def unused_bytes(size: int) -> Tensor:
+    """Zeros in this process's memory, of which only what is touched becomes resident."""
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+
+
 class Segment:
     """A map over real memory."""
 
@@ -97,13 +103,13 @@ class Segment:
 
     @classmethod
     def private(cls, where: SegmentMap, attention: int | None = None, turn: int = 0) -> "Segment":
-        """In this process's own memory. `turn` is how many processes have had an attention node's place so far:
+        """In this process's own memory, of which only what is used becomes resident: room for more attention nodes than
+        ever come costs addresses.
 
-        its numbers begin where no answer to a predecessor can be taken for its own.
+        `turn` is how many processes have had an attention node's place so far: its numbers begin where no answer to a
+        predecessor can be taken for its own.
         """
-        memory_B = torch.zeros(where.size + LINE, dtype=torch.uint8)
-        start = aligned(memory_B.data_ptr(), LINE) - memory_B.data_ptr()
-        segment = cls(where, memory_B[start : start + where.size])
+        segment = cls(where, unused_bytes(where.size))
         for box in where.boxes(attention) if attention is not None else ():
             for kind in (Kind.DISPATCH, Kind.COMBINE):
                 segment.set_word(box, kind, turn * _TURN_SEQUENCES % SEQUENCES)

@@ -59,7 +59,7 @@ class Cluster:
             )
             for (end, _), bank in zip(pairs, self.banks)
         ]
-        addresses = [address for _, address in pairs]
+        addresses = self.addresses = [address for _, address in pairs]
         self.links = [
             ExpertLink(
                 wrap(connect.connect(addresses, attention=a, layout=layout, timeout=5.0)),

@@ -103,6 +103,11 @@ class Wire:
         self.down: deque[bytes] = deque()
         self.entered = self.cut = self.gateway_knows = self.node_knows = False
 
+    @property
+    def open(self) -> bool:
+        """Whether anything may come of it yet."""
+        return not (self.gateway_knows and self.node_knows)
+
     def send(self, value) -> None:
         """By the gateway."""
         if not self.cut:
@@ -335,7 +340,8 @@ class World:
     def step(self) -> None:
         dice = self.dice
         roll = dice.random()
-        if roll < 0.30 and self.wires:
+        self.wires = [wire for wire in self.wires if wire.open]
+        if roll < 0.45 and self.wires:
             wire = dice.choice(self.wires)
             dice.choice(
                 (
@@ -347,14 +353,14 @@ class World:
                     wire.tell_node,
                 )
             )()
-        elif roll < 0.55:
-            dice.choice([*self.nodes, *self.gone]).turn()
         elif roll < 0.65:
+            dice.choice([*self.nodes, *self.gone]).turn()
+        elif roll < 0.75:
             self.clock.advance(dice.choice((0.01, 0.05, 0.3)))
-        elif roll < 0.80:
+        elif roll < 0.87:
             gateway = dice.choice(self.gateways)
             dice.choice((gateway.homes.tick, gateway.read, lambda: self.hear(gateway)))()
-        elif roll < 0.90:
+        elif roll < 0.95:
             self.client()
         else:
             self.trouble()
@@ -374,15 +380,15 @@ class World:
     def trouble(self) -> None:
         dice, node = self.dice, self.dice.choice(self.nodes)
         roll = dice.random()
-        if roll < 0.45 and self.wires:
+        if roll < 0.60 and self.wires:
             dice.choice(self.wires).cut = True
-        elif roll < 0.60:
+        elif roll < 0.68:
             self.kill(node)  # the controller has not noticed yet
-        elif roll < 0.70:
+        elif roll < 0.76:
             self.replace(node)  # fenced where it still runs
-        elif roll < 0.80:
+        elif roll < 0.84:
             node.frozen = not node.frozen
-        elif roll < 0.93:
+        elif roll < 0.94:
             node.accepting = not node.accepting
             self.tell_gateways()
         else:

@@ -75,7 +75,7 @@ def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
     scene.homes.heard(first, Tokens((TokenEvent(number, (7,)),)))
     scene.homes.heard(second, Tokens((TokenEvent(again.handle, (7,), "length"),)))
     assert request.generated == [5, 6, 7] and request.finished
-    assert scene.homes.moved == {"lost": 1}
+    assert scene.homes.moves.counts == {"lost": 1}
 
 
 def test_a_stream_that_comes_back_in_time_goes_on_where_it_was():
@@ -116,7 +116,7 @@ def test_who_drains_keeps_its_requests_until_another_takes_them():
     other = Stream(1)
     scene.homes.entered(other, ())
     scene.tell(0, 1, draining=(0,))
-    assert len(other.submitted()) == 2 and scene.homes.moved == {"drained": 1}
+    assert len(other.submitted()) == 2 and scene.homes.moves.counts == {"drained": 1}
 
 
 def test_who_waits_too_long_is_told_why():
@@ -170,7 +170,7 @@ def test_a_request_that_its_node_keeps_no_more_is_given_out_again():
     scene.homes.heard(
         scene.streams[0], Refused(scene.streams[0].submitted()[0].handle, PeerError("not kept"))
     )
-    assert scene.submits() == [2] and scene.homes.moved == {"stream": 1}
+    assert scene.submits() == [2] and scene.homes.moves.counts == {"stream": 1}
 
 
 @pytest.mark.parametrize("late", [Stream(0, 0, 1), Stream(0, 0, 2), Stream(0, 1, 1)])

@@ -105,6 +105,21 @@ def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
     assert successor.generation == 1 and membership.renewals.busy
     say(membership, successor, Endpoint("", {}), Ready(1))
     assert membership.renewals.busy, "gateways are about to hear of it"
+    assert membership.on(Renew((node,)), 2.7) == [Tell(successor, Drain())], (
+        "asked again, it has its turn again"
+    )
+
+
+def test_the_turn_of_a_node_that_serves_again_ends():
+    membership, members = served(attention=2)
+    node = attention_node(1)
+    membership.on(Renew((node, node)), 1.0)
+    membership.on(Renew((node,)), 1.0)
+    say(membership, members[node], Drained())
+    membership.on(Exited(node, "exit 0"), 2.0)
+    assert membership.on(Left(members[node], "ended"), 2.0) == [Start(node)]
+    successor = join(membership, node)
+    say(membership, successor, Endpoint("", {}), Ready(1))
     assert membership.on(Ticked(), 3.0) == [] and not membership.renewals.busy and not membership.ended
 
 

@@ -60,7 +60,7 @@ from afserve.control.wire.values import (
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.engine.migrate import SlotUse
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.errors import ConfigError, PeerLost
+from afserve.errors import ConfigError, ModelError, PeerLost
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
@@ -354,7 +354,8 @@ class World:
         elif choice < 0.4 and some:
             some.silent = not some.silent
         elif choice < 0.5 and some and some.member:
-            self.say(some, Failed(rng.choice([PeerLost(NodeId(Role.EXPERT, 0), "x"), ConfigError("y")])))
+            its_own = ConfigError("y") if self.membership.settled else ModelError("y")
+            self.say(some, Failed(rng.choice([PeerLost(NodeId(Role.EXPERT, 0), "x"), its_own])))
         elif choice < 0.6 and self.said:
             self.on(rng.choice(self.said))
         elif choice < 0.7:

@@ -12,14 +12,15 @@ import httpx
 import psutil
 import pytest
 
-from afserve.config import ModelSource
+from afserve.config import EngineSettings, ModelSource
 from afserve.control.membership.recovery import OnLoss
 from afserve.errors import ProtocolError
 from afserve.families.table import load_spec
+from afserve.launch.gateway_node import options_of
 from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostAssignment
-from afserve.launch.http import HttpHere
-from afserve.launch.local_run import LocalRun
+from afserve.launch.http import HttpHere, HttpInProcesses
+from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import this_machine
 from afserve.launch.models import find_model
 from afserve.launch.processes import NodeProcesses
@@ -43,17 +44,33 @@ ASKED = [
 
 
 @asynccontextmanager
-async def serving(attention=2):
+async def serving(attention=2, gateways=0, grace=1.0):
     """(run, client): nano with attention nodes that are started again when they are lost."""
     with NodeProcesses() as processes, bind("127.0.0.1", 0) as sock:
         found = find_model("nano", processes.folder)
         source = ModelSource(str(found.folder), found.name)
-        wishes = Wishes(attention, 1, kv_tokens=32768, threads=1)
+        engine = EngineSettings(stream_grace=grace)
+        wishes = Wishes(attention, 1, kv_tokens=32768, threads=1, gateways=gateways, engine=engine)
         topology = choose(load_spec(found.folder), source, this_machine(), wishes)
         assignment = HostAssignment.all_here(topology.deployment, Gpus())
-        run = LocalRun(topology, found, "nano", processes, None, assignment, on_loss=OnLoss.RECOVER)
+        settings = ServerSettings(drain_seconds=0)
+        elsewhere = GatewayProcesses(options_of("nano", str(found.tokenizer), settings), sock)
+        run = LocalRun(
+            topology,
+            found,
+            "nano",
+            processes,
+            None,
+            assignment,
+            elsewhere if gateways else None,
+            OnLoss.RECOVER,
+        )
         tokenizer = Tokenizer.from_folder(found.tokenizer)
-        http = HttpHere(run.frontend, tokenizer, ServerSettings(drain_seconds=0), sock)
+        http = (
+            HttpInProcesses(run.controller, 0)
+            if gateways
+            else HttpHere(run.frontend, tokenizer, settings, sock)
+        )
         url, stop = f"http://127.0.0.1:{sock.getsockname()[1]}", asyncio.Event()
         async with run:
             await asyncio.wait_for(run.wait_ready(), SECONDS)
@@ -127,10 +144,10 @@ def test_every_stream_goes_on_with_the_same_tokens():
                 reading = [asyncio.create_task(stream.read()) for stream in streams]
                 await until(lambda: all(stream.pieces > 3 * (turn + 1) for stream in streams))  # noqa: B023
                 assert homes(run).keys() == {0, 1}
-                before = sum(run._gateway.moved().values())
+                before = sum(run._gateway.moves.counts.values())
                 kill(run, turn)
                 await asyncio.gather(*reading)
-                assert sum(run._gateway.moved().values()) > before
+                assert sum(run._gateway.moves.counts.values()) > before
                 for stream, other in zip(streams, undisturbed, strict=True):
                     assert stream.answer() == other.answer()
                     assert stream.scores == pytest.approx(other.scores, abs=1e-4)
@@ -139,6 +156,21 @@ def test_every_stream_goes_on_with_the_same_tokens():
             assert 'afserve_requests_moved_total{model_name="nano",cause="lost"}' in metrics
             assert (await client.get("/status")).json()["moved"]["lost"] > 0
             assert len(run._gateway.requests) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_process_is_told_who_attends():
+    async def scenario():
+        async with serving(gateways=1) as (run, client):
+            undisturbed = [await Stream(client, asked).read() for asked in ASKED]
+            streams = [Stream(client, asked) for asked in ASKED]
+            reading = [asyncio.create_task(stream.read()) for stream in streams]
+            await until(lambda: all(stream.pieces > 3 for stream in streams))
+            kill(run, 0)
+            await asyncio.gather(*reading)
+            assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
+            assert (await client.get("/status")).json()["moved"]["lost"] > 0
 
     asyncio.run(scenario())
 
@@ -176,7 +208,7 @@ def test_requests_leave_a_node_that_drains():
             attending = run.controller._attending
             first, second = attending.nodes
             run._gateway.told(replace(attending, nodes=(first, replace(second, accepting=False))))
-            assert homes(run).keys() == {0} and run._gateway.moved().keys() == {"drained"}
+            assert homes(run).keys() == {0} and run._gateway.moves.counts.keys() == {"drained"}
             await asyncio.gather(*reading)
             assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
             process = psutil.Process(run.processes.pids["attention-1"])
@@ -187,14 +219,15 @@ def test_requests_leave_a_node_that_drains():
 
 def test_a_stream_that_only_breaks_costs_no_token_and_no_move():
     async def scenario():
-        async with serving() as (run, client):
+        async with serving(grace=60.0) as (run, client):
             undisturbed = [await Stream(client, asked).read() for asked in ASKED]
             homes, left, heard = run._gateway._homes, {0: 3, 1: 3}, Counter()
             hear = homes.heard
 
             def broken(stream, value):
                 """Each node's stream breaks up to three times, and what came by it last is lost."""
-                heard[stream] += 1
+                placed = homes.requests._placed.values()
+                heard[stream] += len(placed) == 7 and all(request.generated for request in placed)
                 if left[stream.life.index] and heard[stream] == 3:
                     left[stream.life.index] -= 1
                     raise ProtocolError("the stream is cut")
@@ -204,7 +237,7 @@ def test_a_stream_that_only_breaks_costs_no_token_and_no_move():
             streams = [Stream(client, asked) for asked in ASKED]
             reading = [asyncio.create_task(stream.read()) for stream in streams]
             await asyncio.gather(*reading)
-            assert max(left.values()) < 3 and run._gateway.moved() == {}
+            assert min(left.values()) < 3 and run._gateway.moves.counts == {}
             assert [stream.answer() for stream in streams] == [other.answer() for other in undisturbed]
 
     asyncio.run(scenario())

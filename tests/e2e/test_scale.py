@@ -68,7 +68,18 @@ def nodes(server):
 
 
 def test_nodes_come_and_go_under_load(up, keys):
-    server = up("--attention", "2", "--experts", "2", "--redundant-experts", "16", "--admin-key-file", keys)
+    server = up(
+        "--attention",
+        "2",
+        "--experts",
+        "2",
+        "--redundant-experts",
+        "16",
+        "--spare-slots",
+        "0",
+        "--admin-key-file",
+        keys,
+    )
     load = Load(server)
     load.more()
     for words, said in (
@@ -122,7 +133,7 @@ def test_gateways_come_and_go(up, keys):
 
 
 def test_restarting_what_nobody_can_stand_in_for_is_refused(up, keys):
-    server = up("--attention", "1", "--experts", "1", "--admin-key-file", keys)
+    server = up("--attention", "1", "--experts", "1", "--on-loss", "end", "--admin-key-file", keys)
     done = afserve(server, keys, "restart", "expert-0")
     assert done.returncode == 2 and "no room for the experts of expert-0" in done.stderr
     done = afserve(server, keys, "restart", "attention-0")

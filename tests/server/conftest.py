@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from afserve.control.backend import ClusterView, NodeView, ServedModel
+from afserve.control.backend import ClusterView, IncidentView, NodeView, ServedModel
 from afserve.control.changes import Change, Changed, DrainOne
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
@@ -65,6 +65,22 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
     return Tokenizer.from_folder(checkpoint)
 
 
+INCIDENTS = (
+    IncidentView(
+        1e9,
+        "lost",
+        "expert-1",
+        "expert",
+        2,
+        "ended",
+        "its stream ended",
+        "its rows go to replicas",
+        stall=0.12,
+    ),
+    IncidentView(1e9 + 3, "returned", "expert-1", "expert", why="pid 7", seconds=2.5),
+)
+
+
 @dataclass
 class ScriptedBackend:
     """Answers with `reply`'s tokens, `per_event` at a time; stops where a test wants it to."""
@@ -108,6 +124,12 @@ class ScriptedBackend:
             routed=self.routed,
             waiting=2,
             moved={"lost": 3},
+            incidents=INCIDENTS,
+            lost={"expert": {"ended": 1}, "attention": {"silent": 2}},
+            reloaded_bytes=4096,
+            resent_rows=12,
+            stalled={"unnoticed": 0.25, "moved": 0.5},
+            wanted={"attention": 1, "expert": 2, "gateway": 0},
         )
 
     async def placement(self) -> str:

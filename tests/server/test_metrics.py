@@ -44,6 +44,12 @@ def test_over_http(http, server, nodes):
         assert seen[prefix + "request_success_total", (("finished_reason", "stop"),)] >= 1
     assert seen["afserve_expert_rows_total", (("expert", "0"), ("layer", "0"))] == 6
     assert seen["afserve_requests_moved_total", (("cause", "lost"),)] == 3
+    assert seen["afserve_nodes_lost_total", (("cause", "silent"), ("role", "attention"))] == 2
+    assert seen["afserve_expert_bytes_reloaded_total", ()] == 4096
+    assert seen["afserve_rows_resent_total", ()] == 12
+    assert seen["afserve_stall_seconds_total", (("cause", "moved"),)] == 0.5
+    assert seen["afserve_nodes_wanted", (("role", "expert"),)] == 2
+    assert seen["afserve_nodes_serving", (("role", "expert"),)] == 1
     assert seen["afserve_layer_expert_skew", (("layer", "0"),)] == 1.5
     assert seen["afserve_expert_node_rows_total", (("node", "expert-0"),)] == 40
     for name in ("dispatches", "busy_seconds", "parked_seconds", "under_way_seconds"):

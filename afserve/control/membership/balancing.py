@@ -168,8 +168,9 @@ class Balancing:
 
         `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
         """
-        current = self._migration.placement
-        self._rebalancer.nodes = self._nodes(holders, current.nodes, self._wide)
+        nodes = self._nodes(holders, self._migration.placement.nodes, self._wide)
+        self._rebalancer.nodes = nodes
+        current = self._migration.placement.with_nodes(len(nodes))
         found = recovered(current, lost, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
@@ -191,7 +192,8 @@ class Balancing:
         """Tell the rebalancer what is in force, once a migration is over."""
         if not self._settled:
             self._settled = True
-            self._rebalancer.abandon(compact(self._migration.placement, self._wide))
+            in_force, known = self._migration.placement, len(self._rebalancer.nodes)
+            self._rebalancer.abandon(compact(in_force.with_nodes(max(in_force.nodes, known)), self._wide))
 
     def imbalance(self) -> tuple[float, ...]:
         """max / mean node load per layer, of what is in force, over the fastest window."""

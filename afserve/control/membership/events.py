@@ -217,20 +217,39 @@ class Happening(StrEnum):
     GIVEN_UP = "given up"
     RETURNED = "returned"
     RELOADED = "loaded experts"
+    COVERED = "made up for"
+
+
+class Cause(StrEnum):
+    """What a loss was noticed by."""
+
+    ENDED = "ended"  # its stream ended, as that of a process that is gone
+    SILENT = "silent"
+    SLOW = "slow"
+    FAILED = "failed"  # it said so
+    REFUSED = "refused"  # it said what no node of this run says, or not in time
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that a running deployment went through: who, why, and for how many seconds, where that is known."""
+    """Something that a running deployment went through: who, in which life, why, and what was done.
+
+    `seconds`: how long it took, where that is known. `cause` of a loss, `bytes` of weights that were read.
+    """
 
     what: Happening
-    who: str
+    who: NodeId
     why: str
     seconds: float = 0.0
+    generation: int = 0
+    cause: Cause | None = None
+    did: str = ""
+    bytes: int = 0
 
     def __str__(self) -> str:
         after = f" after {self.seconds:.2f} s" if self.seconds else ""
-        return f"{self.who} {self.what}{after}: {self.why}"
+        cause = f" ({self.cause})" if self.cause else ""
+        return f"{self.who} {self.what}{cause}{after}: {self.why}" + (f"; {self.did}" if self.did else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class Member:
     epoch: int = 0  # of the placement that it knows, or NO_EPOCH
     asked: int = 0  # of the one that it was told last, or NO_EPOCH
     stats: AttentionStats | ExpertStats | None = None
+    why: str = ""  # it is gone
 
     @property
     def node(self) -> NodeId:
@@ -262,11 +263,12 @@ class Members:
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
 
-    def attention_nodes(self) -> AttentionNodes:
-        """For gateways: who serves, and who of them takes what is new."""
+    def attention_nodes(self, refusing: str = "") -> AttentionNodes:
+        """For gateways: who serves, and who of them takes what is new. `refusing` says why nobody is to."""
         serving = (member for member in self.of(Role.ATTENTION) if member.serving)
         return AttentionNodes(
-            tuple(AttentionPeer(m.node.index, m.id.generation, m.state is State.READY) for m in serving)
+            tuple(AttentionPeer(m.node.index, m.id.generation, m.state is State.READY) for m in serving),
+            refusing,
         )
 
     def peers(self, *, settled: bool) -> Peers | None:

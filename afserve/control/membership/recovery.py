@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afserve.control.membership.desired import SILENCE_SECONDS
-from afserve.control.membership.events import Effect, EndRun, Exited, Start
+from afserve.control.membership.events import Effect, EndRun, Exited, Happening, Incident, Start
 from afserve.control.membership.members import Member
 from afserve.control.wire.values import Stuck
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
@@ -18,6 +18,7 @@ from afserve.member import NodeId
 PATIENCE_SECONDS = 15.0  # between two signs of life of a node that owes nobody anything
 STALL_SECONDS = 600.0  # between two steps of progress while loading
 REGISTER_SECONDS = 60.0  # until a place has a member
+SHORT_SECONDS = 2.0  # until new requests are refused because of what is lost and cannot be had elsewhere
 EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
 
 
@@ -32,7 +33,8 @@ class Rules:
 
     All are counted while the controller's own process was running. A node is lost after `patience` without a word, by
     the rule `recover` also after `silence` if others wait for its work, and after `slow` if they wait although it
-    speaks. Whoever serves for `proven` has no earlier losses.
+    speaks. Whoever serves for `proven` has no earlier losses. New requests are refused `short` after something is lost
+    that cannot be had elsewhere; running ones wait for it until their `deadline`.
     """
 
     on_loss: OnLoss = OnLoss.END
@@ -46,6 +48,8 @@ class Rules:
     backoff: float = 0.1
     longest: float = 30.0
     proven: float = 30.0
+    short: float = SHORT_SECONDS
+    deadline: float = 30.0
 
     @property
     def recovers(self) -> bool:
@@ -62,6 +66,7 @@ class Recovery:
     _tries: dict[NodeId, int] = field(default_factory=dict)
     _start_at: dict[NodeId, float] = field(default_factory=dict)
     _served_from: dict[NodeId, float] = field(default_factory=dict)
+    given_up: set[NodeId] = field(default_factory=set)  # places that are not filled from here any more
 
     def lost(self, node: NodeId, reason: str, now: float, *, settled: bool) -> list[Effect]:
         """A member is gone. Its parent may know better why.
@@ -71,13 +76,20 @@ class Recovery:
         if not self.rules.recovers:
             self._pending.setdefault(node, (now + self.rules.report, reason))
             return []
+        if node in self.given_up:
+            return []
         if now - self._served_from.pop(node, now) >= self.rules.proven:
             self._tries.pop(node, None)
         tries = self._tries[node] = self._tries.get(node, 0) + 1
         if tries <= self.rules.restarts:
             self._start_at[node] = now + self._pause(tries)
             return []
-        return [] if settled else [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
+        if not settled:
+            return [EndRun(PeerLost(node, f"{reason}; it was started {tries} times"))]
+        self.given_up.add(node)
+        by_hand = f"afserve node --role {node.role} --index {node.index} --join HOST:PORT"
+        why = f"{reason}; it was lost {tries} times and is not started again; `{by_hand}` fills its place"
+        return [Incident(Happening.GIVEN_UP, node, why, did="its place stays empty until somebody fills it")]
 
     def _pause(self, tries: int) -> float:
         return min(self.rules.backoff * 2.0 ** min(tries - 1, 30), self.rules.longest)
@@ -121,6 +133,7 @@ class Recovery:
         self._start_at.pop(node, None)
         self._pending.pop(node, None)
         self._accusers.discard(node)
+        self.given_up.discard(node)
 
     def serves(self, node: NodeId, now: float) -> None:
         """From now on; once it has done so for long enough, its next loss is a first one."""

@@ -75,8 +75,9 @@ class Renewals:
         return self.node is not None or bool(self.waiting)
 
     def ask(self, nodes: Iterable[NodeId]) -> None:
-        """Each once, however often it is asked for."""
-        self.waiting.extend(n for n in nodes if n not in self.waiting and n != self.node)
+        """Each once, however often it is asked for before it serves again."""
+        under_way = None if self.step is Step.SERVES else self.node
+        self.waiting.extend(n for n in nodes if n not in self.waiting and n != under_way)
 
     def begin(self, node: NodeId) -> None:
         self.node, self.step, self.exited = node, Step.LEAVING, False

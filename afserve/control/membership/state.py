@@ -8,11 +8,13 @@ says is dropped here.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from afserve.control.membership.coverage import Coverage
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
     AllDrained,
     Begun,
+    Cause,
     Dismiss,
     DrainAll,
     DrainNode,
@@ -44,10 +46,13 @@ from afserve.control.membership.members import NO_EPOCH, Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing, Phase, asks, holders
 from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.scaling import Renewals, Step, check_count
+from afserve.control.membership.shortage import Patience, Shortage
+from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import REJOIN_SECONDS, Claim, Inherited, Takeover, inherit
 from afserve.control.wire.values import (
     Adopted,
     Assigned,
+    AttentionNodes,
     Drain,
     Endpoint,
     Failed,
@@ -64,6 +69,7 @@ from afserve.control.wire.values import (
     Stuck,
 )
 from afserve.control.wire.values import Drained as NodeDrained
+from afserve.engine.stats import ExpertStats
 from afserve.errors import (
     AfserveError,
     ConfigError,
@@ -115,7 +121,11 @@ class Membership:
         self._recovery = Recovery(rules or Rules())
         self._assign = assign
         self._room = deployment.placement.slots_per_node() - spare
+        patience = Patience(self._recovery.rules.short, self._recovery.rules.deadline)
+        self._shortage = Shortage(patience, self._room)
+        self._slowness = Slowness()
         self.renewals = Renewals()
+        self._coverage = Coverage()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
         self._leaving: set[NodeId] = set()
@@ -143,6 +153,8 @@ class Membership:
             effects = self._disagreed(event, error, now)
         if not self.ended and self._takeover is None:
             effects += self._reconcile(now)
+        if self.settled and self._recovery.rules.recovers and not self._draining:
+            self._shortage.look(self.members, self.migration.placement, now, planned=self.renewals.busy)
         return self._until_end(effects)
 
     def _obey(self, event: Event, now: float) -> list[Effect]:
@@ -274,7 +286,7 @@ class Membership:
         effects += [Settled(), *self._announce(self.members.of(Role.ATTENTION)), *self._announce_gateways()]
         for node in self.members.missing():
             if node not in self._leaving:
-                effects += self._lost(node, "it did not come back to the new controller", now)
+                effects += self._missed(node, now)
         for joined in fresh:
             effects += self._joined(joined, now)
         if self._draining:
@@ -348,6 +360,7 @@ class Membership:
         match value:
             case Heartbeat(resident, stats):
                 member.resident_bytes, member.stats = resident, stats
+                return self._too_slow(member, now)
             case Progress():
                 member.progress, member.progress_at = value, now
             case Endpoint():
@@ -433,7 +446,7 @@ class Membership:
                 self.members.of(Role.ATTENTION) if node.role is Role.EXPERT else [member]
             )
         if (lost_at := self._lost_at.pop(node, None)) is not None:
-            effects.append(Incident(Happening.RETURNED, str(node), f"pid {member.pid}", now - lost_at))
+            effects.append(Incident(Happening.RETURNED, node, f"pid {member.pid}", now - lost_at))
         return effects
 
     def _answered(
@@ -462,7 +475,10 @@ class Membership:
             if member.node not in self._guests:
                 self._recovery.accused(member.node, error.message, now)
             return []
-        return self._give_up(member, self._recovery.failed(member.node, error), now)
+        why = self._recovery.failed(member.node, error)
+        if not self.settled and not isinstance(why, PeerLost):
+            return [EndRun(why)]  # the user's to mend: a new process would fail in the same way
+        return self._give_up(member, why, now, Cause.FAILED)
 
     def _accused(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
         """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
@@ -470,12 +486,28 @@ class Membership:
         if found is None or not found.serving:
             return []
         why = self._recovery.unproductive(found, said, asker.node, now)
-        return self._give_up(found, PeerLost(found.node, why), now) if why else []
+        silent = now - found.seen_at >= self._recovery.rules.silence
+        cause = Cause.SILENT if silent else Cause.SLOW
+        return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
+
+    def _too_slow(self, member: Member, now: float) -> list[Effect]:
+        """An expert node that has become much slower is left where the others can do its work."""
+        if not isinstance(member.stats, ExpertStats) or not member.serving:
+            return []
+        why = self._slowness.heard(member.node, member.host, member.id.generation, member.stats, now)
+        if (
+            not why
+            or not self._recovery.rules.recovers
+            or not self.settled
+            or not self.can_spare(member.node)
+        ):
+            return []
+        return self._give_up(member, PeerLost(member.node, why), now)
 
     # ---- going
 
-    def _gone(self, member: Member, reason: str, now: float) -> list[Effect]:
-        served, member.state = member.serving, State.GONE
+    def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
+        served, member.state, member.why = member.serving, State.GONE, reason
         node = member.node
         self._since[node] = now
         self._asked = None
@@ -492,14 +524,29 @@ class Membership:
             return effects
         self._restarted = True
         if served and self.settled:
-            return effects + self._lost(node, reason, now)
+            self._lost_at.setdefault(node, now)
+            effects.append(self._loss(member, reason, now, cause))
         return effects + self._started_again(node, reason, now)
 
-    def _lost(self, node: NodeId, reason: str, now: float) -> list[Effect]:
-        """One that served."""
+    def _loss(self, member: Member, reason: str, now: float, cause: Cause) -> Incident:
+        """With what becomes of the work of whoever is gone, in words."""
+        did, role = "", member.node.role
+        if role is Role.EXPERT:
+            did = self._coverage.lost(member.id, self.migration.placement, self._answering(), now)
+        elif role is Role.ATTENTION:
+            others = len(self._serving(Role.ATTENTION))
+            did = "its requests go on at another one" if others else "its requests wait for another one"
+        return Incident(
+            Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
+        )
+
+    def _missed(self, node: NodeId, now: float) -> list[Effect]:
+        """It was there under the controller before this one, as far as that is known."""
+        why = "it did not come back to the new controller"
         self._since.setdefault(node, now)
         self._lost_at.setdefault(node, now)
-        return [Incident(Happening.LOST, str(node), reason), *self._started_again(node, reason, now)]
+        lost = Incident(Happening.LOST, node, why, cause=Cause.ENDED)
+        return [lost, *self._started_again(node, why, now)]
 
     def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
         return self._recovery.lost(node, reason, now, settled=self.settled)
@@ -511,18 +558,21 @@ class Membership:
             return []
         return self._recovery.exited(event)
 
-    def _give_up(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
+    def _give_up(
+        self, member: Member, error: AfserveError, now: float, cause: Cause = Cause.REFUSED
+    ) -> list[Effect]:
         """A member that is there, but of no use any more."""
         if not self._recovery.rules.recovers and member.node not in self._guests:
             return [EndRun(error)]
-        return [Dismiss(member.id, error), *self._gone(member, error.message, now)]
+        reason = error.reason if isinstance(error, PeerLost) else error.message
+        return [Dismiss(member.id, error), *self._gone(member, reason, now, cause)]
 
     def _ticked(self, now: float) -> list[Effect]:
         rules = self._recovery.rules
         effects = self._recovery.due(now) + self._check_places(now)
         for member in self.members:
             if why := self._recovery.silent(member, now):
-                effects += self._give_up(member, PeerLost(member.node, why), now)
+                effects += self._give_up(member, PeerLost(member.node, why), now, Cause.SILENT)
             elif member.state is State.LOADING and now - member.progress_at > rules.stall:
                 late = self._recovery.late(self.members.unready(), rules.stall)
                 effects += self._give_up(member, late, now)
@@ -669,6 +719,7 @@ class Membership:
             effects += self._see_off(node, now)
         effects += self._renew(now)
         effects += self._replan()
+        effects += self._coverage.check(self.migration.placement, self._answering(), now)
         busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
         if self._draining and not self._drained and not busy:
             self._drained = True
@@ -730,7 +781,7 @@ class Membership:
             return self._make_go(found, now)
         if renewals.step is Step.GOING and now >= renewals.until:
             stuck = PeerLost(found.node, "it did not go when it was told to")
-            return [Dismiss(found.id, stuck), *self._gone(found, stuck.message, now)]
+            return [Dismiss(found.id, stuck), *self._gone(found, stuck.reason, now)]
         return list(renewals.due(now))
 
     def _make_go(self, member: Member, now: float) -> list[Effect]:
@@ -763,6 +814,10 @@ class Membership:
         going = [n for n in map(expert_node, serving) if self.renewals.is_leaving(n) and self.can_spare(n)]
         return serving - {node.index for node in going}
 
+    def _answering(self) -> frozenset[int]:
+        """Expert nodes that rows are sent to."""
+        return frozenset(node.index for node in self._serving(Role.EXPERT))
+
     def _serving_experts(self) -> frozenset[int]:
         """Also one that is about to have a new process."""
         return frozenset(
@@ -770,6 +825,17 @@ class Membership:
         )
 
     # ---- words
+
+    def attention_nodes(self) -> AttentionNodes:
+        """For gateways: who attends, and why new requests are refused, where they are."""
+        return self.members.attention_nodes(self._shortage.refusing)
+
+    def absent(self) -> list[str]:
+        """A phrase for every place whose member is gone."""
+        gone = ((node, self.members.at(node)) for node in self.members.missing())
+        said = {node: f"{node} is gone: {member.why}" for node, member in gone if member is not None}
+        unfilled = self._recovery.given_up
+        return [f"{why}; not started again" if node in unfilled else why for node, why in said.items()]
 
     def _drain(self, member: Member) -> list[Effect]:
         """One that still loads has no request, and will not serve."""
@@ -800,4 +866,4 @@ def _reloaded(member: Member, filled: Filled) -> Incident:
     what = (
         f"{filled.experts} experts for epoch {filled.epoch}, {filled.bytes / 1e6:,.1f} MB at {rate:.1f} GB/s"
     )
-    return Incident(Happening.RELOADED, str(member.node), what, filled.seconds)
+    return Incident(Happening.RELOADED, member.node, what, filled.seconds, bytes=filled.bytes)

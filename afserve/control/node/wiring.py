@@ -68,7 +68,12 @@ def build_attention(
         addresses, attention=assigned.node.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
     )
     link = ExpertLink(
-        transport, attention=assigned.node.index, layout=layout, placement=placement, device=ops.device
+        transport,
+        attention=assigned.node.index,
+        layout=layout,
+        placement=placement,
+        deadline=deployment.engine.loss_deadline,
+        device=ops.device,
     )
     trace = _trace(assigned)
     _first(deployment, identity)

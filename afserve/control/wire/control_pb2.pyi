@@ -199,7 +199,7 @@ class Routed(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., width: _Optional[int] = ..., prefill: _Optional[bytes] = ..., decode: _Optional[bytes] = ...) -> None: ...
 
 class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds")
+    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,12 @@ class AttentionStats(_message.Message):
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PARKED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UNDER_WAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESENT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    UNNOTICED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOMELESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks: int
@@ -228,7 +234,13 @@ class AttentionStats(_message.Message):
     busy_seconds: float
     parked_seconds: float
     under_way_seconds: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ...) -> None: ...
+    resent_rows: int
+    given_up_rows: int
+    stalled: int
+    unnoticed_seconds: float
+    resend_seconds: float
+    homeless_seconds: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
     __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds")
@@ -479,7 +491,7 @@ class Query(_message.Message):
     def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed")
+    __slots__ = ("epoch", "nodes", "picked", "balance", "decisions", "moves", "layers", "routed", "incidents", "lost", "reloaded_bytes", "resent_rows", "stalled", "wanted", "absent")
     class PickedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +499,20 @@ class ClusterView(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class StalledEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WantedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     PICKED_FIELD_NUMBER: _ClassVar[int]
@@ -495,6 +521,13 @@ class ClusterView(_message.Message):
     MOVES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    RELOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESENT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
     picked: _containers.ScalarMap[str, str]
@@ -503,7 +536,48 @@ class ClusterView(_message.Message):
     moves: int
     layers: int
     routed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ...) -> None: ...
+    incidents: _containers.RepeatedCompositeFieldContainer[IncidentView]
+    lost: _containers.RepeatedCompositeFieldContainer[LostNodes]
+    reloaded_bytes: int
+    resent_rows: int
+    stalled: _containers.ScalarMap[str, float]
+    wanted: _containers.ScalarMap[str, int]
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., picked: _Optional[_Mapping[str, str]] = ..., balance: _Optional[_Iterable[float]] = ..., decisions: _Optional[_Iterable[str]] = ..., moves: _Optional[int] = ..., layers: _Optional[int] = ..., routed: _Optional[_Iterable[int]] = ..., incidents: _Optional[_Iterable[_Union[IncidentView, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LostNodes, _Mapping]]] = ..., reloaded_bytes: _Optional[int] = ..., resent_rows: _Optional[int] = ..., stalled: _Optional[_Mapping[str, float]] = ..., wanted: _Optional[_Mapping[str, int]] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class IncidentView(_message.Message):
+    __slots__ = ("at", "what", "node", "generation", "cause", "why", "did", "seconds", "stall", "role")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    DID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    what: str
+    node: str
+    generation: int
+    cause: str
+    why: str
+    did: str
+    seconds: float
+    stall: float
+    role: str
+    def __init__(self, at: _Optional[float] = ..., what: _Optional[str] = ..., node: _Optional[str] = ..., generation: _Optional[int] = ..., cause: _Optional[str] = ..., why: _Optional[str] = ..., did: _Optional[str] = ..., seconds: _Optional[float] = ..., stall: _Optional[float] = ..., role: _Optional[str] = ...) -> None: ...
+
+class LostNodes(_message.Message):
+    __slots__ = ("role", "cause", "count")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    cause: str
+    count: int
+    def __init__(self, role: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert")

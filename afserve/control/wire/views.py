@@ -1,10 +1,11 @@
 """What gateways show of the cluster, as bytes and back: the answer to one question, not a message of its own."""
 
+from dataclasses import asdict, fields
 from itertools import chain
 
 from google.protobuf.message import DecodeError
 
-from afserve.control.backend import ClusterView, NodeView
+from afserve.control.backend import ClusterView, IncidentView, NodeView
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire.messages import Proto, put_stats, take_stats
 from afserve.errors import ProtocolError
@@ -19,7 +20,16 @@ def encode_view(view: ClusterView) -> bytes:
         moves=view.moves,
         layers=len(view.routed),
         routed=list(chain.from_iterable(view.routed)),
+        incidents=[pb.IncidentView(**asdict(incident)) for incident in view.incidents],
+        reloaded_bytes=view.reloaded_bytes,
+        resent_rows=view.resent_rows,
+        stalled=dict(view.stalled),
+        wanted=dict(view.wanted),
+        absent=view.absent,
     )
+    for role, causes in view.lost.items():
+        for cause, count in causes.items():
+            proto.lost.add(role=role, cause=cause, count=count)
     for node in view.nodes:
         _put_node(node, proto.nodes.add())
     data: bytes = proto.SerializeToString()
@@ -43,7 +53,25 @@ def decode_view(data: bytes) -> ClusterView:
         tuple(proto.decisions),
         proto.moves,
         tuple(tuple(proto.routed[y * width : (y + 1) * width]) for y in range(proto.layers)),
+        incidents=tuple(_take_incident(incident) for incident in proto.incidents),
+        lost=_take_lost(proto),
+        reloaded_bytes=proto.reloaded_bytes,
+        resent_rows=proto.resent_rows,
+        stalled=dict(proto.stalled),
+        wanted=dict(proto.wanted),
+        absent=tuple(proto.absent),
     )
+
+
+def _take_incident(proto: Proto) -> IncidentView:
+    return IncidentView(*(getattr(proto, field.name) for field in fields(IncidentView)))
+
+
+def _take_lost(proto: Proto) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for lost in proto.lost:
+        found.setdefault(lost.role, {})[lost.cause] = lost.count
+    return found
 
 
 def _put_node(node: NodeView, proto: Proto) -> None:

@@ -1,0 +1,108 @@
+"""What a running deployment lacks, and for how long: experts that no node holds, attention nodes. Then new requests are
+refused, with words for people, until it is there again.
+
+What running requests wait for is the link's and the gateways' business. It tells nobody anything; times are passed in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from afserve.control.membership.members import Members, State
+from afserve.member import Role, expert_node
+from afserve.placement.placement import Placement
+from afserve.placement.recovery import LayerExpert, recovered
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds until new requests are refused: `short` where nothing is under way that would help, else `long`."""
+
+    short: float
+    long: float
+
+
+@dataclass(frozen=True, slots=True)
+class Homeless:
+    """Experts that no serving node holds, as (MoE layer, expert); `beyond` are those that no other has room for."""
+
+    experts: tuple[LayerExpert, ...] = ()
+    beyond: tuple[LayerExpert, ...] = ()
+
+
+class Shortage:
+    """`room`: experts of a layer that a node can hold. `refusing`: why new requests are refused, or empty."""
+
+    def __init__(self, patience: Patience, room: int) -> None:
+        self.refusing = ""
+        self._patience = patience
+        self._room = room
+        self._since: dict[str, float] = {}  # what is lacking
+        self._known: tuple[tuple[int, frozenset[int]], Homeless] = ((-1, frozenset()), Homeless())
+
+    def look(self, members: Members, placement: Placement, now: float, *, planned: bool) -> None:
+        """`planned`: nodes get new processes by wish, and new requests wait for them as running ones do."""
+        found: dict[str, tuple[str, float]] = {}
+        soon = self._patience.long if planned else self._patience.short
+        if not any(member.state is State.READY for member in members.of(Role.ATTENTION)):
+            found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), soon
+        homeless = self._homeless(members, placement)
+        if homeless.beyond:
+            found["room"] = _without_room(members, placement, homeless.beyond), soon
+        elif homeless.experts:
+            found["loading"] = _not_loaded(members, placement, homeless.experts), self._patience.long
+        self._since = {lack: self._since.get(lack, now) for lack in found}
+        due = [words for lack, (words, seconds) in found.items() if now - self._since[lack] >= seconds]
+        self.refusing = "; ".join(due)
+
+    def _homeless(self, members: Members, placement: Placement) -> Homeless:
+        if not members.places(Role.EXPERT):
+            return Homeless()
+        key = placement.epoch, frozenset(m.node.index for m in members.of(Role.EXPERT) if m.serving)
+        if key != self._known[0]:
+            self._known = key, homeless(placement, key[1], self._room)
+        return self._known[1]
+
+
+def homeless(placement: Placement, serving: frozenset[int], room: int) -> Homeless:
+    """What no node of `serving` holds by this placement."""
+    placement = placement.with_nodes(max(placement.nodes, max(serving, default=-1) + 1))
+    there = sorted(serving)
+    experts = tuple(
+        (layer, int(expert))
+        for layer, slot_NS in enumerate(placement.slot_array())
+        for expert in np.setdiff1d(np.arange(placement.experts), slot_NS[there])
+    )
+    if not experts:
+        return Homeless()
+    lost = frozenset(range(placement.nodes)) - serving
+    return Homeless(experts, tuple(sorted(recovered(placement, lost, room).homeless)))
+
+
+def _without_room(members: Members, placement: Placement, experts: Sequence[LayerExpert]) -> str:
+    return f"{_stood(members, placement, experts)}, and the other expert nodes have no room for that"
+
+
+def _not_loaded(members: Members, placement: Placement, experts: Sequence[LayerExpert]) -> str:
+    return f"{_stood(members, placement, experts)}, and is still being loaded elsewhere"
+
+
+def _stood(members: Members, placement: Placement, experts: Sequence[LayerExpert]) -> str:
+    """The first by name, with the nodes that held it."""
+    layer, expert = experts[0]
+    nodes = sorted({node for node, _, _ in placement.layers[layer].replicas(expert)})
+    where = ", ".join(f"{expert_node(node)}{_reason(members, node)}" for node in nodes)
+    more = f" (and {len(experts) - 1} more)" if len(experts) > 1 else ""
+    return f"expert {expert} of MoE layer {layer}{more} stood only on {where}"
+
+
+def _reason(members: Members, index: int) -> str:
+    member = members.at(expert_node(index))
+    return f" ({member.why})" if member is not None and member.why else ""
+
+
+def _why(members: Members, role: Role) -> str:
+    lost = [(node, members.at(node)) for node in members.missing() if node.role is role]
+    known = [f"{node}: {member.why}" for node, member in lost if member is not None and member.why]
+    return f" ({'; '.join(known)})" if known else ""

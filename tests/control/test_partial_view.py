@@ -1,0 +1,130 @@
+"""An attention node that reaches only some expert nodes, over real connections: nobody waits longer than the bound.
+
+A proxy stands between attention node 1 and expert node 1, and stops passing bytes on, or closes everything. Expert node
+1 itself is well, and tells the controller so. Time is a fake clock's.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from afserve.control.membership.events import Dismiss, Said, Tell
+from afserve.control.membership.recovery import OnLoss
+from afserve.control.node.peers import ExpertPeers
+from afserve.control.wire.values import ExpertPeer, Heartbeat, Peers, Stuck
+from afserve.engine.stats import ExpertStats
+from afserve.member import Role, attention_node, expert_node
+from afserve.placement.placement import LayerPlacement, Placement
+from tests.comm.conftest import Cluster, make_layout
+from tests.control.test_scaling import served
+
+ROWS = tuple(range(4))
+EVERYWHERE = LayerPlacement((ROWS, ROWS), ((0.5,) * 4, (0.5,) * 4))
+SECONDS = 20.0  # real ones, after which a test has failed
+
+
+class Proxy:
+    """Passes bytes on to `target` until it is `cut`; then it swallows them, or has closed everything."""
+
+    def __init__(self, target):
+        host, _, port = target.removeprefix("tcp:").rpartition(":")
+        self.target = host, int(port)
+        self.swallows = False
+        self.open = [socket.create_server(("127.0.0.1", 0))]
+        self.address = f"tcp:127.0.0.1:{self.open[0].getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.open[0].accept()
+                far = socket.create_connection(self.target)
+                self.open += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self.pump, args=ends, daemon=True).start()
+
+    def pump(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not self.swallows:
+                    sink.sendall(data)
+
+    def cut(self, how):
+        if how == "swallows":
+            self.swallows = True
+        else:
+            self.close()
+
+    def close(self):
+        for end in self.open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@pytest.fixture
+def world():
+    """A cluster over tcp in which link 1 reaches expert node 1 through a proxy; the proxy's address by expert node."""
+    placement = Placement(0, 2, 4, (EVERYWHERE,))
+    layout = make_layout(placement)
+    cluster = Cluster("tcp", 2, placement, layout)
+    targets = cluster.addresses
+    proxy = Proxy(targets[1])
+    link = cluster.links[1]
+    link.attach(link.dial(1, proxy.address, SECONDS))
+    yield cluster, proxy, [targets[0], proxy.address]
+    proxy.close()
+    cluster.close()
+
+
+def until(holds, turn):
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end, "it does not come about"
+        turn()
+
+
+@pytest.mark.parametrize("how", ["swallows", "closes"])
+def test_what_only_one_attention_node_cannot_reach_is_left_after_the_bound(world, how):
+    cluster, proxy, addresses = world
+    membership, members = served(attention=2, experts=2, on_loss=OnLoss.RECOVER, patience=1e6)
+    known = Peers(tuple(ExpertPeer(index, 0, address) for index, address in enumerate(addresses)))
+    inbox, said, told = [], [], []
+    link = cluster.links[1]
+    peers = ExpertPeers(link, known, 1.0, inbox.append, said.append, cluster.clock)
+    batch = cluster.rows(8, 1)
+    ticket = link.dispatch(*batch, layer=0, micro_batch=0)
+    until(lambda: link.ready(ticket), lambda: cluster.turn(0.0))
+    assert torch.equal(link.combine(ticket), cluster.expected(0, *batch)), "through the proxy"
+
+    proxy.cut(how)
+    ticket = link.dispatch(*batch, layer=0, micro_batch=0)
+
+    def turn():
+        cluster.turn(0.01)
+        link.wait([ticket], 0.0)
+        peers.look()
+        while inbox:
+            peers.reached(inbox.pop(0))
+        now = cluster.clock.now()
+        membership.on(Said(members[expert_node(1)], Heartbeat(1, ExpertStats())), now)
+        while said:
+            value = said.pop(0)
+            assert isinstance(value, Stuck) and value.expert == 1
+            told.extend(membership.on(Said(members[attention_node(1)], value), now))
+
+    until(lambda: any(isinstance(effect, Dismiss) for effect in told), turn)
+    assert 9.9 < cluster.clock.now() < 12.0
+    (gone,) = [effect for effect in told if isinstance(effect, Dismiss)]
+    assert gone.member == members[expert_node(1)] and "although it still speaks" in gone.error.message
+    heard = {effect.member.node: effect.value for effect in told if isinstance(effect, Tell)}
+    attention = {node for node in heard if node.role is Role.ATTENTION}
+    assert attention == {attention_node(0), attention_node(1)}, "both leave it"
+    assert [peer.index for peer in heard[attention_node(1)].experts] == [0]
+    peers.update(Peers(known.experts[:1]))
+    until(lambda: link.ready(ticket), lambda: cluster.turn(0.0))
+    assert torch.equal(link.combine(ticket), cluster.expected(0, *batch)), "a replica has answered"

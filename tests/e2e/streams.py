@@ -1,0 +1,71 @@
+"""Greedy streams beside each other, read to their ends in the background: what each client was told."""
+
+import json
+import threading
+import time
+
+import httpx
+
+SECONDS = 150.0
+PROMPTS = ("import os\n", "def main():\n", "class Stack:\n", "for i in range(3):\n", "x = [", "try:\n")
+ASK = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+class Stream(threading.Thread):
+    """One request. `ends` counts how often it was told that it is over, which should be once."""
+
+    def __init__(self, url: str, prompt: str) -> None:
+        super().__init__(daemon=True)
+        self.url, self.prompt = url, prompt
+        self.text, self.pieces, self.ends, self.error = "", 0, 0, ""
+
+    def run(self) -> None:
+        body = {**ASK, "prompt": self.prompt}
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=SECONDS) as answer:
+            if answer.status_code != 200:
+                self.error = answer.read().decode()
+                self.ends = 1
+                return
+            for line in answer.iter_lines():
+                if line == "data: [DONE]":
+                    self.ends += 1
+                elif line.startswith("data: {"):
+                    self._add(json.loads(line[6:]))
+
+    def _add(self, body: dict) -> None:
+        self.error = self.error or str(body.get("error", ""))
+        for choice in body.get("choices", ()):
+            self.text += choice["text"]
+        self.pieces += 1
+
+
+def wait(condition, what: str = "it"):
+    """The first value that counts as true."""
+    until = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < until, f"{what} has not come"
+        time.sleep(0.01)
+    return found
+
+
+def begun(url: str) -> list[Stream]:
+    """One stream of each prompt; all have tokens."""
+    streams = [Stream(url, prompt) for prompt in PROMPTS]
+    for stream in streams:
+        stream.start()
+    wait(lambda: all(stream.pieces > 2 or not stream.is_alive() for stream in streams), "a first token")
+    return streams
+
+
+def ended(streams: list[Stream]) -> list[Stream]:
+    """All of them, each answered exactly once."""
+    for stream in streams:
+        stream.join(SECONDS)
+        assert not stream.is_alive() and stream.ends == 1, (stream.prompt, stream.pieces, stream.error)
+    return streams
+
+
+def texts(streams: list[Stream]) -> dict[str, str]:
+    """What was answered. No request may have failed."""
+    assert [stream.error for stream in ended(streams)] == [""] * len(streams)
+    return {stream.prompt: stream.text for stream in streams}

@@ -1,0 +1,211 @@
+"""Nodes are killed and stopped under streams of real processes: clients are told the same tokens, and nothing hangs."""
+
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.e2e.streams import PROMPTS, begun, ended, texts, wait
+
+pytestmark = pytest.mark.process
+COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
+ADMIN = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("secret\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def status(server):
+    return httpx.get(f"{server.url}/status", timeout=60).json()
+
+
+def serving(server):
+    """Name -> pid of the nodes that serve."""
+    return {node["name"]: node["pid"] for node in status(server)["nodes"] if node["state"] == "ready"}
+
+
+def kill(*pids, number=signal.SIGKILL):
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def incidents(server, what):
+    """Names of nodes to which this happened."""
+    return [each["node"] for each in status(server)["incidents"] if each["what"] == what]
+
+
+def lost(server):
+    return sum(sum(causes.values()) for causes in status(server)["lost"].values())
+
+
+def whole(server):
+    """All nodes that are wanted serve."""
+    wanted = sum(status(server)["wanted"].values())
+    return wait(lambda: len(serving(server)) == wanted and serving(server), "a node")
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (COPIES, ("expert-1",)),
+        (("--attention", "1", "--experts", "2"), ("expert-1",)),
+        (("--attention", "2", "--experts", "2"), ("attention-0",)),
+        (COPIES, ("attention-1", "expert-2")),
+    ],
+    ids=["an expert node with copies", "one without copies", "an attention node", "both at once"],
+)
+def test_streams_go_on_with_the_same_tokens(up, flags, names):
+    server = up(*flags)
+    expected = texts(begun(server.url))
+    before = serving(server)
+    streams = begun(server.url)
+    kill(*(before[name] for name in names))
+    assert texts(streams) == expected
+    wait(lambda: lost(server) >= len(names), "the loss")
+    wait(lambda: set(names) <= set(incidents(server, "returned")), "its return")
+    after = whole(server)
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} >= set(names)
+    print(server.printed())
+    assert texts(begun(server.url)) == expected
+    assert server.stop()[0] == 0
+
+
+def test_what_happened_is_told_everywhere(up):
+    server = up("--attention", "1", "--experts", "2", "--gateways", "1")
+    expected = texts(begun(server.url))
+    streams = begun(server.url)
+    kill(serving(server)["expert-0"])
+    assert texts(streams) == expected
+    wait(lambda: "expert-0" in incidents(server, "returned"), "its return")
+    told = {each["what"]: each for each in status(server)["incidents"]}
+    assert told["lost"]["cause"] == "ended" and "experts" in told["lost"]["did"]
+    assert abs(told["lost"]["at"] - time.time()) < 600 and told["returned"]["seconds"] > 0
+    assert status(server)["lost"]["expert"]["ended"] == 1
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert 'afserve_nodes_lost_total{model_name="nano",role="expert",cause="ended"} 1' in metrics
+    assert 'afserve_nodes_wanted{model_name="nano",role="expert"} 2' in metrics
+    assert server.stop()[0] == 0
+
+
+def test_one_is_killed_while_another_one_is_recovered(up):
+    server = up(*COPIES)
+    expected = texts(begun(server.url))
+    streams, before = begun(server.url), serving(server)
+    kill(before["expert-0"])
+    wait(lambda: lost(server), "the loss")
+    kill(before["expert-1"])
+    assert texts(streams) == expected
+    streams = begun(server.url)
+    kill(whole(server)["expert-0"])
+    successor = wait(lambda: _other(server, "expert-0", before["expert-0"]), "a successor")
+    kill(successor)
+    assert texts(streams) == expected
+    whole(server)
+    assert texts(begun(server.url)) == expected
+    assert server.stop()[0] == 0
+
+
+def _other(server, name, pid):
+    """The pid of this node's next process."""
+    nodes = {node["name"]: node["pid"] for node in status(server)["nodes"]}
+    return nodes.get(name) if nodes.get(name) != pid else None
+
+
+def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys):
+    server = up(*COPIES, "--admin-key-file", keys)
+    expected = texts(begun(server.url))
+    for change, name in (({"experts": "+1"}, "expert-0"), ({"experts": "-1", "attention": "+1"}, "expert-1")):
+        streams, pid = begun(server.url), serving(server)[name]
+        answer = httpx.post(f"{server.url}/admin/scale", json=change, headers=ADMIN, timeout=60)
+        assert answer.status_code == 202, answer.text
+        kill(pid)
+        assert texts(streams) == expected
+        wait(lambda: name in incidents(server, "returned"), f"{name} again")  # noqa: B023
+        whole(server)
+    wait(
+        lambda: (
+            set(serving(server))
+            == {*(f"attention-{i}" for i in range(3)), *(f"expert-{i}" for i in range(3))}
+        )
+    )
+    assert texts(begun(server.url)) == expected
+    assert server.stop()[0] == 0
+
+
+@pytest.mark.parametrize("name", ["expert-1", "attention-1"])
+def test_one_that_is_stopped_for_a_while(up, name):
+    """Longer than `--silence`: it is fenced, its work is done elsewhere, and its place is filled."""
+    server = up(*COPIES)
+    expected = texts(begun(server.url))
+    streams, pid = begun(server.url), serving(server)[name]
+    kill(pid, number=signal.SIGSTOP)
+    waking = threading.Timer(2.5, _wake, [pid])
+    waking.start()
+    assert texts(streams) == expected
+    waking.join()
+    whole(server)
+    assert texts(begun(server.url)) == expected
+    assert server.stop()[0] == 0
+
+
+def _wake(pid):
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return  # it has been killed meanwhile, as its place has another process
+
+
+def test_all_nodes_at_once(up):
+    """Prompt, parameters and tokens so far are with the gateway: everything goes on once there are nodes again."""
+    server = up(*COPIES)
+    expected = texts(begun(server.url))
+    streams = begun(server.url)
+    kill(*serving(server).values())
+    for stream in ended(streams):
+        if stream.error:  # on a very slow machine, after the deadline
+            assert "attention-" in stream.error or "expert" in stream.error
+            assert expected[stream.prompt].startswith(stream.text)
+        else:
+            assert stream.text == expected[stream.prompt]
+    whole(server)
+    assert texts(begun(server.url)) == expected and len(expected) == len(PROMPTS)
+    assert lost(server) >= 1
+    assert server.stop()[0] == 0
+
+
+def test_faults_on_purpose(up, keys):
+    """What `afserve chaos` asks for: of this run's processes only, and with the admin key."""
+    server = up("--attention", "2", "--experts", "2", "--expert-copies", "2", "--admin-key-file", keys)
+    expected = texts(begun(server.url))
+
+    def fault(**body):
+        return httpx.post(f"{server.url}/admin/fault", json=body, headers=ADMIN, timeout=60)
+
+    assert httpx.post(f"{server.url}/admin/fault", json={}, timeout=60).status_code == 401
+    for body, code, said in (
+        ({"node": "expert-9", "fault": "kill"}, 404, "none of this run's"),
+        ({"node": "expert-0", "fault": "burn"}, 400, "kill, stop, slow"),
+        ({"node": "expert-0", "fault": "stop"}, 400, "how long"),
+    ):
+        answer = fault(**body)
+        assert answer.status_code == code and said in answer.text
+    streams = begun(server.url)
+    assert fault(node="expert-0", fault="slow", seconds=0.5).json()["notes"][0].startswith("slow expert-0")
+    assert fault(node="expert-1", fault="stop", seconds=0.3).status_code == 202
+    pid = serving(server)["attention-0"]
+    assert str(pid) in fault(node="attention-0", fault="kill").text
+    assert texts(streams) == expected
+    wait(lambda: "attention-0" in incidents(server, "returned"), "its return")
+    whole(server)
+    assert texts(begun(server.url)) == expected
+    assert fault(node="expert-0", fault="stop", seconds=600).status_code == 202
+    assert server.stop()[0] == 0, "who is stopped on purpose goes on when the run ends"
