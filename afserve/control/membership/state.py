@@ -290,7 +290,7 @@ class Membership:
         effects += [Settled(), *self._announce(self.members.of(Role.ATTENTION)), *self._announce_gateways()]
         for node in self.members.missing():
             if node not in self._leaving:
-                effects += self._not_back(node, now)
+                effects += self._missed(node, now)
         for joined in fresh:
             effects += self._joined(joined, now)
         if self._draining:
@@ -544,13 +544,13 @@ class Membership:
             Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
         )
 
-    def _not_back(self, node: NodeId, now: float) -> list[Effect]:
-        """It served under the controller before this one."""
+    def _missed(self, node: NodeId, now: float) -> list[Effect]:
+        """It was there under the controller before this one, as far as that is known."""
         why = "it did not come back to the new controller"
         self._since.setdefault(node, now)
         self._lost_at.setdefault(node, now)
-        incident = Incident(Happening.LOST, node, why, cause=Cause.SILENT)
-        return [incident, *self._started_again(node, why, now)]
+        lost = Incident(Happening.LOST, node, why, cause=Cause.ENDED)
+        return [lost, *self._started_again(node, why, now)]
 
     def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
         return self._recovery.lost(node, reason, now, settled=self.settled)
