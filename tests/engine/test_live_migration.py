@@ -107,7 +107,7 @@ class Bank:
 def wait_for(filler, epoch):
     found = []
     for _ in range(2000):
-        found += filler.finished()
+        found += [loaded.epoch for loaded in filler.finished()]
         if epoch in found:
             return found
         with filler._changed:
