@@ -155,7 +155,8 @@ class Membership:
         if not self.ended and self._takeover is None:
             effects += self._reconcile(now)
         if self.settled and self._recovery.rules.recovers and not self._draining:
-            self._shortage.look(self.members, self.migration.placement, now, planned=self.renewals.busy)
+            planned, given_up = self.renewals.busy, self._recovery.given_up
+            self._shortage.look(self.members, self.migration.placement, given_up, now, planned=planned)
         return self._until_end(effects)
 
     def _obey(self, event: Event, now: float) -> list[Effect]:
