@@ -50,7 +50,8 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.members import Member, Members
 from afserve.control.membership.recovery import Rules
-from afserve.control.membership.state import Assign, Membership, same_everywhere
+from afserve.control.membership.state import Membership
+from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import (
     AttentionNodes,

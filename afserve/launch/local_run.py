@@ -25,7 +25,7 @@ from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import Incident
 from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
-from afserve.control.membership.state import first_generation
+from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
