@@ -81,7 +81,7 @@ class EngineSettings:
     )
     orphan_grace: float = setting(
         5.0,
-        "Seconds that an attention node keeps the requests of a gateway that has gone.",
+        "Seconds that a node goes on without a controller, and keeps the requests of a gateway that has gone.",
         _SECONDS,
         metavar="SECONDS",
     )

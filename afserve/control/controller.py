@@ -38,17 +38,20 @@ from afserve.control.membership.events import (
     Left,
     MemberId,
     Refuse,
+    Rejoined,
     Replan,
     Said,
     Settled,
     Start,
+    TakenOver,
     Tell,
     Ticked,
     Withdrawn,
 )
 from afserve.control.membership.members import Member, Members
 from afserve.control.membership.recovery import Rules
-from afserve.control.membership.state import Assign, Membership, same_everywhere
+from afserve.control.membership.state import Membership
+from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import (
     AttentionNodes,
@@ -102,10 +105,13 @@ class Controller:
         balance: BalanceRules | None = None,
         rules: Rules | None = None,
         assign: Assign = same_everywhere,
+        life: int = 0,
     ) -> None:
+        """`life` counts the controllers of a run: a later one begins with the nodes that are there."""
+        self._life = life
         self.incidents = Incidents()
         spare = 1 if balance is not None and balance.act else 0
-        self.membership = Membership(deployment, __version__, rules, assign, spare)
+        self.membership = Membership(deployment, __version__, rules, assign, spare, life)
         self.balancing = Balancing(
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
@@ -114,6 +120,7 @@ class Controller:
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.on_incident: Callable[[Incident], None] = lambda incident: None
+        self.on_wanted: Callable[[Mapping[Role, int]], None] = lambda counts: None
         self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
@@ -134,13 +141,20 @@ class Controller:
     # ---- life
 
     async def start(
-        self, host: str = "127.0.0.1", port: int = 0, also: Sequence[grpc.GenericRpcHandler] = ()
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        also: Sequence[grpc.GenericRpcHandler] = (),
+        *,
+        shares_port: bool = False,
     ) -> str:
         """Listen, by default on loopback only, and return the address that nodes join.
 
-        `also` are services of this process that are reached at the same address, such as a gateway's.
+        `also` are services of this process that are reached at the same address, such as a gateway's. `shares_port`
+        where somebody keeps the port for the next controller of this run.
         """
-        self._server = grpc.aio.server(options=channel.options(receive="from_node"))
+        options = channel.options(receive="from_node", shares_port=shares_port)
+        self._server = grpc.aio.server(options=options)
         handler = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(channel.SERVICE, {channel.JOIN: handler}), *also)
@@ -152,7 +166,7 @@ class Controller:
             raise ConfigError(f"cannot listen for nodes on {where}:{port}; is the port taken?") from error
         await self._server.start()
         self.address = f"{where}:{bound}"
-        self._on(Begun())
+        self._on(TakenOver() if self._life else Begun())
         self._spawn(self._watch())
         self._compare_own(full=self.deployment.verify == FULL)
         return self.address
@@ -265,7 +279,8 @@ class Controller:
                 raise RendezvousError(f"a node registers first; got {type(first).__name__}")
             self.check()
             self._joining[stream.number] = stream
-            self._on(Joined(stream.number, first))
+            back = first.standing is not None
+            self._on(Rejoined(stream.number, first) if back else Joined(stream.number, first))
             return await stream.admitted
         except AfserveError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
@@ -317,24 +332,28 @@ class Controller:
         """Raises ConfigError for what was asked and cannot be."""
         if self._stopping or self._failure is not None:
             return
-        for effect in self.membership.on(event, self._clock.now()):
+        wanted = self.deployment.counts
+        effects = self.membership.on(event, self._clock.now())
+        if self.deployment.counts != wanted:
+            self.on_wanted(self.deployment.counts)
+        before, self._attending = self._attending, self.membership.attention_nodes()
+        for effect in effects:
             self._carry_out(effect)
-        self._tell_gateways()
+        if self._attending != before:
+            self._tell_gateways()
 
     def _tell_gateways(self) -> None:
-        """Who attends, whenever that has changed."""
-        if (attending := self.membership.attention_nodes()) == self._attending:
-            return
-        self._attending = attending
-        self.on_attention(attending)
+        """Who attends. A gateway that comes is told so at once."""
+        self.on_attention(self._attending)
         for gateway in self.members.of(Role.GATEWAY):
-            self._tell(gateway.id, attending)
+            self._tell(gateway.id, self._attending)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Admit(connection, member, assigned):
                 stream = self._streams[member] = self._joining.pop(connection)
-                stream.put(assigned)
+                if assigned is not None:
+                    stream.put(assigned)
                 if member.node.role is Role.GATEWAY:
                     stream.put(self._attending)
                 stream.admitted.set_result(member)

@@ -16,11 +16,12 @@ from afserve.control.controller import Controller
 from afserve.control.wire import views
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.control.wire.values import Query, QueryAnswer
-from afserve.errors import AfserveError, ConfigError, DeadlineError
+from afserve.errors import AfserveError, ConfigError, DeadlineError, UnavailableError
 from afserve.member import Role
 from afserve.placement.placement import Placement
 
 ANSWER_SECONDS = 10.0
+_AGAIN_SECONDS = 1.0
 
 
 class Queries(Protocol):
@@ -142,7 +143,9 @@ class DistantQueries:
         self._send = send
         self._numbers = count(1)
         self._open: dict[int, asyncio.Future[QueryAnswer]] = {}
-        self.serving = False  # until the controller has said that everyone is ready
+        self.serving = False  # until a controller has said that everyone is ready
+        self._answers = asyncio.Event()  # while there is a controller
+        self._answers.set()
 
     @property
     def ready(self) -> bool:
@@ -151,6 +154,18 @@ class DistantQueries:
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def broken(self) -> None:
+        """The controller has gone, and another may come: what it was asked is not answered any more."""
+        self._answers.clear()
+        error = UnavailableError("the controller is started again; ask again", retry_after=_AGAIN_SECONDS)
+        for number in list(self._open):
+            self.answered(QueryAnswer(number, error=error))
+
+    def serve(self) -> None:
+        """A controller says that everyone is ready."""
+        self.serving = True
+        self._answers.set()
 
     def answered(self, answer: QueryAnswer) -> None:
         if (found := self._open.pop(answer.number, None)) is not None and not found.done():
@@ -175,18 +190,24 @@ class DistantQueries:
         return decode_changed(await self._ask("change", encode_change(change)))
 
     async def _ask(self, what: str, body: bytes = b"") -> bytes:
+        try:
+            await asyncio.wait_for(self._answers.wait(), ANSWER_SECONDS)
+        except TimeoutError:
+            raise _unanswered(what) from None
         number = next(self._numbers)
         future = self._open[number] = asyncio.get_running_loop().create_future()
         self._send(Query(number, what, body))
         try:
             answer = await asyncio.wait_for(future, ANSWER_SECONDS)
         except TimeoutError:
-            raise DeadlineError(
-                f"the controller did not answer ({what}) within {ANSWER_SECONDS:.0f} s"
-            ) from None
+            raise _unanswered(what) from None
         finally:
             self._open.pop(number, None)
         if answer.error is not None:
             raise answer.error
         found: bytes = answer.body
         return found
+
+
+def _unanswered(what: str) -> DeadlineError:
+    return DeadlineError(f"the controller did not answer ({what}) within {ANSWER_SECONDS:.0f} s")

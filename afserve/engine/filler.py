@@ -89,27 +89,35 @@ class Filler:
 
     def _run(self) -> None:
         try:
-            while (work := self._next()) is not None:
-                job, fill = work
-                self._slots.fill(fill.layer, fill.slot, fill.expert)
-                self._loaded(job)
+            while self._await():
+                self.work()
         except AfserveError as error:
             with self._changed:
                 self._error = error
 
-    def _next(self) -> tuple[_Job, Fill] | None:
-        """The first fill of the first job, once there is one; None when closing."""
+    def work(self) -> None:
+        """The first fill of the first job, if there is one. For the thread, or for who drives a filler without one."""
+        if (work := self._next()) is not None:
+            job, fill = work
+            self._slots.fill(fill.layer, fill.slot, fill.expert)
+            self._loaded(job)
+
+    def _await(self) -> bool:
+        """Until there is a job; False when closing."""
         with self._changed:
-            while not self._closing:
-                job = self._jobs[0] if self._jobs else None
-                if job is None:
-                    self._changed.wait()
-                elif job.todo:
+            while not (self._jobs or self._closing):
+                self._changed.wait()
+            return not self._closing
+
+    def _next(self) -> tuple[_Job, Fill] | None:
+        with self._changed:
+            while self._jobs:
+                job = self._jobs[0]
+                if job.todo:
                     job.began = time.monotonic() if job.began is None else job.began
                     return job, job.todo.popleft()
-                else:
-                    self._jobs.popleft()
-                    self._finish(job)
+                self._jobs.popleft()
+                self._finish(job)
             return None
 
     def _loaded(self, job: _Job) -> None:

@@ -28,7 +28,8 @@ class Spoiled:
     def failures(self, plan: StepPlan, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
         """Why a chunk gave nothing, by its index in the plan; the next step begins without marks.
 
-        The first row of a sequence that was spoiled names the layer: later ones may have it from the first's keys.
+        The row that was spoiled in the lowest layer names it: others have it from that row's keys, also rows before
+        it, as a masked value that is not finite times a weight of 0 is not finite either.
         `given_up` says of rows that the experts gave no sum, and why; it is asked only where a row was spoiled.
         """
         layers = self._layer_T.tolist()
@@ -37,9 +38,10 @@ class Spoiled:
         self._layer_T.fill_(FINE)
         why, found, start = given_up(), {}, 0
         for index, chunk in enumerate(plan.chunks):
-            first = next((row for row in range(start, start + chunk.count) if layers[row] != FINE), None)
+            spoiled = [row for row in range(start, start + chunk.count) if layers[row] != FINE]
             start += chunk.count
-            if first is not None:
+            if spoiled:
+                first = min(spoiled, key=lambda row: (layers[row], row not in why, row))
                 found[index] = _message(f"layer {layers[first]}", why.get(first))
         return found
 

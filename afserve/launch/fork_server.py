@@ -175,10 +175,10 @@ class ForkServer:
             os.kill(pid, number)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the parent goes. Where it cannot (not Linux), the broken stream tells."""
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel for a signal when the parent goes. Where it cannot (not Linux), the broken stream tells."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             sys.exit(0)
 
@@ -247,8 +247,12 @@ def main(descriptor: int, parent: int, folder: Path) -> None:
             server.end()
             shutil.rmtree(folder, ignore_errors=True)
     if order is not None:
-        die_with_parent(me)
-        become(order)
+        try:
+            die_with_parent(me)
+            become(order)
+        finally:
+            if os.getppid() != me:
+                shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ stops as the one process of `afserve up` does; what ended the run reaches its cl
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -132,6 +133,7 @@ class _GatewayNode:
             self._assigned.generation,
         )
         queries = DistantQueries(self._stream.send)
+        self._tell_broken(queries)
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
         frontend = Frontend(queries, gateway, served, trace)
         app = build_app(frontend, Tokenizer.from_folder(self._options.tokenizer), self._options.settings)
@@ -157,6 +159,15 @@ class _GatewayNode:
             if trace is not None:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
         queries.check()
+
+    def _tell_broken(self, queries: DistantQueries) -> None:
+        loop = asyncio.get_running_loop()
+
+        def broken() -> None:
+            with contextlib.suppress(RuntimeError):  # the gateway has ended meanwhile
+                loop.call_soon_threadsafe(queries.broken)
+
+        self._stream.on_break = broken
 
     async def _when_attended(self, gateway: Gateway) -> None:
         """Ready is who can pass on a request."""
@@ -184,7 +195,7 @@ class _GatewayNode:
                         case AttentionNodes():
                             gateway.told(command)
                         case Serve():
-                            queries.serving = True
+                            queries.serve()
                         case Drain():
                             self._stop.set()
                         case Shutdown(error):

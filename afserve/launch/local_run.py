@@ -25,6 +25,7 @@ from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import Incident
 from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
+from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
@@ -34,6 +35,7 @@ from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.supervisor import Life
 from afserve.launch.topology import Topology, gib, usable
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
@@ -67,18 +69,24 @@ class LocalRun:
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
         on_loss: str = OnLoss.RECOVER,
+        life: Life | None = None,
     ) -> None:
+        """`life` where a supervisor keeps the port that nodes join, and starts the next run when this one dies."""
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
         token = read_token(processes.token_file)
-        self._gateway = Gateway(token, home_rules(topology.deployment.engine))
+        number = 0 if life is None else life.number
+        self._life = life
+        self._gateway = Gateway(
+            token, home_rules(topology.deployment.engine), generation=first_generation(number)
+        )
         self.topology = topology
         self.processes = processes
         self.assignment = assignment
         self._gateways = gateways
         self.controller = Controller(
-            topology.deployment,
+            _wanted(topology.deployment, life),
             token,
             clock,
             balance,
@@ -89,7 +97,10 @@ class LocalRun:
                 deadline=topology.deployment.engine.loss_deadline,
             ),
             self._on_its_device,
+            number,
         )
+        if life is not None:
+            self.controller.on_wanted = life.reports.wanted
         self.controller.on_start = self._start_here
         self.controller.on_failure = self._gateway.fail
         self.controller.on_attention = self._gateway.told
@@ -127,7 +138,8 @@ class LocalRun:
 
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        await self.controller.start(self.assignment.listen, self.assignment.port, [self._gateway.handler])
+        also, shares = [self._gateway.handler], self._life is not None
+        await self.controller.start(self.assignment.listen, self.assignment.port, also, shares_port=shares)
 
     def _draw(self, incident: Incident) -> None:
         if self._trace is not None:
@@ -178,6 +190,8 @@ class LocalRun:
             await self.controller.wait_ready()
             if not self.topology.deployment.count(Role.GATEWAY):
                 await self._wait_attended()
+            if self._life is not None:
+                self._life.reports.serves()
         except AfserveError as error:
             raise self.explained(error) from None
 
@@ -221,4 +235,10 @@ class LocalRun:
         if self._trace is not None:
             self._trace.write(Path(self.topology.deployment.trace_folder) / "gateway.trace")
         if self._watch is not None:
-            await self._watch
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def _wanted(deployment: Deployment, life: Life | None) -> Deployment:
+    """As it was asked for, with the counts that are wanted by now."""
+    return deployment if life is None else replace(deployment, counts={**deployment.counts, **life.counts})

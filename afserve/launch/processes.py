@@ -42,6 +42,9 @@ class NodeProcesses:
         self._ended: set[int] = set()
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._owner = (
+            0  # the process that started the helper; one that was forked from it may use it, not end it
+        )
         self._spawned = False
         self._stopping = False
 
@@ -65,6 +68,7 @@ class NodeProcesses:
         return self.folder / channel.TOKEN_FILE
 
     def start(self) -> None:
+        self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="afserve-"))
         channel.new_token(self._folder)
         self._socket, theirs = socket.socketpair()
@@ -79,6 +83,10 @@ class NodeProcesses:
                 start_new_session=True,
                 env=_environment(),
             )
+
+    def lend(self) -> None:
+        """Processes that are forked from this one may start nodes from now on; this one ends them."""
+        self._spawned = True
 
     def spawn(
         self,
@@ -133,6 +141,8 @@ class NodeProcesses:
     def stop(self) -> None:
         """End everything that is left; asks first, then makes sure. May be called again."""
         self._stopping = True
+        if self._is_lent:
+            return
         if not self._spawned:
             self.kill()
         if self._socket is not None:
@@ -150,11 +160,17 @@ class NodeProcesses:
     def kill(self) -> None:
         """At once."""
         self._stopping = True
+        if self._is_lent:
+            return
         if self._helper is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._helper.pid, signal.SIGKILL)
             self._helper.wait()
         self._clear()
+
+    @property
+    def _is_lent(self) -> bool:
+        return os.getpid() != self._owner
 
     def _clear(self) -> None:
         if self._folder is not None:
@@ -168,15 +184,17 @@ class NodeProcesses:
         name, code = str(report["exited"]), int(str(report["code"]))
         self._ended.add(int(str(report["pid"])))
         if self.pids.get(name) != report["pid"]:
-            return  # another process has this node's place by now
+            return  # another process has this node's place by now, or it was started under an earlier controller
         self.exited[name] = code
         if not self._stopping:
-            on_exit(self._nodes[name], _ended(code))
+            on_exit(self._nodes[name], ended_with(code))
 
     def _helper_end(self) -> str:
         assert self._helper is not None
+        if self._is_lent:
+            return "closed its socket"
         try:
-            return _ended(self._helper.wait(1.0))
+            return ended_with(self._helper.wait(1.0))
         except subprocess.TimeoutExpired:
             return "closed its socket"
 
@@ -200,7 +218,7 @@ def _send_with(to: socket.socket, line: bytes, passed: socket.socket) -> None:
     to.sendall(line[sent:])
 
 
-def _ended(code: int) -> str:
+def ended_with(code: int) -> str:
     if code >= 0:
         return f"its process ended with exit code {code}"
     number = -code

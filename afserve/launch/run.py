@@ -1,4 +1,4 @@
-"""The gateway process of `afserve up`: from what the user asked for to a served API, and back to nothing.
+"""`afserve up`: from what the user asked for to a served API, and back to nothing.
 
 It puts topology, nodes, controller and HTTP together, shows the way, and ends everything on Ctrl-C, SIGTERM or
 the loss of a node. Everything that can be refused is refused before anything is listened on or loaded.
@@ -9,7 +9,6 @@ import gc
 import ipaddress
 import logging
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -22,6 +21,7 @@ from rich.console import Console
 
 from afserve.config import FULL
 from afserve.control.membership.balancing import BalanceRules
+from afserve.control.membership.recovery import OnLoss
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import banner
@@ -35,6 +35,7 @@ from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.supervisor import INSISTED, Life, Supervisor, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
@@ -46,7 +47,6 @@ from afserve.trace import check_writable, merge
 
 log = logging.getLogger("afserve.launch")
 INSIST_SECONDS = 1.0  # from the second Ctrl-C: for streams to be told
-_INTERRUPTED = 130
 _IN_FILE = {  # flag -> the key of a cluster file that says the same
     "model": "model",
     "attention": "attention.nodes",
@@ -88,7 +88,31 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
             topology = topology.traced(parts)
-        asyncio.run(_Up(topology, found, settings, sock, processes, flags, balance, assignment).run())
+        kept = until_end.enter_context(keep_port(assignment.listen, assignment.port))
+        assignment = replace(assignment, port=kept.getsockname()[1])
+        started = time.monotonic()
+
+        def live(life: Life) -> None:
+            up = _Up(topology, found, settings, sock, processes, flags, balance, assignment, life, started)
+            asyncio.run(up.run())
+
+        processes.lend()
+        try:
+            Supervisor(live, flags.wishes.on_loss == OnLoss.RECOVER).run()
+        except KeyboardInterrupt:
+            processes.kill()
+            raise
+        _merge_trace(flags, topology, processes)
+
+
+def _merge_trace(flags: UpFlags, topology: Topology, processes: NodeProcesses) -> None:
+    """Once every node has written its part."""
+    if flags.run.trace is None:
+        return
+    processes.stop()
+    dropped = merge(list(Path(topology.deployment.trace_folder).glob("*.trace")), flags.run.trace)
+    lost = f", {dropped:,} events were too many" if dropped else ""
+    Console(stderr=True).print(f"trace: {flags.run.trace}{lost}; open it at ui.perfetto.dev", style="dim")
 
 
 def _log(flags: UpFlags) -> None:
@@ -223,8 +247,11 @@ class _Up:
         flags: UpFlags,
         balance: BalanceRules,
         assignment: HostAssignment,
+        life: Life,
+        started: float,
     ) -> None:
-        self._started = time.monotonic()
+        self._life = life
+        self._started = started if not life.number else time.monotonic()
         self._topology = topology
         self._name = flags.listening.served_model_name or found.name
         self._sock = sock
@@ -233,11 +260,18 @@ class _Up:
         self._stop = asyncio.Event()
         self._insisted = False
         self._record = flags.run.record_routing
-        self._trace = flags.run.trace
         options = options_of(self._name, str(found.tokenizer), settings)
         gateways = GatewayProcesses(options, sock) if flags.wishes.gateways else None
         self._run = LocalRun(
-            topology, found, self._name, processes, balance, assignment, gateways, flags.wishes.on_loss
+            topology,
+            found,
+            self._name,
+            processes,
+            balance,
+            assignment,
+            gateways,
+            flags.wishes.on_loss,
+            life,
         )
         self._http: Http
         if gateways is None:
@@ -250,6 +284,9 @@ class _Up:
         if self._record is not None:
             await self._run.frontend.record_routing(True)
         self._listen_for_signals()
+        asyncio.get_running_loop().add_reader(
+            self._life.reports, self._end_at_once
+        )  # the supervisor has gone
         gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with self._run:
             serving = asyncio.create_task(self._http.run(self._stop))
@@ -263,10 +300,6 @@ class _Up:
                 await self._save_recording()
         if self._insisted:
             self._end_at_once()
-        if self._trace is not None:
-            dropped = merge(list(Path(self._topology.deployment.trace_folder).glob("*.trace")), self._trace)
-            lost = f", {dropped:,} events were too many" if dropped else ""
-            self._console.print(f"trace: {self._trace}{lost}; open it at ui.perfetto.dev", style="dim")
 
     async def _until_over(self) -> None:
         """Until the user or a failure ends it. Raises the failure."""
@@ -304,6 +337,11 @@ class _Up:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     async def _show_start(self) -> None:
+        if self._life.number:
+            await self._run.wait_ready()
+            seconds = time.monotonic() - self._started
+            log.warning("the new controller serves, with the nodes that were there; it took %.2f s", seconds)
+            return
         self._show_commands()
         with LoadingBars(self._console) as bars:
             self._run.show_progress(bars.update, bars.verify)
@@ -333,6 +371,4 @@ class _Up:
         self._stop.set()
 
     def _end_at_once(self) -> None:
-        self._processes.kill()
-        shutil.rmtree(self._topology.deployment.trace_folder, ignore_errors=True)
-        os._exit(_INTERRUPTED)
+        os._exit(INSISTED)

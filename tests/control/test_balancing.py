@@ -323,3 +323,16 @@ def test_copies_come_back_as_far_as_the_others_have_room():
     balancing._migration.placement = three
     four = balancing.over(frozenset({0, 1, 2, 3}), 3.0).placement
     assert all(len(layer.replicas(e)) >= 2 for layer in four.layers for e in range(16))
+
+
+def test_what_a_lost_node_held_goes_to_holders_only():
+    """Not to a node that left long ago, though the placement still counts it; to one that came later, it may."""
+    rows = ((0, 1, 2, FREE, FREE), (3, 4, 5, FREE, FREE), (FREE,) * 5)
+    share = tuple(tuple(0.0 if e == FREE else 1.0 for e in row) for row in rows)
+    placement = Placement(0, 3, 6, (LayerPlacement(rows, share),))
+    for holders in (frozenset({0}), frozenset({0, 3})):
+        migration = Migration(placement, lambda role: [])
+        place = Balancing("m", migration, BalanceRules()).without(frozenset({1}), holders, 0.0)
+        assert {node for node, *_ in place.placement.layers[0].replicas(3)} <= holders | {1}
+        held = {e for n in holders for e in place.placement.layers[0].slots[n]} - {FREE}
+        assert held == (set(range(6)) if 3 in holders else held) and len(held) >= 5

@@ -19,7 +19,8 @@ from afserve.control.gateway import Gateway
 from afserve.control.identifying import OwnCopy
 from afserve.control.membership import recovery
 from afserve.control.membership.desired import Deployment
-from afserve.control.membership.recovery import Rules
+from afserve.control.membership.members import State
+from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.state import Membership
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.stream import ATTEND, ControlStream, Stream
@@ -55,6 +56,7 @@ from afserve.errors import (
     RendezvousError,
     UnavailableError,
 )
+from afserve.launch.supervisor import keep_port
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 
@@ -63,6 +65,7 @@ PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1)
 COUNTS = {Role.ATTENTION: 1, Role.EXPERT: 1}
 RUN = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), COUNTS, "f", PLACEMENT)
 SECONDS = 20.0
+RECOVER = Rules(OnLoss.RECOVER)
 
 
 class ScriptedNode(threading.Thread):
@@ -530,3 +533,56 @@ def test_a_bug_in_the_watch_ends_the_run(monkeypatch, caplog):
 
     asyncio.run(scenario())
     assert "the controller failed" in caplog.text
+
+
+def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_they_are():
+    async def scenario():
+        with keep_port("127.0.0.1", 0) as kept:
+            port = kept.getsockname()[1]
+            first = Controller(RUN, TOKEN, MonotonicClock(), rules=RECOVER)
+            address = await first.start(port=port, shares_port=True)
+            nodes = [ScriptedNode(address, role) for role in ("attention", "expert")]
+            for node in nodes:
+                node.start()
+            await asyncio.wait_for(first.wait_ready(), SECONDS)
+            known = {member.id for member in first.members}
+            await first._server.stop(0)  # as a killed process: nobody is told to go
+            gateway = Gateway(TOKEN, generation=256)
+            second = Controller(RUN, TOKEN, MonotonicClock(), rules=RECOVER, life=1)
+            second.on_attention = gateway.told
+            await second.start(port=port, also=[gateway.handler], shares_port=True)
+            await asyncio.wait_for(second.wait_ready(), SECONDS)
+            assert {member.id for member in second.members} == known
+            assert all(member.state is State.READY for member in second.members)
+            await asyncio.wait_for(gateway.wait_attended(), SECONDS)
+            late = ScriptedNode(address, "expert")
+            late.start()
+            await asyncio.to_thread(late.join, SECONDS)
+            assert "taken" in str(late.raised)
+            gateway.stop()
+            await second.stop()
+            await first.stop()
+            for node in nodes:
+                await asyncio.to_thread(node.join, SECONDS)
+                assert node.raised is None
+
+    asyncio.run(scenario())
+
+
+def test_a_node_ends_when_no_controller_comes_within_the_grace():
+    engine = EngineConfig(64, 9, orphan_grace=0.2)
+
+    async def scenario():
+        controller = Controller(replace(RUN, engine=engine), TOKEN, MonotonicClock(), rules=RECOVER)
+        address = await controller.start()
+        nodes = [ScriptedNode(address, role) for role in ("attention", "expert")]
+        for node in nodes:
+            node.start()
+        await asyncio.wait_for(controller.wait_ready(), SECONDS)
+        await controller._server.stop(0)
+        for node in nodes:
+            await asyncio.to_thread(node.join, SECONDS)
+            assert isinstance(node.raised, PeerLost) and "stream broke" in node.raised.message
+        await controller.stop()
+
+    asyncio.run(scenario())

@@ -42,6 +42,8 @@ from afserve.control.wire.values import (
     Retire,
     Routed,
     Shutdown,
+    Stage,
+    Standing,
     Stuck,
     Submit,
     Tokens,
@@ -63,6 +65,17 @@ RUN = Deployment(
 FROM_NODE = [
     Register("attention", 0, 3, "host", "1"),
     Register("expert", None, 3, "host", "1", protocol=9),
+    Register("gateway", 1, 3, "host", "1", standing=Standing(512, Stage.LOADED)),
+    Register(
+        "expert",
+        1,
+        3,
+        "host",
+        "1",
+        standing=Standing(
+            2, Stage.DRAINING, 7, Endpoint("", {}), Identity({}), (PLACEMENT,), (PLACEMENT.with_epoch(9),), 11
+        ),
+    ),
     Endpoint("shm:1:2", {"hidden": "4"}),
     Endpoint("", {}),
     Identity({"expert weights": "00ff (9 tensors of BF16)", "tokenizer.json": "absent"}),

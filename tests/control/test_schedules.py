@@ -1,6 +1,7 @@
-"""The membership under seeded schedules: nodes come, go, fall silent, return; counts and placements change.
+"""The membership under seeded schedules: nodes come, go, fall silent, return; counts, placements, controllers change.
 
-Nothing here is a process. `World` obeys effects as correct nodes would, some time later, and loses nodes as it likes.
+Nothing here is a process. A controller may die between any two effects, and the next one knows nothing but what the
+nodes tell it. `World` obeys effects as correct nodes would, some time later, and loses nodes as it likes.
 Every answer may come from a life that is over already, and every event may come twice.
 """
 
@@ -24,19 +25,21 @@ from afserve.control.membership.events import (
     Left,
     Place,
     Refuse,
+    Rejoined,
     Renew,
     Replan,
     Said,
     Scale,
     Settled,
     Start,
+    TakenOver,
     Tell,
     Ticked,
     Withdrawn,
 )
-from afserve.control.membership.members import State
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.state import Membership
+from afserve.control.node.account import Account
 from afserve.control.wire.values import (
     Adopt,
     Adopted,
@@ -103,10 +106,17 @@ class Process:
         self.held = {}
         self.routing = None
         self.peers = None
+        self.met = False
+        self.account = Account()
+        self.away = False  # from its controller's end until the next one has let it in
+        self.unheard = None  # what it has said on its new stream before that
 
 
 class World:
     def __init__(self, seed, rules=RULES):
+        self.life, self.lives_left, self.served = 0, 0, False
+        self.depth = 0
+        self.zombies = []  # were given up while they were stopped, and do not know it
         self.rng = random.Random(seed)
         counts = {Role.ATTENTION: self.rng.randint(1, 3), Role.EXPERT: self.rng.randint(2, 4)}
         start = placed(self.rng, counts[Role.EXPERT], range(counts[Role.EXPERT]))
@@ -128,9 +138,63 @@ class World:
         except ConfigError:
             assert isinstance(event, Place | Scale | DrainNode | Renew), event
             return
-        for effect in effects:
+        life, dies_after = self.life, None
+        if self.lives_left and self.served and self.rng.random() < 0.01:
+            dies_after = self.rng.randint(0, len(effects))
+        self.depth += 1
+        for number, effect in enumerate(effects):
+            if number == dies_after or life != self.life:
+                break
             assert self.ended is None, f"{effect} after the end"
             self.obey(effect)
+        if dies_after is not None and life == self.life:
+            self.controller_dies()
+        self.depth -= 1
+        if not self.depth:
+            self.deliver()
+
+    def deliver(self):
+        """What came on a stream before it was let in."""
+        for process in [p for p in self.processes.values() if p.unheard is not None and not p.away]:
+            unheard, process.unheard = process.unheard or (), None
+            for value in unheard:
+                self.on(Said(process.member, value))
+
+    def controller_dies(self):
+        """The next one is told what is wanted, and that everyone served once."""
+        self.life, self.lives_left = self.life + 1, self.lives_left - 1
+        self.membership = Membership(self.membership.deployment, "1.0", RULES, life=self.life)
+        self.settled = 0
+        self.said.clear()
+        for process in list(self.processes.values()):
+            if process.member is None or not process.account.grace:
+                self.processes.pop(process.connection)
+            else:
+                self.rejoins(process)
+        for zombie in self.zombies:
+            self.connections += 1
+            zombie.connection = self.connections
+            self.processes[zombie.connection] = zombie
+            self.rejoins(zombie)
+        self.zombies.clear()
+        self.on(TakenOver())
+
+    def rejoins(self, process):
+        process.away, process.unheard, life = True, None, self.life
+        self.soon(lambda: self.rejoin(process, life), 5.0 if self.rng.random() < 0.1 else 1.5)
+
+    def rejoin(self, process, life):
+        if self.life != life or self.processes.get(process.connection) is not process:
+            return
+        if process.silent:
+            self.soon(lambda: self.rejoin(process, life), 1.0)
+            return
+        del self.processes[process.connection]
+        self.connections += 1
+        process.connection = self.connections
+        self.processes[process.connection] = process
+        process.unheard = []
+        self.on(Rejoined(process.connection, process.account.register()))
 
     def obey(self, effect):
         match effect:
@@ -150,20 +214,23 @@ class World:
             case Dismiss(member):
                 assert member.generation == self.generation[member.node]
                 if (process := self.process(member)) is not None:
+                    if process.silent and self.rng.random() < 0.5:
+                        self.zombies.append(process)
                     self.gone(process)
             case Replan(holders):
-                self.soon(lambda: self.replanned(holders), 2.0)
+                life = self.life
+                self.soon(lambda: self.replanned(holders) if life == self.life else None, 2.0)
             case Incident():
                 pass
             case Settled():
-                self.settled += 1
+                self.settled, self.served = self.settled + 1, True
             case AllDrained():
                 self.drained += 1
             case EndRun(error):
                 self.ended = error
 
     def process(self, member):
-        return next((p for p in self.processes.values() if p.member == member), None)
+        return next((p for p in self.processes.values() if p.member == member and not p.away), None)
 
     # ---- what nodes do
 
@@ -174,10 +241,17 @@ class World:
         self.connections += 1
         process = self.processes[self.connections] = Process(node, self.connections)
         register = Register(node.role, node.index if index else None, 1, "host", "1.0")
+        process.account.said(register)
         self.on(Joined(process.connection, register))
 
     def admitted(self, process, member, assigned):
-        assert member.generation == self.generation.get(member.node, -1) + 1
+        process.away = False
+        if assigned is None:
+            assert process.member == member
+            self.generation[member.node] = member.generation
+            return
+        assert member.generation > self.generation.get(member.node, -1)
+        process.account.told(assigned)
         self.generation[member.node] = member.generation
         process.member, process.node = member, member.node
         placement = process.routing = assigned.deployment.placement
@@ -203,14 +277,20 @@ class World:
             if not isinstance(value, Heartbeat):
                 self.soon(lambda: self.say(process, value), 1.0)
         else:
-            self.said = [*self.said[-20:], Said(process.member, value)]
-            self.on(self.said[-1])
+            process.account.said(value)
+            if process.unheard is not None:
+                process.unheard.append(value)
+            elif not process.away:
+                self.said = [*self.said[-20:], Said(process.member, value)]
+                self.on(self.said[-1])
 
     def told(self, process, value):
+        process.account.told(value)
         match value:
             case Peers(experts):
                 process.peers = {peer.index: peer.generation for peer in experts}
-                if self.membership.members.at(process.node).state is State.LOADING:
+                if not process.met:
+                    process.met = True
                     self.soon(lambda: self.say(process, Ready(1)), 3.0)
             case FillSlots(placement):
                 process.filling.add(placement.epoch)
@@ -251,6 +331,9 @@ class World:
         if process.member is None:
             self.on(Withdrawn(process.connection))
             return
+        if process.away:
+            self.on(Withdrawn(process.connection))
+            return
         events = [Left(process.member, "its stream broke")] + [Exited(process.node, "killed")] * exit_seen
         for event in self.rng.sample(events, len(events)):
             self.on(event)
@@ -281,7 +364,7 @@ class World:
         elif choice < 0.8:
             node = NodeId(rng.choice(list(MODEL_ROLES)), rng.randrange(5))
             self.on(rng.choice([DrainNode(node), Renew((node,)), Renew(self.renewable())]))
-        elif choice < 0.9:
+        elif choice < 0.87:
             role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))
         elif choice < 0.9 and (
@@ -309,7 +392,7 @@ class World:
         for _, act in sorted(due, key=lambda entry: entry[0]):
             act()
         for process in list(self.processes.values()):
-            if process.member is not None:
+            if process.member is not None and not process.away:
                 stats = AttentionStats() if process.node.role is Role.ATTENTION else ExpertStats()
                 self.say(process, Heartbeat(1, stats))
         self.on(Ticked())
@@ -319,7 +402,7 @@ class World:
 
     def check_routing(self):
         """Whoever serves routes only to experts that are there."""
-        serving = [p for p in self.processes.values() if p.member and self.serves(p.member)]
+        serving = [p for p in self.processes.values() if p.member and not p.away and self.serves(p.member)]
         experts = {p.node.index: p for p in serving if p.node.role is Role.EXPERT}
         fronts = [p for p in serving if p.node.role is Role.ATTENTION]
         for front in fronts if self.membership.settled and self.ended is None else ():
@@ -362,13 +445,15 @@ class World:
         return None
 
 
-def run(seed):
+def run(seed, controllers=1):
     world = World(seed)
+    world.lives_left = controllers - 1
     world.on(Begun())
     for _ in range(world.rng.randrange(30, 150)):
         world.pass_time()
         if world.rng.random() < 0.3:
             world.mishap()
+    world.lives_left = 0
     for process in world.processes.values():
         process.silent = False
     since = world.now
@@ -389,11 +474,17 @@ def test_what_is_wanted_is_reached_when_losses_stop(first):
         run(seed)
 
 
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_what_is_wanted_is_reached_when_controllers_are_lost_too(first):
+    for seed in range(first, first + 50):
+        run(seed, controllers=4)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_what_is_wanted_is_reached_in_ten_thousand_schedules():
     for seed in range(500, 10_500):
-        run(seed)
+        run(seed, controllers=1 + seed % 4)
 
 
 @pytest.mark.parametrize("seed", range(40))

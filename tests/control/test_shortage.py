@@ -45,13 +45,14 @@ def test_experts_that_are_being_loaded_elsewhere_are_waited_for_as_long_as_by_ru
     assert "expert 2 of MoE layer 0 (and 1 more) stood only on expert-1" in refusing(membership, 130.1)
 
 
-def test_without_attention_nodes_nothing_new_is_taken():
-    membership, members = served(attention=1, experts=1, on_loss=RECOVER, patience=AGES)
+@pytest.mark.parametrize(("restarts", "seconds"), [(5, 30.0), (0, 2.0)], ids=["started anew", "given up"])
+def test_without_attention_nodes_nothing_new_is_taken(restarts, seconds):
+    membership, members = served(attention=1, experts=1, on_loss=RECOVER, patience=AGES, restarts=restarts)
     membership.on(Left(members[attention_node(0)], "killed"), 100.0)
-    assert refusing(membership, 101.0) == ""
-    assert refusing(membership, 102.5) == "no attention node serves (attention-0: killed)"
+    assert refusing(membership, 99.9 + seconds) == ""
+    assert refusing(membership, 100.1 + seconds) == "no attention node serves (attention-0: killed)"
     back(membership, attention_node(0))
-    assert refusing(membership, 102.6) == ""
+    assert refusing(membership, 101.0 + seconds) == ""
 
 
 def test_by_the_other_rule_nothing_is_refused():

@@ -26,7 +26,7 @@ PAGES = {
     "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json"],
     "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],
     "change-a-running-deployment": ["attention-1 serves", "attention-0 has gone", "expert-0 serves"],
-    "survive-losses": ["the same tokens", "expert-1 returned", "attention-0 returned", "spare slots", "all nodes serve"],
+    "survive-losses": ["the same tokens", "expert-1 returned", "spare slots", "all nodes serve"],
     "two-hosts": ["scp -p ", "transport: tcp", "expert-1"],
 }  # fmt: skip
 

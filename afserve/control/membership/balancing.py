@@ -171,7 +171,10 @@ class Balancing:
         nodes = self._nodes(holders, self._migration.placement.nodes, self._wide)
         self._rebalancer.nodes = nodes
         current = self._migration.placement.with_nodes(len(nodes))
-        found = recovered(current, lost, self._widest, self.stats.load(0))
+        others = (
+            frozenset(range(len(nodes))) - holders
+        )  # who left long ago, or leaves, takes nothing over either
+        found = recovered(current, lost | others, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
         return replace(self._place(found.placement, holders), urgent=bool(found.order))

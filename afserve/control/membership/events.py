@@ -38,6 +38,19 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Another controller ran this until now, and everyone served. Those who are still there will say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """Somebody who has a place already opened a stream: the `register` says with its `standing` what it is."""
+
+    connection: int
+    register: Register
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """Somebody opened a stream and said who it is. `connection` names the stream until it is admitted or refused."""
 
@@ -137,6 +150,8 @@ class DrainAll:
 
 Event = (
     Begun
+    | TakenOver
+    | Rejoined
     | Joined
     | Withdrawn
     | Said
@@ -158,11 +173,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The stream `connection` belongs to `member` from now on."""
+    """The stream `connection` belongs to `member` from now on. One that is back knows what it was `assigned`."""
 
     connection: int
     member: MemberId
-    assigned: Assigned
+    assigned: Assigned | None
 
 
 @dataclass(frozen=True, slots=True)

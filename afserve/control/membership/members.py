@@ -19,6 +19,7 @@ from afserve.control.wire.values import (
     Peers,
     Progress,
     Register,
+    Standing,
 )
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
@@ -26,6 +27,7 @@ from afserve.member import MODEL_ROLES, NodeId, Role
 
 CONTROLLER = "the controller"
 OWN_GATEWAY = 0  # the index of the gateway in the controller's process, where there is one
+NO_EPOCH = -1
 STARTING = Progress(0.0, "starting")
 
 
@@ -54,8 +56,8 @@ class Member:
     progress_at: float = 0.0
     identified: bool = False
     loaded: bool = False  # it has said Ready, though it may not serve yet
-    epoch: int = 0  # of the placement that it knows
-    asked: int = 0  # of the one that it was told last
+    epoch: int = 0  # of the placement that it knows, or NO_EPOCH
+    asked: int = 0  # of the one that it was told last, or NO_EPOCH
     stats: AttentionStats | ExpertStats | None = None
     why: str = ""  # it is gone
 
@@ -80,9 +82,11 @@ class Member:
 class Members:
     """The places of one model. `add` and `remove` change which there are; `admit` fills one."""
 
-    def __init__(self, nodes: tuple[NodeId, ...], version: str, colocated: bool) -> None:
+    def __init__(self, nodes: tuple[NodeId, ...], version: str, colocated: bool, first: int = 0) -> None:
+        """Generations are given out from `first` on."""
         self._places: dict[NodeId, Member | None] = dict.fromkeys(nodes)
         self._generation: dict[NodeId, int] = {}
+        self._first = first
         self._version = version
         self._colocated = colocated
         self._own_gateway = not any(node.role is Role.GATEWAY for node in nodes)
@@ -117,6 +121,10 @@ class Members:
         self._places[node] = None
         return node
 
+    def keep(self, node: NodeId) -> None:
+        """There is such a place, whoever takes it."""
+        self._places.setdefault(node, None)
+
     def remove(self, node: NodeId) -> None:
         self._places.pop(node, None)
 
@@ -145,6 +153,10 @@ class Members:
     def check(self, request: Register, taken: Collection[NodeId] = ()) -> NodeId:
         """The place for whoever asks, none of `taken`. Raises RendezvousError where there is none, or it is another
         afserve."""
+        return self._free(self.check_kind(request), request.index, taken)
+
+    def check_kind(self, request: Register) -> Role:
+        """Raises RendezvousError for another afserve, and for a role that this run does not have."""
         for what, theirs, ours in (
             ("protocol", request.protocol, PROTOCOL),
             ("version", request.version, self._version),
@@ -159,7 +171,7 @@ class Members:
             raise RendezvousError(f"role: {request.role!r} is not one of {', '.join(Role)}") from None
         if self._colocated and role is Role.EXPERT:
             raise RendezvousError(f"role: this run is colocated and has no {role} nodes")
-        return self._free(role, request.index, taken)
+        return role
 
     def _free(self, role: Role, index: int | None, taken: Collection[NodeId]) -> NodeId:
         places = self.places(role)
@@ -179,7 +191,29 @@ class Members:
         return node
 
     def admit(self, node: NodeId, request: Register, now: float) -> Member:
-        generation = self._generation[node] = self._generation.get(node, -1) + 1
+        generation = max(self._generation.get(node, -1) + 1, self._first)
+        return self._seat(node, generation, request, now)
+
+    def readmit(self, node: NodeId, request: Register, standing: Standing, now: float) -> Member:
+        """A life that began under another controller. Raises RendezvousError where it disagrees with the others."""
+        member = self._seat(node, standing.generation, request, now)
+        member.resident_bytes, member.loaded = standing.resident_bytes, standing.loaded
+        try:
+            if standing.endpoint is not None:
+                self.agree(member, standing.endpoint)
+            if standing.identity is not None:
+                self.identify(member, standing.identity.things)
+        except RendezvousError:
+            member.state = State.GONE
+            raise
+        return member
+
+    def seen(self, node: NodeId, generation: int) -> None:
+        """There was such a life: the next one of this place comes after it."""
+        self._generation[node] = max(generation, self._generation.get(node, -1))
+
+    def _seat(self, node: NodeId, generation: int, request: Register, now: float) -> Member:
+        self.seen(node, generation)
         member = Member(MemberId(node, generation), request.pid, request.host, now, progress_at=now)
         if node.role in MODEL_ROLES:
             member.stats = ExpertStats() if node.role is Role.EXPERT else AttentionStats()

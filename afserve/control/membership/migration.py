@@ -87,6 +87,30 @@ class Migration:
         way = stages(start.with_nodes(nodes), target.with_nodes(nodes), self._slots)
         return Route(start, target, tuple(way))
 
+    def resume(
+        self,
+        placement: Placement,
+        following: Placement | None,
+        missing: Iterable[NodeId],
+        given_up: Iterable[tuple[NodeId, int]],
+        newest: int,
+        now: float,
+    ) -> None:
+        """Where another controller left it: `placement` in force, and `following` still to be adopted by `missing`.
+
+        `given_up` are fills that somebody may still answer, `newest` is the last epoch that anybody has heard of.
+        """
+        self.placement, self._following, self._next_epoch = placement, following, newest
+        self._given_up, self._missing = set(given_up), set(missing)
+        self.phase = Phase.STEADY if following is None else Phase.ADOPTING
+        self._deadline = now + ADOPT_SECONDS
+
+    def forget(self, node: NodeId, epoch: int) -> bool:
+        """Whether this is an answer to a fill that was given up; said once."""
+        known = (node, epoch) in self._given_up
+        self._given_up.discard((node, epoch))
+        return known
+
     def begin(
         self, target: Placement, now: float, route: Route | None = None, *, urgent: bool = False
     ) -> list[Outgoing]:
@@ -105,8 +129,7 @@ class Migration:
 
     def filled(self, node: NodeId, epoch: int, now: float) -> list[Outgoing]:
         """An expert node holds everything that `epoch` names on it."""
-        if (node, epoch) in self._given_up:
-            self._given_up.discard((node, epoch))
+        if self.forget(node, epoch):
             return []
         self._answered(Phase.FILLING, node, epoch)
         return self._go_on(now)

@@ -4,13 +4,13 @@ refused, with words for people, until it is there again.
 What running requests wait for is the link's and the gateways' business. It tells nobody anything; times are passed in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from afserve.control.membership.members import Members, State
-from afserve.member import Role, expert_node
+from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
 from afserve.placement.recovery import LayerExpert, recovered
 
@@ -41,12 +41,25 @@ class Shortage:
         self._since: dict[str, float] = {}  # what is lacking
         self._known: tuple[tuple[int, frozenset[int]], Homeless] = ((-1, frozenset()), Homeless())
 
-    def look(self, members: Members, placement: Placement, now: float, *, planned: bool) -> None:
-        """`planned`: nodes get new processes by wish, and new requests wait for them as running ones do."""
+    def look(
+        self,
+        members: Members,
+        placement: Placement,
+        given_up: Collection[NodeId],
+        now: float,
+        *,
+        planned: bool,
+    ) -> None:
+        """`given_up` are places that get no new process. `planned`: nodes get new ones by wish.
+
+        New requests wait as long as running ones do for an attention node that is started, and for what is planned.
+        """
         found: dict[str, tuple[str, float]] = {}
         soon = self._patience.long if planned else self._patience.short
         if not any(member.state is State.READY for member in members.of(Role.ATTENTION)):
-            found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), soon
+            started = set(members.places(Role.ATTENTION)) - set(given_up)
+            seconds = self._patience.long if started else soon
+            found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), seconds
         homeless = self._homeless(members, placement)
         if homeless.beyond:
             found["room"] = _without_room(members, placement, homeless.beyond), soon

@@ -3,6 +3,7 @@
 Slots of a coming placement are filled by a thread of the engine's; this loop only starts it and reports its end.
 """
 
+from contextlib import suppress
 from typing import Protocol
 
 from afserve.control.node.attention import freeze_heap, identify
@@ -79,20 +80,21 @@ class ExpertLoop:
         self._running = True
 
     def run(self) -> None:
-        """A lost attention node is the controller's business: the others are still served."""
         while self._running:
-            self._report()
-            for command in self._stream.receive(0.0):
-                self._obey(command)
-            if not self._running:
-                return
-            if self._filling:
-                self._report_filled()
-            try:
-                if not self._node.poll():
-                    self._node.wait(_PARKED_FILLING if self._filling else _PARKED)
-            except PeerLost:
-                continue
+            self.turn()
+
+    def turn(self) -> None:
+        """What has arrived, and one poll. A lost attention node is the controller's business: the others are served."""
+        self._report()
+        for command in self._stream.receive(0.0):
+            self._obey(command)
+        if not self._running:
+            return
+        if self._filling:
+            self._report_filled()
+        with suppress(PeerLost):
+            if not self._node.poll():
+                self._node.wait(_PARKED_FILLING if self._filling else _PARKED)
 
     def _obey(self, command: ToNode) -> None:
         match command:

@@ -7,6 +7,7 @@ again: the network between the two may have been cut for a moment. It knows no r
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from afserve.clock import Clock, MonotonicClock
@@ -37,8 +38,15 @@ class Reached:
     dialled: Dialled | None
 
 
+def in_a_thread(dial: Callable[[], None]) -> None:
+    threading.Thread(target=dial, name="dial", daemon=True).start()
+
+
 class ExpertPeers:
-    """All calls but those of `deliver` come from the node's own thread. `first` are those that it began with."""
+    """All calls but those of `deliver` come from the node's own thread. `first` are those that it began with.
+
+    `spawn` runs what takes long beside the node.
+    """
 
     def __init__(
         self,
@@ -48,7 +56,9 @@ class ExpertPeers:
         deliver: Callable[[Reached], None],
         send: Callable[[Stuck], None],
         clock: Clock | None = None,
+        spawn: Callable[[Callable[[], None]], None] = in_a_thread,
     ) -> None:
+        self._spawn = spawn
         self._node, self._deliver, self._send = node, deliver, send
         self._clock = clock or MonotonicClock()
         self._silence = silence
@@ -99,10 +109,10 @@ class ExpertPeers:
         for index, peer in self._known.items():
             if index not in present and peer not in self._dialling:
                 self._dialling.add(peer)
-                threading.Thread(target=self._dial, args=(peer,), name=f"dial-{index}", daemon=True).start()
+                self._spawn(partial(self._dial, peer))
 
     def _dial(self, peer: ExpertPeer) -> None:
-        """In a thread of its own. Who is not reached is dialled again, and the controller is told for how long."""
+        """Beside the node. Who is not reached is dialled again, and the controller is told for how long."""
         try:
             dialled: Dialled | None = self._node.dial(peer.index, peer.address, DIAL_SECONDS)
         except AfserveError:

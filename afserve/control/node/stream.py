@@ -1,8 +1,9 @@
 """A node's end of a stream: a reader thread hands on what arrives, `send` never blocks.
 
 `ControlStream` is the one to the controller. Its inbox takes what other threads deliver as well, so that a node waits
-in one place. They know values, not what these mean. When the controller's stream ends, for whatever reason, `receive`
-says so by raising.
+in one place. When its connection breaks, it dials again for as long as the run's `orphan_grace` says: the node goes on
+meanwhile, and a new stream begins with what the node is. When that is in vain, or the controller has ended the stream,
+`receive` says so by raising.
 """
 
 import queue
@@ -17,12 +18,14 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from afserve.control.node.account import Account
 from afserve.control.wire import channel, messages
 from afserve.control.wire.values import FromAttention, FromNode, Progress, ToAttention, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 
 CONTROLLER = "controller"
 CONNECT_SECONDS = 20.0
+_BREATH = 0.02  # seconds from the end of a connection to the next attempt
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
@@ -119,10 +122,15 @@ class ControlStream:
     def __init__(self, address: str, token: str) -> None:
         self.address = address
         self.token = token
+        self.on_break: Callable[[], None] = lambda: (
+            None
+        )  # by another thread, when the node begins to dial again
+        self._account = Account()
         self._inbox: deque[Any] = deque()
         self._changed = threading.Condition()
         self._ended: Exception | None = None
         self._stream: Stream[FromNode, ToNode] | None = None
+        self._closed = threading.Event()
 
     def __enter__(self) -> "ControlStream":
         self.start()
@@ -135,7 +143,7 @@ class ControlStream:
 
     def start(self) -> None:
         """Raises DeadlineError when no controller answers there."""
-        stream = Stream(self.address, self.token, JOIN, self.deliver, self._over)
+        stream = self._new()
         if not stream.wait_open(CONNECT_SECONDS):
             stream.close()
             raise DeadlineError(
@@ -146,8 +154,14 @@ class ControlStream:
 
     def close(self) -> None:
         """Let what was sent go out, then end the stream."""
-        if self._stream is not None:
-            self._stream.close()
+        self._closed.set()
+        with self._changed:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def _new(self) -> "Stream[FromNode, ToNode]":
+        return Stream(self.address, self.token, JOIN, self._arrived, self._over)
 
     def own_address(self) -> str:
         """Of this host, where the controller's host can reach it. Nothing is sent to find out."""
@@ -158,9 +172,16 @@ class ControlStream:
             return str(probe.getsockname()[0])
 
     def send(self, value: FromNode) -> None:
-        """After the stream has ended, nothing: `receive` says so."""
-        if self._stream is not None:
-            self._stream.send(value)
+        """While there is no connection, nothing: what matters of it is said when there is one again."""
+        with self._changed:
+            self._account.said(value)
+            if self._stream is not None:
+                self._stream.send(value)
+
+    def _arrived(self, value: ToNode) -> None:
+        with self._changed:
+            self._account.told(value)
+        self.deliver(value)
 
     def deliver(self, value: object) -> None:
         """Put something into the inbox, from whatever thread."""
@@ -216,7 +237,36 @@ class ControlStream:
         return arrived[0]
 
     def _over(self, error: grpc.RpcError | None) -> None:
-        self._end(PeerLost(CONTROLLER, "ended the stream") if error is None else reason_of(error, CONTROLLER))
+        """By the stream's own thread. Who was sent away, or let go, does not come back."""
+        if error is None:
+            self._end(PeerLost(CONTROLLER, "ended the stream"))
+            return
+        reason = reason_of(error, CONTROLLER)
+        with self._changed:
+            grace = self._account.grace
+        if isinstance(reason, PeerLost) and grace > 0 and not self._closed.is_set():
+            self.on_break()
+            threading.Thread(
+                target=self._again, args=(reason, grace), name="control-again", daemon=True
+            ).start()
+        else:
+            self._end(reason)
+
+    def _again(self, reason: Exception, grace: float) -> None:
+        """Each connection that stands is a beginning: whoever listens there refuses those whom it does not want."""
+        self._closed.wait(_BREATH)
+        broken, stream = self._stream, self._new()
+        assert broken is not None, "it was open once"
+        broken.drop()
+        stands = stream.wait_open(grace)
+        with self._changed:
+            if stands and not self._closed.is_set():
+                self._stream = stream
+                stream.send(self._account.register())
+                stream.start()
+                return
+        stream.drop()
+        self._end(reason)
 
     def _end(self, reason: Exception) -> None:
         with self._changed:

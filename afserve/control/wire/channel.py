@@ -31,20 +31,26 @@ _FROM_NODE_BYTES = 64 << 20
 # The controller notices silent nodes by their heartbeats; this is for nodes whose controller's host is gone.
 _KEEPALIVE_MS = 30_000
 _ANSWER_MS = 120_000
+_AGAIN_MS, _AGAIN_MOST_MS = 50, 250  # between two attempts to reach whoever does not listen yet, or again
 
 
-def options(*, receive: str) -> Sequence[tuple[str, int]]:
-    """gRPC options of the end that receives `receive` ("to_node" or "from_node") messages."""
+def options(*, receive: str, shares_port: bool = False) -> Sequence[tuple[str, int]]:
+    """gRPC options of the end that receives `receive` ("to_node" or "from_node") messages.
+
+    `shares_port` where another socket of this user keeps the port for whoever listens next.
+    """
     limit = _TO_NODE_BYTES if receive == "to_node" else _FROM_NODE_BYTES
     return (
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", _FROM_NODE_BYTES),
         ("grpc.max_metadata_size", 8192),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shares_port)),
         ("grpc.enable_http_proxy", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _ANSWER_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        ("grpc.initial_reconnect_backoff_ms", _AGAIN_MS),
+        ("grpc.max_reconnect_backoff_ms", _AGAIN_MOST_MS),
     )
 
 

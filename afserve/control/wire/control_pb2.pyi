@@ -85,20 +85,42 @@ class ToNode(_message.Message):
     def __init__(self, assigned: _Optional[_Union[Assigned, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., gateways: _Optional[_Union[Gateways, _Mapping]] = ..., query_answer: _Optional[_Union[QueryAnswer, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., attention_nodes: _Optional[_Union[AttentionNodes, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., fill_slots: _Optional[_Union[FillSlots, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., retire: _Optional[_Union[Retire, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "version", "role", "index", "pid", "host")
+    __slots__ = ("protocol", "version", "role", "index", "pid", "host", "standing")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     role: str
     index: int
     pid: int
     host: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    standing: Standing
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "held", "asked", "newest")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    stage: str
+    resident_bytes: int
+    endpoint: Endpoint
+    identity: Identity
+    held: _containers.RepeatedScalarFieldContainer[str]
+    asked: _containers.RepeatedScalarFieldContainer[str]
+    newest: int
+    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., held: _Optional[_Iterable[str]] = ..., asked: _Optional[_Iterable[str]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("address", "agreed")

@@ -49,6 +49,8 @@ from afserve.control.wire.values import (
     Routed,
     Serve,
     Shutdown,
+    Stage,
+    Standing,
     Stuck,
     Submit,
     ToAttention,
@@ -196,6 +198,43 @@ def _put_endpoint(value: Endpoint, proto: Proto) -> None:
 
 def _take_endpoint(proto: Proto) -> Endpoint:
     return Endpoint(proto.address, dict(proto.agreed))
+
+
+def _put_register(value: Register, proto: Proto) -> None:
+    _put_flat(value, proto)
+    if value.standing is not None:
+        _put_standing(value.standing, proto.standing)
+
+
+def _take_register(proto: Proto) -> Register:
+    standing = _take_standing(proto.standing) if proto.HasField("standing") else None
+    return _take_flat(Register, proto, standing=standing)
+
+
+def _put_standing(value: Standing, proto: Proto) -> None:
+    proto.generation, proto.stage, proto.resident_bytes = value.generation, value.stage, value.resident_bytes
+    if value.endpoint is not None:
+        proto.endpoint.SetInParent()
+        _put_endpoint(value.endpoint, proto.endpoint)
+    if value.identity is not None:
+        proto.identity.SetInParent()
+        _put_identity(value.identity, proto.identity)
+    proto.held.extend([placement.to_json() for placement in value.held])
+    proto.newest = value.newest
+    proto.asked.extend([placement.to_json() for placement in value.asked])
+
+
+def _take_standing(proto: Proto) -> Standing:
+    return Standing(
+        proto.generation,
+        Stage(proto.stage),
+        proto.resident_bytes,
+        _take_endpoint(proto.endpoint) if proto.HasField("endpoint") else None,
+        Identity(dict(proto.identity.things)) if proto.HasField("identity") else None,
+        tuple(Placement.from_json(text) for text in proto.held),
+        tuple(Placement.from_json(text) for text in proto.asked),
+        proto.newest,
+    )
 
 
 def _put_identity(value: Identity, proto: Proto) -> None:
@@ -484,7 +523,7 @@ _FROM_NODE: dict[type, Codec] = {
     Routed: ("routed", _put_routed, _take_routed),
     Heartbeat: ("heartbeat", _put_heartbeat, _take_heartbeat),
     Progress: _flat("progress", Progress),
-    Register: _flat("register", Register),
+    Register: ("register", _put_register, _take_register),
     Endpoint: ("endpoint", _put_endpoint, _take_endpoint),
     Identity: ("identity", _put_identity, lambda p: Identity(dict(p.things))),
     Ready: _flat("ready", Ready),

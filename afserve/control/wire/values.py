@@ -5,6 +5,7 @@ Requests are numbers on this plane: gateways hand them out. Nothing here knows g
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from afserve.control.membership.desired import Deployment
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -14,22 +15,10 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 # ---- node to controller
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """The first message of a stream. `index` None asks for any free place of the role."""
-
-    role: str
-    index: int | None
-    pid: int
-    host: str
-    version: str
-    protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +34,55 @@ class Identity:
     """What this node's host has of the checkpoint: names of things, each with a digest. Sent before Ready."""
 
     things: Mapping[str, str]
+
+
+class Stage(StrEnum):
+    """How far a node is, by what it has said and was told. An expert node is never told that it serves."""
+
+    LOADING = "loading"
+    LOADED = "loaded"
+    SERVING = "serving"
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a node is, said when it opens its stream to the controller again, which may be another one by now.
+
+    `held` are placements by which an attention node routes (one) or whose experts are all on an expert node. `asked`
+    are those that it was told to adopt or to fill, and has not answered for. A gateway has none. `newest` is the last
+    epoch that it has ever heard of.
+    """
+
+    generation: int
+    stage: Stage
+    resident_bytes: int = 0
+    endpoint: Endpoint | None = None
+    identity: Identity | None = None
+    held: tuple[Placement, ...] = ()
+    asked: tuple[Placement, ...] = ()
+    newest: int = 0
+
+    @property
+    def loaded(self) -> bool:
+        return self.stage is not Stage.LOADING
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The first message of a stream. `index` None asks for any free place of the role.
+
+    A node that had a place until its stream broke says with `standing` what it is.
+    """
+
+    role: str
+    index: int | None
+    pid: int
+    host: str
+    version: str
+    protocol: int = PROTOCOL
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True, slots=True)

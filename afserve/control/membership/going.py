@@ -1,0 +1,163 @@
+"""How members go: their streams end, they fail, fall silent or become useless, and what that means for their places."""
+
+from afserve.control.membership.events import (
+    Cause,
+    Dismiss,
+    Effect,
+    EndRun,
+    Event,
+    Exited,
+    Happening,
+    Incident,
+    MemberId,
+    Said,
+)
+from afserve.control.membership.members import Member, State
+from afserve.control.membership.placing import Placing
+from afserve.control.wire.values import (
+    Stuck,
+)
+from afserve.engine.stats import ExpertStats
+from afserve.errors import (
+    AfserveError,
+    DeadlineError,
+    PeerError,
+    PeerLost,
+    RendezvousError,
+)
+from afserve.member import NodeId, Role, expert_node
+
+
+class Going(Placing):
+    """What counts as a loss, and when a place gets a new process, is up to the rules (`recovery.py`)."""
+
+    def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
+        served, member.state, member.why = member.serving, State.GONE, reason
+        node = member.node
+        self._since[node] = now
+        self._asked = None
+        effects = self._tell(self.migration.lost(node, now))
+        if node.role is Role.GATEWAY:
+            effects += self._announce_gateways()
+        if node.role is Role.EXPERT and self.settled:
+            effects += self._announce(self.members.of(Role.ATTENTION))
+        if node in self._guests:
+            self._guests.discard(node)
+            self.members.remove(node)
+            return effects
+        if node in self._leaving or self.renewals.gone(node, now):
+            return effects
+        self._restarted = True
+        if served and self.settled:
+            self._lost_at.setdefault(node, now)
+            effects.append(self._loss(member, reason, now, cause))
+        return effects + self._started_again(node, reason, now)
+
+    def _loss(self, member: Member, reason: str, now: float, cause: Cause) -> Incident:
+        """With what becomes of the work of whoever is gone, in words."""
+        did, role = "", member.node.role
+        if role is Role.EXPERT:
+            did = self._coverage.lost(member.id, self.migration.placement, self._answering(), now)
+        elif role is Role.ATTENTION:
+            others = len(self._serving(Role.ATTENTION))
+            did = "its requests go on at another one" if others else "its requests wait for another one"
+        return Incident(
+            Happening.LOST, member.node, reason, generation=member.id.generation, cause=cause, did=did
+        )
+
+    def _started_again(self, node: NodeId, reason: str, now: float) -> list[Effect]:
+        return self._recovery.lost(node, reason, now, settled=self.settled)
+
+    def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
+        """The process of whoever was to go has gone."""
+        unwanted = node in self._leaving or node not in self.members.places(node.role)
+        if unwanted or self.renewals.has_exited(node, now):
+            return []
+        return self._recovery.exited(event)
+
+    def _give_up(
+        self, member: Member, error: AfserveError, now: float, cause: Cause = Cause.REFUSED
+    ) -> list[Effect]:
+        """A member that is there, but of no use any more."""
+        if not self._recovery.rules.recovers and member.node not in self._guests:
+            return [EndRun(error)]
+        reason = error.reason if isinstance(error, PeerLost) else error.message
+        return [Dismiss(member.id, error), *self._gone(member, reason, now, cause)]
+
+    def _has_failed(self, member: Member, error: AfserveError, now: float) -> list[Effect]:
+        if isinstance(error, PeerError):
+            if member.node not in self._guests:
+                self._recovery.accused(member.node, error.message, now)
+            return []
+        why = self._recovery.failed(member.node, error)
+        if not self.settled and not isinstance(why, PeerLost):
+            return [EndRun(why)]  # the user's to mend: a new process would fail in the same way
+        return self._give_up(member, why, now, Cause.FAILED)
+
+    def _accused(self, asker: Member, said: Stuck, now: float) -> list[Effect]:
+        """A peer waits for an expert node. Of an earlier life of that one, it will hear that it is gone."""
+        found = self.members.get(MemberId(expert_node(said.expert), said.generation))
+        if found is None or not found.serving:
+            return []
+        why = self._recovery.unproductive(found, said, asker.node, now)
+        silent = now - found.seen_at >= self._recovery.rules.silence
+        cause = Cause.SILENT if silent else Cause.SLOW
+        return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
+
+    def _too_slow(self, member: Member, now: float) -> list[Effect]:
+        """An expert node that has become much slower is left where the others can do its work."""
+        if not isinstance(member.stats, ExpertStats) or not member.serving:
+            return []
+        why = self._slowness.heard(member.node, member.host, member.id.generation, member.stats, now)
+        if (
+            not why
+            or not self._recovery.rules.recovers
+            or not self.settled
+            or not self.can_spare(member.node)
+        ):
+            return []
+        return self._give_up(member, PeerLost(member.node, why), now)
+
+    def _disagreed(self, event: Event, error: RendezvousError, now: float) -> list[Effect]:
+        """A member of another run is sent away, and told why. Whether the run goes on is the rules' business."""
+        found = self.members.get(event.member) if isinstance(event, Said) else None
+        if found is None:
+            return [EndRun(error)]
+        ends = not self._recovery.rules.recovers or not self.settled
+        if ends and found.node not in self._guests:
+            return [Dismiss(found.id, error), EndRun(error)]
+        return self._give_up(found, error, now)
+
+    def _ticked(self, now: float) -> list[Effect]:
+        rules = self._recovery.rules
+        effects = self._recovery.due(now) + self._check_places(now)
+        for member in self.members:
+            if why := self._recovery.silent(member, now):
+                effects += self._give_up(member, PeerLost(member.node, why), now, Cause.SILENT)
+            elif member.state is State.LOADING and now - member.progress_at > rules.stall:
+                late = self._recovery.late(self.members.unready(), rules.stall)
+                effects += self._give_up(member, late, now)
+        return effects + self._check_migration(now)
+
+    def _check_places(self, now: float) -> list[Effect]:
+        """Nobody came for a place, although somebody was started for it."""
+        rules, awaited = self._recovery.rules, [node for _, node in self._waiting]
+        late = [
+            node
+            for node in self.members.missing()
+            if node not in awaited and now - self._since.get(node, now) > rules.register
+        ]
+        if late and not rules.recovers:
+            return [EndRun(self._recovery.late(self.members.unready(), rules.register))]
+        self._since |= dict.fromkeys(late, now)
+        return [e for node in late for e in self._started_again(node, "nobody came for its place", now)]
+
+    def _check_migration(self, now: float) -> list[Effect]:
+        try:
+            self.migration.check(now)
+        except DeadlineError as error:
+            late = [
+                m for node in self.migration.missing if (m := self.members.at(node)) is not None and m.alive
+            ]
+            return [e for member in late for e in self._give_up(member, error, now)]
+        return []

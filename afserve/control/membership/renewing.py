@@ -1,0 +1,142 @@
+"""Other numbers of nodes, and nodes that get a new process: what is asked for, and one step after the other of it."""
+
+from afserve.control.membership.coming import Coming
+from afserve.control.membership.events import (
+    Dismiss,
+    Effect,
+    Start,
+    Tell,
+)
+from afserve.control.membership.members import Member, State
+from afserve.control.membership.scaling import Step, check_count
+from afserve.control.wire.values import (
+    Shutdown,
+)
+from afserve.errors import (
+    ConfigError,
+    PeerLost,
+)
+from afserve.member import NodeId, Role
+
+
+class Renewing(Coming):
+    """Scale, drain and restart. Every one is refused, or a few steps that `_reconcile` takes."""
+
+    def check_count(self, role: Role, count: int) -> None:
+        """Raises ConfigError where there cannot be so many nodes of a role now."""
+        if self.renewals.busy:
+            raise ConfigError("scale: nodes are being restarted; try again when all serve", param=role)
+        check_count(self.deployment, role, count, room=self._room)
+        places = [node for node in self.members.places(role) if node not in self._guests]
+        leaving = [node for node in places if node in self._leaving]
+        if (
+            leaving
+            and count > len(places) - len(leaving)
+            and count + len(leaving) > self.deployment.most(role)
+        ):
+            raise ConfigError(
+                f"scale: {', '.join(map(str, leaving))} still leaves, and its place is needed; try again",
+                param=role,
+            )
+
+    def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
+        self.check_count(role, count)
+        self.deployment = self.deployment.scaled(role, count)
+        staying = [node for node in self.staying() if node.role is role]
+        self._leaving.update(staying[count:])
+        effects: list[Effect] = []
+        for _ in range(count - len(staying)):
+            node = self.members.add(role)
+            self._since[node] = now
+            effects.append(Start(node))
+        return effects
+
+    def _drained_one(self, node: NodeId) -> list[Effect]:
+        self._check_place(node)
+        if node not in self._guests and node not in self._leaving:
+            self.check_count(node.role, self.deployment.count(node.role) - 1)
+            self.deployment = self.deployment.scaled(node.role, self.deployment.count(node.role) - 1)
+        self._leaving.add(node)
+        return []
+
+    def _renewed(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        for node in nodes:
+            self._check_place(node)
+            if node in self._leaving or node in self._guests:
+                why = (
+                    "is leaving"
+                    if node in self._leaving
+                    else "was started by hand, and is started again there"
+                )
+                raise ConfigError(f"restart: {node} {why}", param="node")
+            if node.role is Role.EXPERT and not self.can_spare(node) and not self._recovery.rules.recovers:
+                raise ConfigError(
+                    f"restart: the other expert nodes have no room for the experts of {node}, and without them the run "
+                    "would end; add an expert node first",
+                    param="node",
+                )
+        self.renewals.ask(nodes)
+        return []
+
+    def _check_place(self, node: NodeId) -> None:
+        if self.members.at(node) is None and node not in self.members.missing():
+            raise ConfigError(f"{node} is no node of this run", param="node")
+
+    def waits_for(self, node: NodeId) -> str:
+        """What waits while this node has no process, in words; empty where nothing does."""
+        if node.role is Role.EXPERT and not self.can_spare(node):
+            return f"requests wait while {node} restarts: the other expert nodes have no room for its experts"
+        if node.role is Role.ATTENTION and len(self.members.places(Role.ATTENTION)) == 1:
+            return f"requests wait while {node} restarts: there is no other attention node"
+        return ""
+
+    def _see_off(self, node: NodeId, now: float) -> list[Effect]:
+        """A leaving node goes when nothing needs it: no request of an attention node, no expert of an expert node."""
+        member = self.members.at(node)
+        alive = member is not None and member.alive
+        if self.migration.holds(node):
+            return []
+        if member is not None and member.serving and node.role is not Role.EXPERT:
+            return self._drain(member)
+        self._leaving.discard(node)
+        self.members.remove(node)
+        self._recovery.forget(node)
+        self._waiting = [(j, other) for j, other in self._waiting if other != node]
+        effects: list[Effect] = [Tell(member.id, Shutdown())] if member is not None and alive else []
+        effects += self._tell(self.migration.lost(node, now))
+        if node.role is Role.GATEWAY:
+            return effects + self._announce_gateways()
+        return effects + (self._announce(self.members.of(Role.ATTENTION)) if node.role is Role.EXPERT else [])
+
+    def _renew(self, now: float) -> list[Effect]:
+        """One step further with the member that is to have a new process, or the next one's turn."""
+        renewals = self.renewals
+        if self._draining:
+            renewals.clear()
+        renewals.move_on(now)
+        while renewals.node is None and renewals.waiting:
+            member = self.members.at(renewals.waiting[0])
+            if member is not None and member.alive and member.state is not State.READY:
+                return []
+            node = renewals.waiting.popleft()
+            if member is not None and member.alive:  # else it gets a new process as it is
+                renewals.begin(node)
+        found = None if renewals.node is None else self.members.at(renewals.node)
+        if found is None:
+            return []
+        if renewals.step is Step.LEAVING:
+            return self._make_go(found, now)
+        if renewals.step is Step.GOING and now >= renewals.until:
+            stuck = PeerLost(found.node, "it did not go when it was told to")
+            return [Dismiss(found.id, stuck), *self._gone(found, stuck.reason, now)]
+        return list(renewals.due(now))
+
+    def _make_go(self, member: Member, now: float) -> list[Effect]:
+        """Once nothing needs it, or nothing can be done about that."""
+        if member.node.role is Role.EXPERT:
+            if self.migration.holds(member.node) and self.can_spare(member.node):
+                return []
+        elif member.serving:
+            return self._drain(member)
+        self.renewals.going(now)
+        return [Tell(member.id, Shutdown())]

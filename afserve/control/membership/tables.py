@@ -1,0 +1,161 @@
+"""What the membership knows, and its words: the lowest layer of the machine (`state.py`), which the others build on.
+
+Who is told what, which expert nodes may hold experts, and phrases for people. Nothing is decided here.
+"""
+
+from collections.abc import Callable, Iterable
+
+from afserve.control.membership.coverage import Coverage
+from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import (
+    Effect,
+    Joined,
+    Tell,
+)
+from afserve.control.membership.members import Member, Members, State
+from afserve.control.membership.migration import Migration, Outgoing
+from afserve.control.membership.recovery import Recovery, Rules
+from afserve.control.membership.scaling import Renewals
+from afserve.control.membership.shortage import Patience, Shortage
+from afserve.control.membership.slowness import Slowness
+from afserve.control.membership.takeover import Takeover
+from afserve.control.wire.values import (
+    AttentionNodes,
+    Drain,
+)
+from afserve.member import NodeId, Role, expert_node
+
+Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
+
+
+_LIVES = 256  # of one node under one controller: more are not started
+
+
+def same_everywhere(deployment: Deployment, node: NodeId) -> Deployment:
+    return deployment
+
+
+def first_generation(life: int) -> int:
+    """Of nodes that are new under this controller of the run."""
+    return life * _LIVES
+
+
+class Tables:
+    """`deployment` is what is wanted now, its placement the one in force. `assign` may make it a node's own.
+
+    `spare` slots of every expert node stay empty in whatever placement is thought out.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        version: str,
+        rules: Rules | None = None,
+        assign: Assign = same_everywhere,
+        spare: int = 0,
+        life: int = 0,
+    ) -> None:
+        """`life` counts the controllers of a run: what a later one gives out is never taken for an earlier one's."""
+        self.deployment = deployment
+        self.members = Members(deployment.nodes, version, deployment.colocated, first_generation(life))
+        self.migration = Migration(deployment.placement, self._serving)
+        self.settled = False
+        self.ended = False
+        self._takeover: Takeover | None = None  # while those who were there before come back
+        self._fresh: list[Joined] = []  # who came meanwhile without having been there
+        self._recovery = Recovery(rules or Rules())
+        self._assign = assign
+        self._room = deployment.placement.slots_per_node() - spare
+        patience = Patience(self._recovery.rules.short, self._recovery.rules.deadline)
+        self._shortage = Shortage(patience, self._room)
+        self._slowness = Slowness()
+        self.renewals = Renewals()
+        self._coverage = Coverage()
+        self._since: dict[NodeId, float] = {}  # when a place became empty
+        self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
+        self._leaving: set[NodeId] = set()
+        self._guests: set[NodeId] = (
+            set()
+        )  # gateways that came by themselves, beyond those that were asked for
+        self._asked: frozenset[int] | None = None  # expert nodes that a placement is being thought out for
+        self._seen: frozenset[int] | None = (
+            None  # those that the placement in force or under way was thought out for
+        )
+        self._first = frozenset(range(deployment.count(Role.EXPERT)))
+        self._lost_at: dict[NodeId, float] = {}  # of places whose member was lost while it served
+        self._draining = self._drained = False
+        self._restarted = False  # whether somebody was lost before the run had settled
+
+    def attention_nodes(self) -> AttentionNodes:
+        """For gateways: who attends, and why new requests are refused, where they are."""
+        return self.members.attention_nodes(self._shortage.refusing)
+
+    def absent(self) -> list[str]:
+        """A phrase for every place whose member is gone."""
+        gone = ((node, self.members.at(node)) for node in self.members.missing())
+        said = {node: f"{node} is gone: {member.why}" for node, member in gone if member is not None}
+        unfilled = self._recovery.given_up
+        return [f"{why}; not started again" if node in unfilled else why for node, why in said.items()]
+
+    def staying(self) -> list[NodeId]:
+        """The places that are to be filled, beside those of nodes that leave and of gateways that joined by hand."""
+        places = [node for role in Role for node in self.members.places(role)]
+        return [node for node in places if node not in self._leaving and node not in self._guests]
+
+    def can_spare(self, node: NodeId) -> bool:
+        """Whether the expert nodes beside this one have room for all experts."""
+        others = self._serving_experts() - {node.index}
+        return len(others) * self._room >= self.migration.placement.experts
+
+    def _holders(self) -> frozenset[int]:
+        """Expert nodes that serve and stay."""
+        serving = self._serving_experts()
+        going = [n for n in map(expert_node, serving) if self.renewals.is_leaving(n) and self.can_spare(n)]
+        return serving - {node.index for node in going}
+
+    def _answering(self) -> frozenset[int]:
+        """Expert nodes that rows are sent to."""
+        return frozenset(node.index for node in self._serving(Role.EXPERT))
+
+    def _serving_experts(self) -> frozenset[int]:
+        """Also one that is about to have a new process."""
+        return frozenset(
+            m.node.index for m in self.members.of(Role.EXPERT) if m.serving and m.node not in self._leaving
+        )
+
+    def _away(self) -> bool:
+        """Whether an expert node that holds experts does not serve: what it holds must not change then."""
+        serving = {m.node for m in self.members.of(Role.EXPERT) if m.serving}
+        return any(
+            self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT)
+        )
+
+    def _announce(self, told: list[Member]) -> list[Effect]:
+        peers = self.members.peers(settled=self.settled)
+        if peers is None:
+            return []
+        return [
+            Tell(attention.id, peers)
+            for attention in told
+            if attention.address is not None
+            and (peers.experts or attention.serving or self.deployment.colocated)
+        ]
+
+    def _announce_gateways(self) -> list[Effect]:
+        serving = [member for member in self.members.of(Role.ATTENTION) if member.serving]
+        return [Tell(member.id, self.members.gateways()) for member in serving]
+
+    def _drain(self, member: Member) -> list[Effect]:
+        """One that still loads has no request, and will not serve."""
+        if member.state is not State.READY:
+            return []
+        member.state = State.DRAINING
+        return [Tell(member.id, Drain())]
+
+    def _tell(self, outgoing: Iterable[Outgoing]) -> list[Effect]:
+        """To the present lives of nodes; who is gone will be told when it comes back."""
+        found = ((self.members.at(node), value) for node, value in outgoing)
+        return [Tell(member.id, value) for member, value in found if member is not None and member.alive]
+
+    def _serving(self, role: Role) -> list[NodeId]:
+        return [member.node for member in self.members.of(role) if member.serving]

@@ -1,0 +1,217 @@
+"""The process of `afserve up`: it holds what must outlive the controller, and starts the controller's process again.
+
+The HTTP socket, the run's folder with its token, the port that nodes join and the fork server are here; controller and
+gateway run in a child that is forked before any thread or event loop is there. A child that dies while it served is
+followed by another, later each time, a bounded number of times. It opens no stream and knows no node.
+"""
+
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+
+from afserve.control.wire import messages
+from afserve.control.wire.values import Failed
+from afserve.errors import AfserveError, ConfigError, PeerLost
+from afserve.launch.fork_server import die_with_parent, name_process
+from afserve.launch.processes import ended_with
+from afserve.member import Role
+
+log = logging.getLogger("afserve.launch")
+INSISTED = 130  # the exit code of who was told twice to stop
+_RESTARTS, _PROVEN_SECONDS = 5, 30.0  # how often in a row; whoever served for so long has no earlier losses
+_FIRST_PAUSE = 0.05
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENOUGH = 3  # signals after which nobody is waited for
+_LINE = 1 << 16
+
+
+class Reports:
+    """A child's end of its socket to the supervisor, whose end it also hears there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """Readable once the supervisor has gone."""
+        return self._sock.fileno()
+
+    def serves(self) -> None:
+        """Everyone is there: from now on this child is worth another one."""
+        self._say({"serves": True})
+
+    def wanted(self, counts: Mapping[Role, int]) -> None:
+        """So many nodes of each role from now on, for the next child to know."""
+        self._say({"counts": {str(role): count for role, count in counts.items()}})
+
+    def failed(self, error: AfserveError) -> None:
+        """The run ends with this."""
+        self._say({"error": messages.encode_from_node(Failed(error)).hex()})
+
+    def _say(self, what: dict[str, object]) -> None:
+        try:
+            self._sock.sendall(json.dumps(what).encode() + b"\n")
+        except OSError:
+            log.warning("the process that started this one is gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one child is told: which one it is, and how many nodes are wanted by now, where that has changed."""
+
+    number: int
+    counts: Mapping[Role, int]
+    reports: Reports
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """`live` is a child's whole life; what it raises ends the run. `recovers`: a child that dies is followed."""
+
+    live: Callable[[Life], None]
+    recovers: bool
+    _counts: dict[Role, int] = field(default_factory=dict)
+    _child: int = 0
+    _signals: int = 0
+    _serves_since: float | None = None
+    _error: AfserveError | None = None
+
+    def run(self) -> None:
+        """Returns when the user ended it. Raises what else did, KeyboardInterrupt when the user insisted."""
+        gc.collect()
+        gc.freeze()  # children share these pages
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> None:
+        number = tries = 0
+        while True:
+            self._serves_since = None
+            code = self._one_life(number)
+            if self._error is not None:
+                raise self._error
+            if code == INSISTED:
+                raise KeyboardInterrupt
+            if code == 0 or self._signals:
+                return
+            lost = PeerLost("the controller", ended_with(code))
+            if (self._serves_since is None and not number) or not self.recovers:
+                raise lost
+            proven = (
+                self._serves_since is not None and time.monotonic() - self._serves_since > _PROVEN_SECONDS
+            )
+            tries = 1 if proven else tries + 1
+            if tries > _RESTARTS:
+                raise PeerLost("the controller", f"{lost.reason}; it was started {tries} times")
+            log.warning("%s; it is started again, the nodes go on", lost.message)
+            time.sleep(_FIRST_PAUSE * 2.0 ** (tries - 1))
+            if self._signals:
+                return
+            number += 1
+
+    # ---- one child
+
+    def _one_life(self, number: int) -> int:
+        """Its exit code, or the signal that killed it, negative."""
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until it is clear whose they are
+        self._child = os.fork()
+        if not self._child:
+            ours.close()
+            os._exit(self._live(parent, Life(number, dict(self._counts), Reports(theirs))))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        theirs.close()
+        with ours:
+            self._listen(ours)
+        _, status = os.waitpid(self._child, 0)
+        self._child = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _live(self, parent: int, life: Life) -> int:
+        """In the child, out of the terminal's reach: what is typed there comes by way of the supervisor."""
+        os.setsid()
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        try:
+            die_with_parent(parent, signal.SIGKILL)
+            name_process("afserve-control")
+            self.live(life)
+        except AfserveError as error:
+            life.reports.failed(error)
+            return error.exit_code
+        except SystemExit as left:
+            return left.code if isinstance(left.code, int) else 1
+        except BaseException:  # noqa: BLE001  nothing of the supervisor's may run here
+            traceback.print_exc()
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return 0
+
+    def _listen(self, sock: socket.socket) -> None:
+        """Until the child has ended."""
+        pending = b""
+        while data := self._receive(sock):
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                self._note(json.loads(line))
+
+    def _receive(self, sock: socket.socket) -> bytes:
+        try:
+            select.select([sock], [], [])
+            return sock.recv(_LINE)
+        except ConnectionError:
+            return b""
+
+    def _note(self, said: dict[str, object]) -> None:
+        if "serves" in said:
+            self._serves_since = time.monotonic()
+        if isinstance(counts := said.get("counts"), dict):
+            self._counts = {Role(role): int(count) for role, count in counts.items()}
+        if isinstance(error := said.get("error"), str):
+            failed = messages.decode_from_node(bytes.fromhex(error))
+            assert isinstance(failed, Failed)
+            self._error = failed.error
+
+    # ---- signals
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._forward(signal.Signals(number) if self._signals < _ENOUGH else signal.SIGKILL)
+
+    def _forward(self, number: signal.Signals) -> None:
+        if self._child:
+            os.kill(self._child, number)
+
+
+def keep_port(host: str, port: int) -> socket.socket:
+    """A socket that keeps the port where nodes join for every controller of the run; 0 takes a free one.
+
+    It does not listen: only whoever does, by the same user and with leave to share, is reached. Raises ConfigError.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen for nodes on {host}:{port}; is the port taken?") from error
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return sock

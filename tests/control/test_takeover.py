@@ -1,0 +1,150 @@
+"""What a new controller makes of the nodes that come back: epochs, lives, and who is sent away."""
+
+import pytest
+
+from afserve.control.membership.members import NO_EPOCH, State
+from afserve.control.membership.takeover import Claim, Takeover, inherit
+from afserve.control.node.account import Account
+from afserve.control.wire.values import (
+    Adopt,
+    Adopted,
+    Assigned,
+    Drain,
+    Drained,
+    Endpoint,
+    Filled,
+    FillSlots,
+    Gateways,
+    Identity,
+    Ready,
+    Register,
+    Retire,
+    Shutdown,
+    Stage,
+    Standing,
+)
+from afserve.errors import RendezvousError
+from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.placement.placement import Placement
+from tests.control.test_controller import RUN
+
+INITIAL = Placement.contiguous(layers=1, experts=2, nodes=2)
+OLD, NEW = INITIAL.with_epoch(3), INITIAL.with_epoch(4)
+
+
+def front(held, asked=(), stage=Stage.SERVING, generation=0):
+    return Standing(generation, stage, held=(held,), asked=tuple(asked), newest=9)
+
+
+def holder(*held, asked=(), stage=Stage.LOADED, generation=0):
+    return Standing(generation, stage, held=held, asked=tuple(asked), newest=9)
+
+
+def found(fronts=(), experts=()):
+    takeover = Takeover(0.0)
+    both = [(attention_node(i), s) for i, s in enumerate(fronts)]
+    both += [(expert_node(i), s) for i, s in enumerate(experts)]
+    for number, (node, standing) in enumerate(both):
+        takeover.claim(Claim(number, node, Register(node.role, node.index, 1, "h", "1"), standing))
+    return takeover, inherit(takeover, INITIAL)
+
+
+@pytest.mark.parametrize(
+    ("fronts", "experts", "in_force", "following"),
+    [
+        ([front(OLD)], [holder(OLD)], 3, None),
+        ([front(OLD)], [holder(OLD, NEW), holder(OLD, asked=[NEW])], 3, None),  # nobody was asked to adopt it
+        ([front(OLD, [NEW]), front(OLD)], [holder(OLD, NEW)], 3, 4),
+        ([front(NEW), front(OLD)], [holder(OLD, NEW)], 3, 4),
+        ([front(NEW), front(NEW)], [holder(OLD, NEW)], 4, None),
+        ([front(OLD), front(NEW)], [holder(NEW)], 4, None),  # the first was lost before, and does not know it
+        ([front(OLD)], [holder(NEW)], 4, None),
+        ([front(OLD, stage=Stage.LOADED)], [holder(OLD), holder(OLD, NEW)], 4, None),
+        ([], [], 0, None),
+    ],
+)
+def test_what_an_attention_node_was_asked_to_adopt_is_finished_and_all_else_given_up(
+    fronts, experts, in_force, following
+):
+    _, inherited = found(fronts, experts)
+    assert inherited.placement.epoch == in_force
+    assert (inherited.following and inherited.following.epoch) == following
+    assert inherited.newest == (9 if fronts or experts else 0)
+
+
+def test_an_attention_node_that_routes_by_a_given_up_epoch_is_sent_away():
+    takeover, inherited = found([front(OLD), front(NEW)], [holder(NEW)])
+    stale, good = takeover.of(Role.ATTENTION)
+    inherited.check(good)
+    with pytest.raises(RendezvousError, match="attention-0 knows epoch 3, epoch 4 is in force"):
+        inherited.check(stale)
+
+
+def test_an_expert_node_serves_once_it_holds_all_that_may_be_routed_to_it():
+    _, inherited = found([front(OLD, [NEW])], [holder(OLD, NEW)])
+    assert inherited.state(Role.EXPERT, holder(OLD, NEW)) == (State.READY, 3, 3)
+    assert inherited.state(Role.EXPERT, holder(OLD, asked=[NEW])) == (State.LOADING, 3, 3)
+    assert inherited.given_up(Role.EXPERT, holder(OLD, asked=[NEW])) == [4]
+    assert inherited.obsolete(Role.EXPERT, holder(INITIAL, OLD, NEW)) == [0]
+    assert inherited.state(Role.EXPERT, holder()) == (State.LOADING, NO_EPOCH, NO_EPOCH)
+
+
+def test_of_two_lives_the_later_counts_and_of_two_streams_of_one_life_too():
+    takeover = Takeover(0.0)
+    register = Register("expert", 0, 1, "h", "1")
+    first, second, late = (
+        Claim(number, expert_node(0), register, holder(OLD, generation=generation))
+        for number, generation in enumerate((1, 1, 0))
+    )
+    assert takeover.claim(first) is None
+    assert takeover.claim(second) is first
+    assert takeover.claim(late) is late
+    takeover.withdraw(0)
+    assert takeover.complete({Role.EXPERT: 1}) and not takeover.complete({Role.ATTENTION: 1})
+
+
+def account(role):
+    kept = Account()
+    kept.said(Register(role, None, 1, "h", "1"))
+    assert not kept.grace  # nobody knows it yet
+    kept.told(Assigned(NodeId(role, 2), 5, RUN))
+    return kept
+
+
+def test_what_was_asked_is_told_apart_from_what_was_done():
+    kept = account(Role.EXPERT)
+    kept.said(Endpoint("shm:1", {"a": "b"}))
+    kept.said(Identity({"x": "1"}))
+    kept.said(Identity({"y": "2"}))
+    kept.said(Ready(7))
+    kept.told(FillSlots(OLD))
+    kept.told(FillSlots(NEW))
+    kept.said(Filled(3))
+    said = kept.register()
+    standing = said.standing
+    assert said.index == 2 and standing.generation == 5 and standing.stage is Stage.LOADED
+    assert standing.identity.things == {"x": "1", "y": "2"} and standing.resident_bytes == 7
+    assert [p.epoch for p in standing.held] == [0, 3] and [p.epoch for p in standing.asked] == [4]
+    kept.told(Retire(4))
+    kept.told(Retire(0))
+    kept.said(Filled(4))  # it was given up meanwhile
+    standing = kept.register().standing
+    assert [p.epoch for p in standing.held] == [3] and not standing.asked and standing.newest == 4
+
+
+def test_an_attention_node_serves_once_it_was_told_of_gateways_and_leaves_when_it_is_told_to():
+    kept = account(Role.ATTENTION)
+    assert kept.register().standing.stage is Stage.LOADING
+    kept.said(Ready(1))
+    assert kept.register().standing.stage is Stage.LOADED
+    kept.told(Gateways(((0, ""),)))
+    kept.told(Adopt(OLD))
+    kept.said(Adopted(3))
+    assert kept.register().standing == Standing(5, Stage.SERVING, 1, held=(OLD,), newest=3)
+    kept.told(Drain())
+    assert kept.register().standing.stage is Stage.DRAINING
+    kept.said(Drained())
+    assert kept.register().standing.stage is Stage.DRAINED
+    assert kept.grace == RUN.engine.orphan_grace
+    kept.told(Shutdown())
+    assert not kept.grace

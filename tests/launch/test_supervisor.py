@@ -1,0 +1,74 @@
+"""The supervisor over children that only end: who is followed by another, and what the last one's end means."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.process
+SCRIPT = """
+import os, signal, sys
+from afserve.errors import AfserveError, ConfigError
+from afserve.launch.supervisor import Supervisor
+from afserve.member import Role
+
+def live(life):
+    print(life.number, dict(life.counts), flush=True)
+    {body}
+
+try:
+    Supervisor(live, recovers={recovers}).run()
+except AfserveError as error:
+    print(type(error).__name__, error.message)
+except KeyboardInterrupt:
+    print("interrupted")
+else:
+    print("returned")
+"""
+DIE = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def run(*body, recovers=True):
+    script = SCRIPT.format(body="\n    ".join(body), recovers=recovers)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted():
+    said = run(
+        "if life.number == 2: return",
+        "life.reports.serves()",
+        "life.reports.wanted({Role.EXPERT: 3 + life.number})",
+        DIE,
+    )
+    assert [line.partition(" ")[0] for line in said] == ["0", "1", "2", "returned"]
+    assert said[0] == "0 {}" and ": 3}" in said[1] and ": 4}" in said[2]
+
+
+def test_one_that_never_served_is_not_followed():
+    assert run(DIE)[-1].startswith("PeerLost the controller: its process was killed by SIGKILL")
+
+
+def test_nobody_is_followed_where_losses_end_the_run():
+    said = run("life.reports.serves()", DIE, recovers=False)
+    assert len(said) == 2 and said[-1].startswith("PeerLost the controller")
+
+
+def test_children_that_die_again_and_again_are_given_up():
+    said = run("life.reports.serves()", DIE)
+    assert [line[0] for line in said[:-1]] == list("012345") and "it was started 6 times" in said[-1]
+
+
+def test_what_a_child_raises_ends_the_run_as_it_is():
+    assert run('raise ConfigError("port: no")')[-1] == "ConfigError port: no"
+
+
+def test_a_child_that_was_told_twice_to_stop_interrupts():
+    assert run("sys.exit(130)")[-1] == "interrupted"
+
+
+def test_one_signal_is_passed_on_and_ends_the_run():
+    said = run("os.kill(os.getppid(), signal.SIGTERM)", "signal.pause()")
+    assert said[-1] == "returned"
