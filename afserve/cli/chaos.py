@@ -132,8 +132,7 @@ class Chaos:
                 self._watch(began + self._plan.every)
         except KeyboardInterrupt:
             click.echo("no more faults")
-        self._wait_back()
-        self._sum_up(before)
+        self._sum_up(before, self._wait_back())
 
     def _break_one(self) -> None:
         """One draw each, whoever is there: as far as the same nodes serve, the same seed does the same."""
@@ -179,21 +178,21 @@ class Chaos:
                 )
             self._told[_name(each)] = each["stall"]
 
-    def _wait_back(self) -> None:
+    def _wait_back(self) -> Fields:
+        """What the server says once all nodes serve again."""
         until, missing = time.monotonic() + _BACK_SECONDS, "its gateway"
         while True:
             status = self._status()
             self._tell(status)
             if status is not None and not (missing := _missing(status)):
-                return
+                return status
             if time.monotonic() > until:
                 raise DeadlineError(
                     f"{missing} not back {_BACK_SECONDS:g} s after the last fault; see `afserve status`"
                 )
             time.sleep(_LOOK_SECONDS)
 
-    def _sum_up(self, before: Fields) -> None:
-        after: Fields = self._client.status()
+    def _sum_up(self, before: Fields, after: Fields) -> None:
         lost = _lost(after) - _lost(before)
         moved = sum(after["moved"].values()) - sum(before["moved"].values())
         resent = after["resent_rows"] - before["resent_rows"]
