@@ -32,9 +32,9 @@ class Spoiled:
         it, as a masked value that is not finite times a weight of 0 is not finite either.
         `given_up` says of rows that the experts gave no sum, and why; it is asked only where a row was spoiled.
         """
-        layers = self._layer_T.tolist()
-        if max(layers) == FINE:
+        if self._all_fine():
             return {}
+        layers = self._layer_T.tolist()
         self._layer_T.fill_(FINE)
         why, found, start = given_up(), {}, 0
         for index, chunk in enumerate(plan.chunks):
@@ -44,6 +44,11 @@ class Spoiled:
                 first = min(spoiled, key=lambda row: (layers[row], row not in why, row))
                 found[index] = _message(f"layer {layers[first]}", why.get(first))
         return found
+
+    def _all_fine(self) -> bool:
+        """In host memory a list is quicker than a reduction; from a device one number is fetched, not all."""
+        marks_T = self._layer_T
+        return (max(marks_T.tolist()) if marks_T.is_cpu else int(marks_T.max())) == FINE
 
 
 def _message(where: str, given_up: str | None) -> str:
