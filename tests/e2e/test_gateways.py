@@ -128,9 +128,8 @@ def test_a_gateway_joins_by_hand_and_goes_without_harm(up):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    joined = next(
-        c.laddr for c in psutil.Process(server.process.pid).net_connections() if is_for_nodes(c, server)
-    )
+    processes = [root := psutil.Process(server.process.pid), *root.children()]
+    joined = next(c.laddr for p in processes for c in p.net_connections() if is_for_nodes(c, server))
     command = ["node", "--role", "gateway", "--join", f"127.0.0.1:{joined.port}", "--port", str(port)]
     token = str(server.folder() / "token")
     guest = subprocess.Popen([sys.executable, "-m", "afserve", *command, "--token-file", token])

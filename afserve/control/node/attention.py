@@ -171,7 +171,8 @@ class AttentionLoop:
             self._report()
         else:
             self._was_busy = busy
-            self._report(soon=True)  # /metrics shows at once that requests run, or that none does
+            # /metrics shows at once that requests run, or that none does; what they routed is known by then.
+            self._report(soon=True, at_once=not busy)
 
     def _patience(self) -> float:
         if self._node.busy:
