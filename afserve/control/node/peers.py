@@ -65,7 +65,7 @@ class ExpertPeers:
         self._known = {peer.index: peer for peer in first.experts}
         self._dialling: set[ExpertPeer] = set()
         self._missed: dict[ExpertPeer, float] = {}  # since when it could not be reached
-        self._looked = self._clock.now()
+        self._due = self._clock.now()
 
     def update(self, peers: Peers) -> None:
         """From now on these."""
@@ -93,9 +93,9 @@ class ExpertPeers:
     def look(self) -> None:
         """Called once per turn of the loop; most calls only look at the clock."""
         now = self._clock.now()
-        if now - self._looked < min(self._silence / 4, _AGAIN_SECONDS):
+        if now < self._due:
             return
-        self._looked = now
+        self._due = now + min(self._silence / 4, _AGAIN_SECONDS)
         self._dial_missing()
         owing = self._node.owing()
         for peer, since in self._missed.items():
