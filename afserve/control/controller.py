@@ -334,6 +334,8 @@ class Controller:
             return
         wanted = self.deployment.counts
         effects = self.membership.on(event, self._clock.now())
+        if not effects and isinstance(event, Said) and isinstance(event.value, Heartbeat):
+            return  # it has changed nothing that anybody is told of
         if self.deployment.counts != wanted:
             self.on_wanted(self.deployment.counts)
         before, self._attending = self._attending, self.membership.attention_nodes()

@@ -116,7 +116,7 @@ class Going(Placing):
             or not self.can_spare(member.node)
         ):
             return []
-        return self._give_up(member, PeerLost(member.node, why), now)
+        return self._give_up(member, PeerLost(member.node, why), now, Cause.SLOW)
 
     def _disagreed(self, event: Event, error: RendezvousError, now: float) -> list[Effect]:
         """A member of another run is sent away, and told why. Whether the run goes on is the rules' business."""

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
 from afserve.control.wire.values import Adopt, FillSlots, Retire, ToNode
 from afserve.engine.migrate import stages
 from afserve.errors import DeadlineError, ProtocolError
 from afserve.member import NodeId, Role, expert_node
-from afserve.placement.placement import Placement
+from afserve.placement.placement import FREE, Placement
 
 FILL_SECONDS = 600.0
 ADOPT_SECONDS = 60.0
@@ -51,6 +53,7 @@ class Migration:
         self._following: Placement | None = None
         self._later: deque[Placement] = deque()
         self._urgent = False
+        self._held_by: tuple[tuple[Placement, ...], frozenset[NodeId]] = ((), frozenset())
         self._missing: set[NodeId] = set()
         self._given_up: set[tuple[NodeId, int]] = set()  # fills that somebody may still answer
         self._deadline = 0.0
@@ -163,7 +166,15 @@ class Migration:
 
     def holds(self, node: NodeId) -> bool:
         """Whether a placement that rows may be routed by now or later puts an expert on this node."""
-        return any(node in holders(placement) for placement in self.placements)
+        return node in self.holders
+
+    @property
+    def holders(self) -> frozenset[NodeId]:
+        """The nodes that any of these placements puts an expert on. Asked at every heartbeat, so it is kept."""
+        placements = self.placements
+        if placements != self._held_by[0]:  # the same values are the same objects: nothing large is compared
+            self._held_by = placements, frozenset[NodeId]().union(*map(holders, placements))
+        return self._held_by[1]
 
     def joined(self, node: NodeId) -> list[Outgoing]:
         """A node serves from now on, with the placement in force; it takes part in what is under way."""
@@ -232,7 +243,7 @@ class Migration:
 
 def holders(placement: Placement) -> set[NodeId]:
     """Expert nodes that hold any expert."""
-    return {expert_node(n) for n in range(placement.nodes) if next(placement.held(n), None) is not None}
+    return {expert_node(int(n)) for n in np.flatnonzero((placement.slot_array() != FREE).any((0, 2)))}
 
 
 def asks(phase: Phase, placement: Placement, *, urgent: bool = False) -> ToNode:

@@ -44,5 +44,4 @@ class Placing(Tables):
         if len(holders) * placement.slots_per_node() < placement.experts:
             return []  # rows for what nobody holds wait until somebody does
         self._asked = holders
-        serving = {m.node.index for m in self.members.of(Role.EXPERT) if m.serving}
-        return [Replan(holders, frozenset(held - serving))]
+        return [Replan(holders, held - self._answering())]

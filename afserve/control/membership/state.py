@@ -78,6 +78,8 @@ class Membership(Returning):
             effects = self._obey(event, now)
         except RendezvousError as error:
             effects = self._disagreed(event, error, now)
+        if not effects and isinstance(event, Said) and isinstance(event.value, Heartbeat):
+            return []  # most events are these, and only stats have changed; ticks look at all the rest
         if not self.ended and self._takeover is None:
             effects += self._reconcile(now)
         if self.settled and self._recovery.rules.recovers and not self._draining:
