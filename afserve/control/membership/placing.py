@@ -38,7 +38,7 @@ class Placing(Tables):
         if self.deployment.colocated or not self.settled or not self.migration.steady:
             return []
         holders, placement = self._holders(), self.migration.placement
-        held = {node.index for node in self.members.places(Role.EXPERT) if self.migration.holds(node)}
+        held = frozenset(n.index for n in self.members.places(Role.EXPERT) if self.migration.holds(n))
         if holders == self._asked or (held <= holders and holders in (held, self._seen)):
             return []
         if len(holders) * placement.slots_per_node() < placement.experts:
