@@ -31,6 +31,16 @@ class Recovered:
     homeless: tuple[LayerExpert, ...]
 
 
+def homeless(placement: Placement, serving: frozenset[int]) -> tuple[LayerExpert, ...]:
+    """Each (layer, expert) that no node of `serving` holds."""
+    there = [node for node in sorted(serving) if node < placement.nodes]
+    held_LE = np.zeros(
+        (len(placement.layers), placement.experts + 1), np.bool_
+    )  # the last column is for FREE
+    held_LE[np.arange(len(held_LE))[:, None, None], placement.slot_array()[:, there]] = True
+    return tuple((int(layer), int(expert)) for layer, expert in np.argwhere(~held_LE[:, :-1]))
+
+
 def recovered(
     placement: Placement, lost: frozenset[int], slots: int, load_LE: Floats | None = None
 ) -> Recovered:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from afserve.errors import ConfigError
-from afserve.launch.wishes import Wishes
+from afserve.launch.wishes import END, Wishes
 from afserve.placement.copies import copied, least_slots
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import Placement
@@ -45,14 +45,17 @@ def without_spare(experts: int, nodes: int, wishes: Wishes) -> ExpertSlots:
 
 
 def spare_for_recovery(experts: int, nodes: int, slots: ExpertSlots, wishes: Wishes, affordable: int) -> int:
-    """As asked; else what the others need to hold a lost node's experts as well, at most `affordable`."""
+    """As asked; else what the others need to hold a lost node's experts as well, at most `affordable`.
+
+    None where a loss ends the run.
+    """
     if not nodes:
         return 0
     if wishes.spare_slots is not None:
         in_range("--spare-slots", wishes.spare_slots, 0, max(0, experts - slots.used))
         return wishes.spare_slots
     left = nodes - 1
-    if not left:
+    if not left or wishes.on_loss == END:
         return 0
     wanted = -(-experts * min(wishes.expert_copies, left) // left) - slots.used
     return max(0, min(wanted, affordable))

@@ -29,13 +29,13 @@ from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
-from afserve.launch.faults import Faults
+from afserve.launch.chaos import Chaos
 from afserve.launch.gateway_node import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.supervisor import Life
+from afserve.launch.supervisor import Term
 from afserve.launch.topology import Topology, gib, usable
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
@@ -69,15 +69,15 @@ class LocalRun:
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
         on_loss: str = OnLoss.RECOVER,
-        life: Life | None = None,
+        term: Term | None = None,
     ) -> None:
-        """`life` where a supervisor keeps the port that nodes join, and starts the next run when this one dies."""
+        """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies."""
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
         token = read_token(processes.token_file)
-        number = 0 if life is None else life.number
-        self._life = life
+        number = 0 if term is None else term.number
+        self._term = term
         self._gateway = Gateway(
             token, home_rules(topology.deployment.engine), generation=first_generation(number)
         )
@@ -86,7 +86,7 @@ class LocalRun:
         self.assignment = assignment
         self._gateways = gateways
         self.controller = Controller(
-            _wanted(topology.deployment, life),
+            _wanted(topology.deployment, term),
             token,
             clock,
             balance,
@@ -99,8 +99,8 @@ class LocalRun:
             self._on_its_device,
             number,
         )
-        if life is not None:
-            self.controller.on_wanted = life.reports.wanted
+        if term is not None:
+            self.controller.on_wanted = term.reports.wanted
         self.controller.on_start = self._start_here
         self.controller.on_failure = self._gateway.fail
         self.controller.on_attention = self._gateway.told
@@ -115,7 +115,7 @@ class LocalRun:
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw
-        self._faults = Faults(processes)
+        self._faults = Chaos(processes)
         changing = Changing(self.controller, self._check_room, self._is_started_here, self._faults.begin)
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
@@ -138,7 +138,7 @@ class LocalRun:
 
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        also, shares = [self._gateway.handler], self._life is not None
+        also, shares = [self._gateway.handler], self._term is not None
         await self.controller.start(self.assignment.listen, self.assignment.port, also, shares_port=shares)
 
     def _draw(self, incident: Incident) -> None:
@@ -190,8 +190,8 @@ class LocalRun:
             await self.controller.wait_ready()
             if not self.topology.deployment.count(Role.GATEWAY):
                 await self._wait_attended()
-            if self._life is not None:
-                self._life.reports.serves()
+            if self._term is not None:
+                self._term.reports.serves()
         except AfserveError as error:
             raise self.explained(error) from None
 
@@ -239,6 +239,6 @@ class LocalRun:
             await asyncio.gather(self._watch, return_exceptions=True)
 
 
-def _wanted(deployment: Deployment, life: Life | None) -> Deployment:
+def _wanted(deployment: Deployment, term: Term | None) -> Deployment:
     """As it was asked for, with the counts that are wanted by now."""
-    return deployment if life is None else replace(deployment, counts={**deployment.counts, **life.counts})
+    return deployment if term is None else replace(deployment, counts={**deployment.counts, **term.counts})

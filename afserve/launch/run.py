@@ -35,7 +35,7 @@ from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.supervisor import INSISTED, Life, Supervisor, keep_port
+from afserve.launch.supervisor import INSISTED, Supervisor, Term, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
@@ -92,8 +92,8 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         assignment = replace(assignment, port=kept.getsockname()[1])
         started = time.monotonic()
 
-        def live(life: Life) -> None:
-            up = _Up(topology, found, settings, sock, processes, flags, balance, assignment, life, started)
+        def live(term: Term) -> None:
+            up = _Up(topology, found, settings, sock, processes, flags, balance, assignment, term, started)
             asyncio.run(up.run())
 
         processes.lend()
@@ -247,11 +247,11 @@ class _Up:
         flags: UpFlags,
         balance: BalanceRules,
         assignment: HostAssignment,
-        life: Life,
+        term: Term,
         started: float,
     ) -> None:
-        self._life = life
-        self._started = started if not life.number else time.monotonic()
+        self._term = term
+        self._started = started if not term.number else time.monotonic()
         self._topology = topology
         self._name = flags.listening.served_model_name or found.name
         self._sock = sock
@@ -271,7 +271,7 @@ class _Up:
             assignment,
             gateways,
             flags.wishes.on_loss,
-            life,
+            term,
         )
         self._http: Http
         if gateways is None:
@@ -285,7 +285,7 @@ class _Up:
             await self._run.frontend.record_routing(True)
         self._listen_for_signals()
         asyncio.get_running_loop().add_reader(
-            self._life.reports, self._end_at_once
+            self._term.reports, self._end_at_once
         )  # the supervisor has gone
         gc.freeze()  # full collections walk connections and streams, not what is there from the start
         async with self._run:
@@ -337,7 +337,7 @@ class _Up:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     async def _show_start(self) -> None:
-        if self._life.number:
+        if self._term.number:
             await self._run.wait_ready()
             seconds = time.monotonic() - self._started
             log.warning("the new controller serves, with the nodes that were there; it took %.2f s", seconds)

@@ -65,7 +65,7 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Term:
     """What one child is told: which one it is, and how many nodes are wanted by now, where that has changed."""
 
     number: int
@@ -77,7 +77,7 @@ class Life:
 class Supervisor:
     """`live` is a child's whole life; what it raises ends the run. `recovers`: a child that dies is followed."""
 
-    live: Callable[[Life], None]
+    live: Callable[[Term], None]
     recovers: bool
     _counts: dict[Role, int] = field(default_factory=dict)
     _child: int = 0
@@ -100,7 +100,7 @@ class Supervisor:
         number = tries = 0
         while True:
             self._serves_since = None
-            code = self._one_life(number)
+            code = self._one_term(number)
             if self._error is not None:
                 raise self._error
             if code == INSISTED:
@@ -124,7 +124,7 @@ class Supervisor:
 
     # ---- one child
 
-    def _one_life(self, number: int) -> int:
+    def _one_term(self, number: int) -> int:
         """Its exit code, or the signal that killed it, negative."""
         ours, theirs = socket.socketpair()
         parent = os.getpid()
@@ -134,7 +134,7 @@ class Supervisor:
         self._child = os.fork()
         if not self._child:
             ours.close()
-            os._exit(self._live(parent, Life(number, dict(self._counts), Reports(theirs))))
+            os._exit(self._live(parent, Term(number, dict(self._counts), Reports(theirs))))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         with ours:
@@ -143,7 +143,7 @@ class Supervisor:
         self._child = 0
         return os.waitstatus_to_exitcode(status)
 
-    def _live(self, parent: int, life: Life) -> int:
+    def _live(self, parent: int, term: Term) -> int:
         """In the child, out of the terminal's reach: what is typed there comes by way of the supervisor."""
         os.setsid()
         for number in _SIGNALS:
@@ -152,9 +152,9 @@ class Supervisor:
         try:
             die_with_parent(parent, signal.SIGKILL)
             name_process("afserve-control")
-            self.live(life)
+            self.live(term)
         except AfserveError as error:
-            life.reports.failed(error)
+            term.reports.failed(error)
             return error.exit_code
         except SystemExit as left:
             return left.code if isinstance(left.code, int) else 1

@@ -300,7 +300,7 @@ def own_copy(controller, clock, found=OWN):
 def test_nobody_is_ready_before_the_own_copy_has_been_compared():
     async def scenario():
         async with serving(own=own_copy, **AGREEING) as (controller, frontend, nodes):
-            while not controller.members.all_ready:
+            while not controller.members.all_ready():
                 await asyncio.sleep(0.01)
             assert not controller.ready and not frontend.ready()
             ((full, _, found),) = nodes.asked
@@ -326,7 +326,7 @@ def test_nobody_is_ready_before_the_own_copy_has_been_compared():
 def test_an_own_copy_that_is_another_one_ends_the_start(found, kind, said):
     async def scenario():
         async with serving(own=own_copy, **AGREEING) as (controller, _, nodes):
-            while not controller.members.all_ready:
+            while not controller.members.all_ready():
                 await asyncio.sleep(0.01)
             future = nodes.asked[0][2]
             future.set_exception(found) if isinstance(found, Exception) else future.set_result(found)
@@ -345,7 +345,7 @@ def test_a_node_that_gives_all_bytes_has_them_compared():
             _,
             nodes,
         ):
-            while not controller.members.all_ready:
+            while not controller.members.all_ready():
                 await asyncio.sleep(0.01)
             samples, everything = nodes.asked
             assert (samples[0], everything[0]) == (False, True)
@@ -365,7 +365,7 @@ def test_an_own_copy_that_does_not_answer_is_named():
     async def scenario():
         clock = FakeClock()
         async with serving(own=own_copy, clock=clock, **AGREEING) as (controller, _, nodes):
-            while not controller.members.all_ready:
+            while not controller.members.all_ready():
                 await asyncio.sleep(0.01)
             clock.advance(identifying.STALL_SECONDS - 1)
             for member in controller.members:

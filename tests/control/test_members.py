@@ -129,7 +129,7 @@ def test_says_who_is_missing_and_who_is_slow():
     table = members()
     for role in ("attention", "attention", "expert"):
         admit(table, register(role)).state = State.READY
-    assert table.unready() == ["expert-1 never registered"] and not table.all_ready
+    assert table.unready() == ["expert-1 never registered"] and not table.all_ready()
     admit(table, register("expert"))
     assert table.unready() == ["expert-1 is at 0% (starting)"]
 

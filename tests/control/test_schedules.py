@@ -427,7 +427,7 @@ class World:
                 return f"{role}: {members.places(role)}"
         if membership.renewals.busy:
             return f"{membership.renewals}"
-        if not members.all_ready or not membership.migration.steady:
+        if not members.all_ready() or not membership.migration.steady:
             return f"{members.unready()}, {membership.migration.phase}"
         holders = {n for n in range(placement.nodes) if any(True for _ in placement.held(n))}
         present = {n.index for n in members.places(Role.EXPERT)}

@@ -4,7 +4,7 @@ import pytest
 
 from afserve.control.membership.events import Exited, Happening, Incident, Left, Start, Ticked
 from afserve.control.membership.recovery import OnLoss
-from afserve.control.membership.shortage import homeless
+from afserve.control.membership.shortage import lacking
 from afserve.control.wire.values import Endpoint, Ready
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
@@ -89,5 +89,5 @@ def test_a_place_that_was_lost_too_often_stays_empty_until_somebody_comes_by_han
 )
 def test_who_is_homeless_and_who_finds_no_room(serving, experts, beyond):
     placement = Placement.contiguous(layers=1, experts=4, nodes=2, slots_per_node=3)
-    found = homeless(placement, frozenset(serving), room=3)
+    found = lacking(placement, frozenset(serving), room=3)
     assert (len(found.experts), len(found.beyond)) == (experts, beyond)

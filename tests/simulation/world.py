@@ -370,7 +370,7 @@ class World:
         members, migration = self.membership.members, self.membership.migration
         nodes = [p for p in self.roles(Role.ATTENTION) if p.loop is not None]
         return (
-            members.all_ready
+            members.all_ready()
             and migration.steady
             and not self.membership.renewals.busy
             and not self.membership.attention_nodes().refusing

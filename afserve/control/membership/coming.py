@@ -16,13 +16,8 @@ from afserve.control.membership.events import (
 from afserve.control.membership.going import Going
 from afserve.control.membership.members import NO_EPOCH, Member, State
 from afserve.control.membership.migration import Phase, asks
-from afserve.control.wire.values import (
-    Assigned,
-    Retire,
-)
-from afserve.errors import (
-    RendezvousError,
-)
+from afserve.control.wire.values import Assigned, Retire
+from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
 
 
@@ -97,10 +92,6 @@ class Coming(Going):
         if (lost_at := self._lost_at.pop(node, None)) is not None:
             effects.append(Incident(Happening.RETURNED, node, f"pid {member.pid}", now - lost_at))
         return effects
-
-    def _all_ready(self) -> bool:
-        waited_for = [member for member in self.members if member.node not in self._guests]
-        return not self.members.missing() and all(member.state is State.READY for member in waited_for)
 
     def _settle(self) -> list[Effect]:
         """Somebody may have become ready before anybody said what its checkpoint is, or not be who was announced."""

@@ -4,7 +4,8 @@ It only tells; what is done about it is decided elsewhere.
 """
 
 from afserve.control.membership.events import Happening, Incident, MemberId
-from afserve.placement.placement import FREE, Placement
+from afserve.placement.placement import Placement
+from afserve.placement.recovery import homeless
 
 
 class Coverage:
@@ -17,7 +18,7 @@ class Coverage:
 
     def lost(self, member: MemberId, placement: Placement, serving: frozenset[int], now: float) -> str:
         """An expert node is gone, `serving` are left. What becomes of its rows, in words."""
-        alone = homeless(placement, serving)
+        alone = len(homeless(placement, serving))
         if not alone:
             return "its rows go to replicas"
         if self._lost is None:
@@ -34,13 +35,3 @@ class Coverage:
         lost, self._lost = self._lost, None
         why = f"every expert has a node again, epoch {placement.epoch}"
         return [Incident(Happening.COVERED, lost.node, why, now - self._since, generation=lost.generation)]
-
-
-def homeless(placement: Placement, serving: frozenset[int]) -> int:
-    """How many experts, over all layers, no node of `serving` holds."""
-    nodes = [node for node in serving if node < placement.nodes]
-    held = sum(
-        len({expert for node in nodes for expert in layer.slots[node] if expert != FREE})
-        for layer in placement.layers
-    )
-    return placement.experts * len(placement.layers) - held

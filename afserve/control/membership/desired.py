@@ -74,3 +74,7 @@ class Desired:
             raise ConfigError(f"model: one is served, these are asked for: {', '.join(sorted(self.models))}")
         (deployment,) = self.models.values()
         return deployment
+
+    def scaled(self, role: Role, count: int) -> "Desired":
+        """The one model with another number of nodes of a role."""
+        return Desired({name: self.only.scaled(role, count) for name in self.models})

@@ -14,9 +14,7 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.members import Member, State
 from afserve.control.membership.placing import Placing
-from afserve.control.wire.values import (
-    Stuck,
-)
+from afserve.control.wire.values import Stuck
 from afserve.engine.stats import ExpertStats
 from afserve.errors import (
     AfserveError,

@@ -144,9 +144,9 @@ class Members:
         ]
         return never + slow
 
-    @property
-    def all_ready(self) -> bool:
-        return not self.missing() and all(member.state is State.READY for member in self)
+    def all_ready(self, besides: Collection[NodeId] = ()) -> bool:
+        """Nobody is waited for; `besides` are not waited for anyway."""
+        return not self.missing() and all(m.state is State.READY for m in self if m.node not in besides)
 
     # ---- coming in
 

@@ -1,15 +1,9 @@
 """Where experts stand: when another placement is thought out, and which ones are taken."""
 
-from afserve.control.membership.events import (
-    Effect,
-    Place,
-    Replan,
-)
+from afserve.control.membership.events import Effect, Place, Replan
 from afserve.control.membership.migration import holders
 from afserve.control.membership.tables import Tables
-from afserve.errors import (
-    ConfigError,
-)
+from afserve.errors import ConfigError
 from afserve.member import Role
 
 

@@ -9,13 +9,8 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.members import Member, State
 from afserve.control.membership.scaling import Step, check_count
-from afserve.control.wire.values import (
-    Shutdown,
-)
-from afserve.errors import (
-    ConfigError,
-    PeerLost,
-)
+from afserve.control.wire.values import Shutdown
+from afserve.errors import ConfigError, PeerLost
 from afserve.member import NodeId, Role
 
 
@@ -41,7 +36,7 @@ class Renewing(Coming):
 
     def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
         self.check_count(role, count)
-        self.deployment = self.deployment.scaled(role, count)
+        self.desired = self.desired.scaled(role, count)
         staying = [node for node in self.staying() if node.role is role]
         self._leaving.update(staying[count:])
         effects: list[Effect] = []
@@ -55,7 +50,7 @@ class Renewing(Coming):
         self._check_place(node)
         if node not in self._guests and node not in self._leaving:
             self.check_count(node.role, self.deployment.count(node.role) - 1)
-            self.deployment = self.deployment.scaled(node.role, self.deployment.count(node.role) - 1)
+            self.desired = self.desired.scaled(node.role, self.deployment.count(node.role) - 1)
         self._leaving.add(node)
         return []
 

@@ -15,13 +15,8 @@ from afserve.control.membership.members import Member, State
 from afserve.control.membership.migration import Phase, asks, holders
 from afserve.control.membership.renewing import Renewing
 from afserve.control.membership.takeover import Claim, Inherited, Takeover, inherit
-from afserve.control.wire.values import (
-    Retire,
-    Standing,
-)
-from afserve.errors import (
-    RendezvousError,
-)
+from afserve.control.wire.values import Retire, Standing
+from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role
 
 _SUCCEEDED = RendezvousError("another stream of this node has taken the place of this one")

@@ -7,12 +7,10 @@ What running requests wait for is the link's and the gateways' business. It tell
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from afserve.control.membership.members import Members, State
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
-from afserve.placement.recovery import LayerExpert, recovered
+from afserve.placement.recovery import LayerExpert, homeless, recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +58,11 @@ class Shortage:
             started = set(members.places(Role.ATTENTION)) - set(given_up)
             seconds = self._patience.long if started else soon
             found["attention"] = "no attention node serves" + _why(members, Role.ATTENTION), seconds
-        homeless = self._homeless(members, placement)
-        if homeless.beyond:
-            found["room"] = _without_room(members, placement, homeless.beyond), soon
-        elif homeless.experts:
-            found["loading"] = _not_loaded(members, placement, homeless.experts), self._patience.long
+        lost = self._homeless(members, placement)
+        if lost.beyond:
+            found["room"] = _without_room(members, placement, lost.beyond), soon
+        elif lost.experts:
+            found["loading"] = _not_loaded(members, placement, lost.experts), self._patience.long
         self._since = {lack: self._since.get(lack, now) for lack in found}
         due = [words for lack, (words, seconds) in found.items() if now - self._since[lack] >= seconds]
         self.refusing = "; ".join(due)
@@ -74,21 +72,16 @@ class Shortage:
             return Homeless()
         key = placement.epoch, frozenset(m.node.index for m in members.of(Role.EXPERT) if m.serving)
         if key != self._known[0]:
-            self._known = key, homeless(placement, key[1], self._room)
+            self._known = key, lacking(placement, key[1], self._room)
         return self._known[1]
 
 
-def homeless(placement: Placement, serving: frozenset[int], room: int) -> Homeless:
+def lacking(placement: Placement, serving: frozenset[int], room: int) -> Homeless:
     """What no node of `serving` holds by this placement."""
-    placement = placement.with_nodes(max(placement.nodes, max(serving, default=-1) + 1))
-    there = sorted(serving)
-    experts = tuple(
-        (layer, int(expert))
-        for layer, slot_NS in enumerate(placement.slot_array())
-        for expert in np.setdiff1d(np.arange(placement.experts), slot_NS[there])
-    )
+    experts = homeless(placement, serving)
     if not experts:
         return Homeless()
+    placement = placement.with_nodes(max(placement.nodes, max(serving, default=-1) + 1))
     lost = frozenset(range(placement.nodes)) - serving
     return Homeless(experts, tuple(sorted(recovered(placement, lost, room).homeless)))
 

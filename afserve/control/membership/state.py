@@ -216,7 +216,7 @@ class Membership(Returning):
         if self._draining and not self._drained and not busy:
             self._drained = True
             effects.append(AllDrained())
-        if not self.settled and self._all_ready():
+        if not self.settled and self.members.all_ready(besides=self._guests):
             effects += self._settle()
         return effects
 

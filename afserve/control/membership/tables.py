@@ -6,12 +6,8 @@ Who is told what, which expert nodes may hold experts, and phrases for people. N
 from collections.abc import Callable, Iterable
 
 from afserve.control.membership.coverage import Coverage
-from afserve.control.membership.desired import Deployment
-from afserve.control.membership.events import (
-    Effect,
-    Joined,
-    Tell,
-)
+from afserve.control.membership.desired import Deployment, Desired
+from afserve.control.membership.events import Effect, Joined, Tell
 from afserve.control.membership.members import Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing
 from afserve.control.membership.recovery import Recovery, Rules
@@ -19,10 +15,7 @@ from afserve.control.membership.scaling import Renewals
 from afserve.control.membership.shortage import Patience, Shortage
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
-from afserve.control.wire.values import (
-    AttentionNodes,
-    Drain,
-)
+from afserve.control.wire.values import AttentionNodes, Drain
 from afserve.member import NodeId, Role, expert_node
 
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
@@ -56,7 +49,7 @@ class Tables:
         life: int = 0,
     ) -> None:
         """`life` counts the controllers of a run: what a later one gives out is never taken for an earlier one's."""
-        self.deployment = deployment
+        self.desired = Desired({deployment.source.name: deployment})
         self.members = Members(deployment.nodes, version, deployment.colocated, first_generation(life))
         self.migration = Migration(deployment.placement, self._serving)
         self.settled = False
@@ -77,14 +70,17 @@ class Tables:
         self._guests: set[NodeId] = (
             set()
         )  # gateways that came by themselves, beyond those that were asked for
-        self._asked: frozenset[int] | None = None  # expert nodes that a placement is being thought out for
-        self._seen: frozenset[int] | None = (
-            None  # those that the placement in force or under way was thought out for
-        )
+        # Expert nodes that a placement is being thought out for, and that the one in force or under way was.
+        self._asked: frozenset[int] | None = None
+        self._seen: frozenset[int] | None = None
         self._first = frozenset(range(deployment.count(Role.EXPERT)))
         self._lost_at: dict[NodeId, float] = {}  # of places whose member was lost while it served
         self._draining = self._drained = False
         self._restarted = False  # whether somebody was lost before the run had settled
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.desired.only
 
     def attention_nodes(self) -> AttentionNodes:
         """For gateways: who attends, and why new requests are refused, where they are."""

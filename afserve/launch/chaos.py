@@ -17,7 +17,7 @@ log = logging.getLogger("afserve.incidents")
 _AT_REST, _AT_WORK = 0.045, 0.005  # seconds of each turn of a slow node: a tenth of its speed
 
 
-class Faults:
+class Chaos:
     """`stop()` lets everyone go on. Calls come from one event loop."""
 
     def __init__(self, processes: NodeProcesses) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from afserve.control.changes import FaultKind
 from afserve.errors import ConfigError
-from afserve.launch.faults import Faults
+from afserve.launch.chaos import Chaos
 from afserve.launch.processes import NodeProcesses
 from afserve.member import expert_node
 
@@ -34,7 +34,7 @@ def with_a_node(scenario):
     async def run(processes, nobody):
         exits = []
         watch = asyncio.create_task(processes.watch(lambda who, why: exits.append((who, why))))
-        faults = Faults(processes)
+        faults = Chaos(processes)
         with pytest.raises(ConfigError, match="no process that was started from here"):
             faults.begin(NODE, FaultKind.KILL, 0.0)
         processes.spawn(NODE, nobody)
