@@ -72,7 +72,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
 
     progress, tell = stream.progress("attention weights"), identify(stream)
     node, first, close = build_attention(assigned, progress, meet(stream), tell)
-    report = Reporter(heartbeat, stream, node.stats, node.take_routed)
+    report = Reporter(heartbeat, stream, node.stats, node.take_routed, attention=assigned.deployment.count(Role.ATTENTION))
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
 

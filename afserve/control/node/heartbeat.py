@@ -20,6 +20,11 @@ ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70
 
 
+def heartbeat_seconds(silence: float) -> float:
+    """Between two heartbeats: whoever says nothing for `silence` seconds has missed three."""
+    return min(SECONDS, silence / 3)
+
+
 class HeartbeatThread:
     """Sends the snapshot that was published last. It never asks the node, which another thread is stepping."""
 

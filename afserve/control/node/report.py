@@ -13,6 +13,16 @@ from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Routed
 from afserve.placement.stats import RoutedRows
 
+MOST_ROUTED = 50  # such messages per second of all nodes: of DeepSeek-V3's shape 1.5 MB
+
+
+def routed_seconds(heartbeat: float, attention: int) -> float:
+    """Between two messages with routing counts of one of `attention` nodes: with each heartbeat, where few share.
+
+    Counts add up until they are sent, so none is lost. Example: 1,000 nodes send theirs every 20 s.
+    """
+    return max(heartbeat, attention / MOST_ROUTED)
+
 
 class Report(Protocol):
     """Called once per turn of a node's loop; most calls only look at the clock."""
@@ -30,8 +40,12 @@ class Reporter:
         stats: Callable[[], Stats],
         routed: Callable[[], RoutedRows] | None = None,
         clock: Clock | None = None,
+        *,
+        attention: int = 1,
     ) -> None:
+        """`attention` nodes share what the controller takes of routing counts."""
         self._heartbeat, self._stream = heartbeat, stream
+        self._routed_seconds = routed_seconds(heartbeat.seconds, attention)
         self._stats, self._routed = stats, routed
         self._clock = clock or MonotonicClock()
         self._published = self._sent = self._clock.now()
@@ -44,7 +58,7 @@ class Reporter:
             self._heartbeat.publish(self._stats())
             if soon:
                 self._heartbeat.hurry()
-        if self._routed is not None and (now - self._sent >= seconds or at_once):
+        if self._routed is not None and (now - self._sent >= self._routed_seconds or at_once):
             self._sent = now
             if rows := self._routed():
                 self._stream.send(Routed(rows))

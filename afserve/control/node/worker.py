@@ -15,7 +15,7 @@ from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
-from afserve.control.node.heartbeat import SECONDS, HeartbeatThread, Stats
+from afserve.control.node.heartbeat import HeartbeatThread, heartbeat_seconds, Stats
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire import channel
 from afserve.control.wire.values import Assigned, Failed, Register
@@ -63,7 +63,7 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
-    seconds = min(SECONDS, assigned.deployment.silence / 3)
+    seconds = heartbeat_seconds(assigned.deployment.silence)
     heartbeat = HeartbeatThread(stream, _EMPTY.get(assigned.node.role), seconds)
     heartbeat.start()
     try:
