@@ -16,6 +16,11 @@ class Coverage:
         self._since = 0.0
         self._seen: tuple[int, frozenset[int]] | None = None
 
+    @property
+    def lacking(self) -> bool:
+        """Whether a loss has left experts without a node since which not all were seen to have one again."""
+        return self._lost is not None
+
     def lost(self, member: MemberId, placement: Placement, serving: frozenset[int], now: float) -> str:
         """An expert node is gone, `serving` are left. What becomes of its rows, in words."""
         alone = len(homeless(placement, serving))

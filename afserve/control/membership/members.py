@@ -84,7 +84,7 @@ class Members:
 
     def __init__(self, nodes: tuple[NodeId, ...], version: str, colocated: bool, first: int = 0) -> None:
         """Generations are given out from `first` on."""
-        self._places: dict[NodeId, Member | None] = dict.fromkeys(nodes)
+        self._places: dict[NodeId, Member | None] = dict.fromkeys(sorted(nodes))  # always in this order
         self._generation: dict[NodeId, int] = {}
         self._first = first
         self._version = version
@@ -95,10 +95,10 @@ class Members:
 
     def __iter__(self) -> Iterator[Member]:
         """Attention nodes first, each role in the order of its indices; who is gone is not among them."""
-        return iter([m for node in sorted(self._places) if (m := self._places[node]) is not None and m.alive])
+        return iter([m for m in self._places.values() if m is not None and m.state is not State.GONE])
 
     def places(self, role: Role) -> list[NodeId]:
-        return sorted(node for node in self._places if node.role is role)
+        return [node for node in self._places if node.role is role]
 
     def at(self, node: NodeId) -> Member | None:
         """The last member of a place, also one that is gone."""
@@ -110,7 +110,7 @@ class Members:
         return found if found is not None and found.id == member and found.alive else None
 
     def of(self, role: Role) -> list[Member]:
-        return [member for member in self if member.node.role is role]
+        return [member for member in self if member.id.node.role is role]
 
     def add(self, role: Role) -> NodeId:
         """A place with the lowest index that is free."""
@@ -118,19 +118,20 @@ class Members:
         if role is Role.GATEWAY and self._own_gateway:
             taken.add(OWN_GATEWAY)
         node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
-        self._places[node] = None
+        self._put(node, None)
         return node
 
     def keep(self, node: NodeId) -> None:
         """There is such a place, whoever takes it."""
-        self._places.setdefault(node, None)
+        if node not in self._places:
+            self._put(node, None)
 
     def remove(self, node: NodeId) -> None:
         self._places.pop(node, None)
 
     def missing(self) -> list[NodeId]:
         """Places without a member."""
-        return [node for node in sorted(self._places) if (m := self._places[node]) is None or not m.alive]
+        return [node for node, m in self._places.items() if m is None or m.state is State.GONE]
 
     def unready(self) -> list[str]:
         """A phrase for everyone that is not ready yet."""
@@ -217,8 +218,15 @@ class Members:
         member = Member(MemberId(node, generation), request.pid, request.host, now, progress_at=now)
         if node.role in MODEL_ROLES:
             member.stats = ExpertStats() if node.role is Role.EXPERT else AttentionStats()
-        self._places[node] = member
+        self._put(node, member)
         return member
+
+    def _put(self, node: NodeId, member: Member | None) -> None:
+        """Places are looked through several times per event and hardly ever change: here they are put in order."""
+        new = node not in self._places
+        self._places[node] = member
+        if new:
+            self._places = {known: self._places[known] for known in sorted(self._places)}
 
     # ---- what all must have in common
 

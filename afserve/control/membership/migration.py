@@ -53,7 +53,7 @@ class Migration:
         self._following: Placement | None = None
         self._later: deque[Placement] = deque()
         self._urgent = False
-        self._held_by: tuple[tuple[Placement, ...], frozenset[NodeId]] = ((), frozenset())
+        self._held_by: tuple[tuple[Placement, ...], frozenset[int]] = ((), frozenset())
         self._missing: set[NodeId] = set()
         self._given_up: set[tuple[NodeId, int]] = set()  # fills that somebody may still answer
         self._deadline = 0.0
@@ -166,14 +166,15 @@ class Migration:
 
     def holds(self, node: NodeId) -> bool:
         """Whether a placement that rows may be routed by now or later puts an expert on this node."""
-        return node in self.holders
+        return node.role is Role.EXPERT and node.index in self.holding
 
     @property
-    def holders(self) -> frozenset[NodeId]:
-        """The nodes that any of these placements puts an expert on. Asked at every heartbeat, so it is kept."""
+    def holding(self) -> frozenset[int]:
+        """The expert nodes that any of these placements puts an expert on. Asked at every event, so it is kept."""
         placements = self.placements
         if placements != self._held_by[0]:  # the same values are the same objects: nothing large is compared
-            self._held_by = placements, frozenset[NodeId]().union(*map(holders, placements))
+            found = frozenset(node.index for placement in placements for node in holders(placement))
+            self._held_by = placements, found
         return self._held_by[1]
 
     def joined(self, node: NodeId) -> list[Outgoing]:

@@ -4,7 +4,6 @@ from afserve.control.membership.events import Effect, Place, Replan
 from afserve.control.membership.migration import holders
 from afserve.control.membership.tables import Tables
 from afserve.errors import ConfigError
-from afserve.member import Role
 
 
 class Placing(Tables):
@@ -32,7 +31,7 @@ class Placing(Tables):
         if self.deployment.colocated or not self.settled or not self.migration.steady:
             return []
         holders, placement = self._holders(), self.migration.placement
-        held = frozenset(n.index for n in self.members.places(Role.EXPERT) if self.migration.holds(n))
+        held = self.migration.holding
         if holders == self._asked or (held <= holders and holders in (held, self._seen)):
             return []
         if len(holders) * placement.slots_per_node() < placement.experts:

@@ -82,9 +82,10 @@ class Renewals:
     def begin(self, node: NodeId) -> None:
         self.node, self.step, self.exited = node, Step.LEAVING, False
 
-    def is_leaving(self, node: NodeId) -> bool:
-        """Whether this member serves, but nothing new should depend on it."""
-        return node == self.node and self.step is Step.LEAVING
+    @property
+    def leaving(self) -> NodeId | None:
+        """Who serves, though nothing new should depend on it."""
+        return self.node if self.step is Step.LEAVING else None
 
     def going(self, now: float) -> None:
         self.step, self.until = Step.GOING, now + GOING_SECONDS

@@ -211,14 +211,17 @@ class Membership(Returning):
             effects += self._see_off(node, now)
         effects += self._renew(now)
         effects += self._replan()
-        effects += self._coverage.check(self.migration.placement, self._answering(), now)
-        busy = self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY)
-        if self._draining and not self._drained and not busy:
+        if self._coverage.lacking:
+            effects += self._coverage.check(self.migration.placement, self._answering(), now)
+        if self._draining and not self._drained and not self._has_requests():
             self._drained = True
             effects.append(AllDrained())
         if not self.settled and self.members.all_ready(besides=self._guests):
             effects += self._settle()
         return effects
+
+    def _has_requests(self) -> bool:
+        return bool(self._serving(Role.ATTENTION) or self._serving(Role.GATEWAY))
 
     def _until_end(self, effects: list[Effect]) -> list[Effect]:
         """The first reason for an end counts, and nothing comes after it."""

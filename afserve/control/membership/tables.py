@@ -16,7 +16,7 @@ from afserve.control.membership.shortage import Patience, Shortage
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
 from afserve.control.wire.values import AttentionNodes, Drain
-from afserve.member import NodeId, Role, expert_node
+from afserve.member import NodeId, Role
 
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
 
@@ -105,13 +105,14 @@ class Tables:
 
     def _holders(self) -> frozenset[int]:
         """Expert nodes that serve and stay."""
-        serving = self._serving_experts()
-        going = [n for n in map(expert_node, serving) if self.renewals.is_leaving(n) and self.can_spare(n)]
-        return serving - {node.index for node in going}
+        serving, going = self._serving_experts(), self.renewals.leaving
+        if going is None or going.role is not Role.EXPERT or not self.can_spare(going):
+            return serving
+        return serving - {going.index}
 
     def _answering(self) -> frozenset[int]:
         """Expert nodes that rows are sent to."""
-        return frozenset(node.index for node in self._serving(Role.EXPERT))
+        return frozenset(m.node.index for m in self.members.of(Role.EXPERT) if m.serving)
 
     def _serving_experts(self) -> frozenset[int]:
         """Also one that is about to have a new process."""
@@ -121,10 +122,7 @@ class Tables:
 
     def _away(self) -> bool:
         """Whether an expert node that holds experts does not serve: what it holds must not change then."""
-        serving = {m.node for m in self.members.of(Role.EXPERT) if m.serving}
-        return any(
-            self.migration.holds(node) and node not in serving for node in self.members.places(Role.EXPERT)
-        )
+        return bool(self.migration.holding - self._answering())
 
     def _announce(self, told: list[Member]) -> list[Effect]:
         peers = self.members.peers(settled=self.settled)
