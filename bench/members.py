@@ -1,12 +1,12 @@
 """`python -m bench.members`: one controller with thousands of scripted nodes.
 
 Two processes. The controller is the real one, with its gRPC streams, membership, migration and balancing; the other
-process plays all nodes, one stream each: they register, are ready, send heartbeats and routing counts at the times that
-the controller allows, and answer fills and adoptions at once. One expert node is cut off. Figures: seconds from the last
-node's registration to ready; the controller's CPU seconds per second while nothing happens; seconds from the cut until
-every attention node has been told of it, and until the placement without that node has reached everyone.
+process plays all nodes, one stream each: they register, are ready, send heartbeats and routing counts as often as real
+nodes do, and answer fills and adoptions at once. One expert node is cut off.
 
-The shape is DeepSeek-V3's: 58 layers of 256 experts, two slots of each node and layer.
+Figures: seconds from the last node's registration to ready; the controller's CPU seconds per second while nothing
+happens; seconds from the cut until every attention node has been told of it, and until all have the placement without
+that node. The shape is DeepSeek-V3's: 58 layers of 256 experts, two slots of each node and layer.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.node.heartbeat import heartbeat_seconds
 from afserve.control.node.report import routed_seconds
 from afserve.control.wire import channel, messages
+from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
     Adopt,
     Adopted,
@@ -83,7 +84,7 @@ def placement(nodes: int) -> Placement:
 # ---- the controller's process
 
 
-async def controller_part(attention: int, experts: int) -> None:
+async def controller_part(attention: int, experts: int, silence: float) -> None:
     """Prints its address, then one line for each thing that happens; ends when its standard input does."""
     deployment = Deployment(
         source=ModelSource("/nowhere", "deepseek-v3"),
@@ -92,13 +93,14 @@ async def controller_part(attention: int, experts: int) -> None:
         fingerprint="scripted",
         placement=placement(experts),
         most_attention=attention,
+        silence=silence,
     )
     controller = Controller(
         deployment,
         TOKEN,
         AwakeClock(),
         BalanceRules(),
-        Rules(on_loss=OnLoss.RECOVER, register=READY_S, stall=READY_S, patience=60.0),
+        Rules(on_loss=OnLoss.RECOVER, silence=silence, register=READY_S, stall=READY_S, patience=60.0),
     )
     controller.on_failure = lambda error: print(json.dumps({"failed": str(error)}), flush=True)
     address = await controller.start()
@@ -122,12 +124,10 @@ class _Nodes:
         self.registered_at = 0.0
         self.told_at: dict[NodeId, float] = {}  # attention nodes: when the last Peers came
         self.peers: dict[NodeId, int] = {}  # how many expert nodes an attention node knows
-        self.epoch: dict[NodeId, int] = {}
         self.adopted_at: dict[NodeId, float] = {}
         self.bytes = 0
         self._decoded: dict[bytes, ToNode] = {}
         self._calls: dict[NodeId, asyncio.Task[None]] = {}
-        self._filled = 0
 
     def start(self, role: Role, count: int) -> None:
         for index in range(count):
@@ -142,13 +142,27 @@ class _Nodes:
             task.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
-    def decode(self, data: bytes) -> ToNode:
+    def since(self, begin: float, at: dict[NodeId, float]) -> float | None:
+        """Seconds from `begin` to when the last attention node that is there was told; None while one was not."""
+        there = [
+            at.get(node, 0.0)
+            for node, task in self._calls.items()
+            if node.role is Role.ATTENTION and not task.done()
+        ]
+        return None if min(there) < begin else max(there) - begin
+
+    def lost(self) -> int:
+        """Nodes that the controller has sent away, for being late."""
+        return sum(task.done() for task in self._calls.values())
+
+    def decode(self, data: bytes, last: SaidLast) -> ToNode:
+        """What has no placement, and is the same for many, is decoded once."""
         self.bytes += len(data)
         found = self._decoded.get(data)
         if found is None:
-            found = self._decoded[data] = messages.decode_to_node(data)
-            if len(self._decoded) > 4096:
-                self._decoded.pop(next(iter(self._decoded)))
+            found = messages.decode_to_node(data, last)
+            if isinstance(found, Peers):
+                self._decoded = {data: found}
         return found
 
     async def _live(self, node: NodeId) -> None:
@@ -161,11 +175,12 @@ class _Nodes:
 
             await say(Register(node.role, node.index, 1000 + node.index, f"host-{node}", __version__))
             beat: asyncio.Task[None] | None = None
+            last = SaidLast()
             try:
                 while (data := await call.read()) is not grpc.aio.EOF:
-                    match self.decode(data):
-                        case Assigned():
-                            self.registered_at = time.monotonic()
+                    match self.decode(data, last):
+                        case Assigned(deployment=deployment):
+                            self.registered_at, self.silence = time.monotonic(), deployment.silence
                             mailbox = f"shm:{node}" if node.role is Role.EXPERT else ""
                             await say(Endpoint(mailbox, {"hidden_size": "7168"}))
                             await say(Ready(1 << 30))
@@ -173,10 +188,9 @@ class _Nodes:
                         case Peers(experts):
                             self.peers[node], self.told_at[node] = len(experts), time.monotonic()
                         case FillSlots(there):
-                            self.epoch[node] = there.epoch
                             await say(Filled(there.epoch))
                         case Adopt(there):
-                            self.epoch[node], self.adopted_at[node] = there.epoch, time.monotonic()
+                            self.adopted_at[node] = time.monotonic()
                             await say(Adopted(there.epoch))
             finally:
                 if beat is not None:
@@ -216,13 +230,11 @@ async def nodes_part(address: str, attention: int, experts: int) -> None:
                 nodes.cut(lost)
                 answer: object = cut_at
             case "told":
-                late = [n for n, at in nodes.told_at.items() if at < cut_at]
-                answer = None if late else max(nodes.told_at.values()) - cut_at
+                answer = nodes.since(cut_at, nodes.told_at)
             case "moved":
-                epochs = [nodes.epoch.get(NodeId(Role.ATTENTION, index), 0) for index in range(attention)]
-                answer = None if min(epochs) < 1 else max(nodes.adopted_at.values()) - cut_at
+                answer = nodes.since(cut_at, nodes.adopted_at)
             case _:
-                answer = {"registered_at": nodes.registered_at, "bytes": nodes.bytes}
+                answer = {"registered_at": nodes.registered_at, "bytes": nodes.bytes, "lost": nodes.lost()}
         print(json.dumps(answer), flush=True)
     await nodes.stop()
 
@@ -271,9 +283,9 @@ class _Part:
         self.child.wait()
 
 
-def measured(attention: int, experts: int, seconds: float) -> dict[str, float]:
+def measured(attention: int, experts: int, seconds: float, silence: float) -> dict[str, float]:
     """One run. `seconds` of steady state."""
-    counts = ("--attention", str(attention), "--experts", str(experts))
+    counts = ("--attention", str(attention), "--experts", str(experts), "--silence", str(silence))
     controller = _Part("controller", *counts)
     nodes = None
     try:
@@ -297,7 +309,8 @@ def measured(attention: int, experts: int, seconds: float) -> dict[str, float]:
             "told_s": told,
             "moved_s": moved,
             "mib": process.memory_info().rss / 2**20,
-            "sent_mib": float(str(_field(nodes.ask("report"), "bytes"))) / 2**20,
+            "sent_mib": float(str(_field(report, "bytes"))) / 2**20,
+            "lost": float(str(_field(nodes.ask("report"), "lost"))),
         }
     finally:
         for part in (nodes, controller):
@@ -314,7 +327,7 @@ def _field(answer: object, name: str) -> object:
 def main() -> None:
     options = _parser().parse_args()
     if options.part == "controller":
-        asyncio.run(controller_part(options.attention, options.experts))
+        asyncio.run(controller_part(options.attention, options.experts, options.silence))
     elif options.part == "nodes":
         asyncio.run(nodes_part(options.address, options.attention, options.experts))
     else:
@@ -322,7 +335,10 @@ def main() -> None:
 
 
 def _rows(options: argparse.Namespace) -> None:
-    runs = [measured(options.attention, options.experts, options.seconds) for _ in range(options.repeats)]
+    runs = [
+        measured(options.attention, options.experts, options.seconds, options.silence)
+        for _ in range(options.repeats)
+    ]
     row = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
     row = {"bench": "members", "attention": options.attention, "experts": options.experts, **row}
     print(json.dumps(row))
@@ -332,12 +348,15 @@ def _rows(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.members", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.members", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--attention", type=int, default=1000)
     parser.add_argument("--experts", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of steady state")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
+    parser.add_argument("--silence", type=float, default=SILENCE_SECONDS, help="seconds, as of `up`")
     for hidden in ("--part", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     return parser

@@ -56,19 +56,19 @@ def read_placement(text: str) -> PlacementNumbers:
     raw = parse(text, _WHERE, ConfigError)
     if not isinstance(raw, dict):
         raise _refusal("the file", f"a JSON object was expected, found {type(raw).__name__}")
-    nodes = _whole("nodes", _present(raw, "nodes", ""), 1, MOST_NODES)
+    nodes = whole("nodes", _present(raw, "nodes", ""), 1, MOST_NODES)
     entries = _list("layers", _present(raw, "layers", ""), MOST_LAYERS)
     if not entries:
         raise _refusal("layers", "is empty; a placement has at least one layer")
-    layers = tuple(_layer(f"layers[{number}]", entry) for number, entry in enumerate(entries))
+    layers = tuple(read_layer(f"layers[{number}]", entry) for number, entry in enumerate(entries))
     if sum(len(row) for layer in layers for row in layer.slots) > MOST_SLOTS:
         raise _refusal("layers", f"have more than {MOST_SLOTS:,} slots together")
     highest = max((max(row, default=FREE) for layer in layers for row in layer.slots), default=FREE)
-    experts = _whole("experts", raw.get("experts", highest + 1), 1, MOST_EXPERTS)
-    return PlacementNumbers(_whole("epoch", raw.get("epoch", 0), 0, MOST_EPOCH), nodes, experts, layers)
+    experts = whole("experts", raw.get("experts", highest + 1), 1, MOST_EXPERTS)
+    return PlacementNumbers(whole("epoch", raw.get("epoch", 0), 0, MOST_EPOCH), nodes, experts, layers)
 
 
-def _layer(where: str, entry: object) -> LayerNumbers:
+def read_layer(where: str, entry: object) -> LayerNumbers:
     if not isinstance(entry, dict):
         raise _refusal(where, f"{shown(entry)} is not an object with slots and share")
     slots = _rows(f"{where}.slots", _present(entry, "slots", where), _is_slot, _SLOT)
@@ -102,7 +102,7 @@ def _rows_expected(where: str, value: Any) -> float:
     return float(value)
 
 
-def _whole(where: str, value: Any, low: int, high: int) -> int:
+def whole(where: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise _refusal(where, f"{shown(value)} is not a whole number in [{low}, {high}]")
     return value

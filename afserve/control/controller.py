@@ -53,6 +53,7 @@ from afserve.control.membership.recovery import Rules
 from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.wire import channel, messages
+from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
     AttentionNodes,
     FromNode,
@@ -85,13 +86,14 @@ class _Stream:
     """One node's connection. `admitted` is answered once, `dismissed` at most once."""
 
     number: int
+    last: SaidLast = field(default_factory=SaidLast)
     outbox: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
     admitted: "asyncio.Future[MemberId]" = field(default_factory=asyncio.Future)
     dismissed: "asyncio.Future[AfserveError]" = field(default_factory=asyncio.Future)
 
     def put(self, value: ToNode) -> None:
         """Encoded here, so that what cannot be encoded fails its sender and not the stream."""
-        self.outbox.put_nowait(messages.encode_to_node(value))
+        self.outbox.put_nowait(messages.encode_to_node(value, self.last))
 
 
 class Controller:

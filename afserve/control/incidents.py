@@ -12,7 +12,7 @@ from dataclasses import replace
 from afserve.control.backend import IncidentView
 from afserve.control.membership.events import Happening, Incident, MemberId
 from afserve.engine.stats import AttentionStats
-from afserve.member import Role
+from afserve.member import NodeId, Role
 
 log = logging.getLogger("afserve.incidents")
 
@@ -21,7 +21,7 @@ CAUSES = (
     "unnoticed",
     "resend",
     "homeless",
-)  # of a wait for a lost expert node: AttentionStats has their seconds
+)  # of waits for a lost expert node: AttentionStats has their seconds
 _LEVEL = {Happening.LOST: logging.WARNING, Happening.GIVEN_UP: logging.ERROR}
 
 
@@ -34,7 +34,7 @@ class Incidents:
         self.reloaded_bytes = 0
         self.resent_rows = 0
         self._last: deque[IncidentView] = deque(maxlen=KEPT)
-        self._told: dict[MemberId, AttentionStats] = {}
+        self._told: dict[NodeId, tuple[MemberId, AttentionStats]] = {}  # the last life of each place
 
     def note(self, incident: Incident, at: float) -> None:
         """`at` in Unix seconds."""
@@ -46,8 +46,10 @@ class Incidents:
 
     def heard(self, member: MemberId, stats: AttentionStats) -> None:
         """What an attention node has counted since its start. Waits belong to the last expert node that was lost."""
-        before = self._told.get(member, AttentionStats())
-        self._told = {m: s for m, s in self._told.items() if m.node != member.node} | {member: stats}
+        life, before = self._told.get(member.node, (member, AttentionStats()))
+        if life != member:
+            before = AttentionStats()
+        self._told[member.node] = member, stats
         self.resent_rows += max(0, stats.resent_rows - before.resent_rows)
         waited = 0.0
         for cause in CAUSES:

@@ -80,10 +80,13 @@ def stages(old: Placement, target: Placement, slots: int) -> Iterator[Placement]
     """Placements from `old` to `target`'s replicas, each one epoch on, each filling only slots free in the one before.
 
     `slots` are the physical slots per node and layer; at least one must be free on a node for anything to change
-    there. Slot numbers of `target` are not kept, its nodes, experts and shares are. Raises ConfigError where the
-    way there is blocked.
+    there. Of `target` its nodes, experts and shares are kept; slot numbers only where one stage suffices. Raises
+    ConfigError where the way there is blocked.
     """
     _check(old, target, slots)
+    if _at_once(old, target, slots):
+        yield target.with_epoch(old.epoch + 1)
+        return
     current, epoch = old, old.epoch
     while True:
         layers = tuple(
@@ -95,6 +98,15 @@ def stages(old: Placement, target: Placement, slots: int) -> Iterator[Placement]
         epoch += 1
         current = Placement(epoch, old.nodes, old.experts, layers)
         yield current
+
+
+def _at_once(old: Placement, target: Placement, slots: int) -> bool:
+    """Whether the target needs nothing but free slots; so it is when a node is lost. `_same` has no stage."""
+    if not old.slots_per_node() == target.slots_per_node() <= slots:
+        return False
+    was, will = old.slot_array(), target.slot_array()
+    taken = (was != FREE) & (will != FREE) & (was != will)
+    return not taken.any() and bool((was != will).any())
 
 
 def _next(now: LayerPlacement, goal: LayerPlacement, slots: int) -> LayerPlacement:

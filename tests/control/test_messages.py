@@ -13,6 +13,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
+from afserve.control.wire.placements import pack
 from afserve.control.wire.values import (
     Acknowledge,
     Adopt,
@@ -291,7 +292,9 @@ def test_every_setting_travels_with_its_type():
 )  # fmt: skip
 def test_other_settings_are_refused_by_name(name, scalar, said):
     proto = pb.ToNode(
-        assigned=pb.Assigned(role="attention", placement=PLACEMENT.to_json(), engine=wired(ENGINE))
+        assigned=pb.Assigned(
+            role="attention", placement=pb.SaidPlacement(data=pack(PLACEMENT)), engine=wired(ENGINE)
+        )
     )
     proto.assigned.source.dtype, proto.assigned.source.load_format = "auto", "dummy"
     proto.assigned.engine.settings.pop(name, None)

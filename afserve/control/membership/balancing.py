@@ -177,6 +177,7 @@ class Balancing:
         found = recovered(current, lost | others, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
+        self._route = self._migration.route(found.placement)
         return replace(self._place(found.placement, holders), urgent=bool(found.order))
 
     def _nodes(self, holders: frozenset[int], known: int, wide: int) -> Nodes:

@@ -37,7 +37,7 @@ class Coming(Going):
 
     def _admit(self, event: Joined, node: NodeId, now: float) -> list[Effect]:
         member = self.members.admit(node, event.register, now)
-        if node not in self.deployment.nodes and node.role is Role.GATEWAY:
+        if node.role is Role.GATEWAY and not self.deployment.wants(node):
             self._guests.add(node)
         member.epoch = member.asked = self.migration.placement.epoch
         self._since.pop(node, None)

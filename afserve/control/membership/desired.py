@@ -57,6 +57,10 @@ class Deployment:
         """The places of a run that nobody has left: attention nodes first, each role from 0."""
         return tuple(NodeId(role, index) for role in Role for index in range(self.count(role)))
 
+    def wants(self, node: NodeId) -> bool:
+        """Whether this is one of `nodes`."""
+        return node.index < self.count(node.role)
+
     def scaled(self, role: Role, count: int) -> "Deployment":
         return replace(self, counts={**self.counts, role: count})
 

@@ -147,7 +147,10 @@ class Members:
 
     def all_ready(self, besides: Collection[NodeId] = ()) -> bool:
         """Nobody is waited for; `besides` are not waited for anyway."""
-        return not self.missing() and all(m.state is State.READY for m in self if m.node not in besides)
+        return all(
+            m is not None and (m.state is State.READY or (m.alive and node in besides))
+            for node, m in self._places.items()
+        )
 
     # ---- coming in
 

@@ -79,7 +79,8 @@ class Slowness:
     def _judge(self, known: _Known, pace: Pace) -> str:
         rules, known.pace = self._rules, pace
         before = self._times(pace, known.past) if len(known.past) >= rules.windows else 0.0
-        others = self._times(pace, peers) if len(peers := self._peers(known, pace.at)) >= rules.peers else 0.0
+        # Peers are asked about only in the rare case that it is slower than before: there may be a thousand.
+        others = self._beside_peers(known, pace) if before >= rules.times else 0.0
         if min(before, others) < rules.times:
             known.slow_since = None
             known.past.append(pace)
@@ -92,6 +93,10 @@ class Slowness:
             f"for {pace.at - known.slow_since:.0f} s it has needed {before:.0f} times as long as before, and "
             f"{others:.0f} times as long as its peers, for a row and for a call"
         )
+
+    def _beside_peers(self, known: _Known, pace: Pace) -> float:
+        peers = self._peers(known, pace.at)
+        return self._times(pace, peers) if len(peers) >= self._rules.peers else 0.0
 
     def _peers(self, known: _Known, now: float) -> list[Pace]:
         paces = (other.pace for other in self._known.values() if other is not known)

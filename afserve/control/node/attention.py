@@ -40,6 +40,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, ProtocolError
+from afserve.member import Role
 from afserve.placement.placement import Placement
 
 PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
@@ -72,7 +73,8 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
 
     progress, tell = stream.progress("attention weights"), identify(stream)
     node, first, close = build_attention(assigned, progress, meet(stream), tell)
-    report = Reporter(heartbeat, stream, node.stats, node.take_routed, attention=assigned.deployment.count(Role.ATTENTION))
+    nodes = assigned.deployment.count(Role.ATTENTION)
+    report = Reporter(heartbeat, stream, node.stats, node.take_routed, attention=nodes)
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
 

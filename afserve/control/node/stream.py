@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +21,7 @@ import grpc
 
 from afserve.control.node.account import Account
 from afserve.control.wire import channel, messages
+from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import FromAttention, FromNode, Progress, ToAttention, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
 
@@ -37,14 +39,20 @@ class Wire(Generic[Sent, Received]):
     method: str
     receive: str
     encode: Callable[[Sent], bytes]
-    decode: Callable[[bytes], Received]
+    decoder: Callable[[], Callable[[bytes], Received]]  # one for each stream
 
 
 JOIN: Wire[FromNode, ToNode] = Wire(
-    channel.METHOD, "to_node", messages.encode_from_node, messages.decode_to_node
+    channel.METHOD,
+    "to_node",
+    messages.encode_from_node,
+    lambda: partial(messages.decode_to_node, last=SaidLast()),
 )
 ATTEND: Wire[FromAttention, ToAttention] = Wire(
-    channel.ATTEND_METHOD, "to_node", messages.encode_from_attention, messages.decode_to_attention
+    channel.ATTEND_METHOD,
+    "to_node",
+    messages.encode_from_attention,
+    lambda: messages.decode_to_attention,
 )
 
 
@@ -79,7 +87,7 @@ class Stream(Generic[Sent, Received]):
         self._call = self._channel.stream_stream(
             self._wire.method,
             request_serializer=self._wire.encode,
-            response_deserializer=self._wire.decode,
+            response_deserializer=self._wire.decoder(),
         )(self._outgoing(), metadata=self._metadata)
         self._reader.start()
 

@@ -15,7 +15,7 @@ from types import FrameType
 
 from afserve import __version__
 from afserve.config import FULL, SAMPLES
-from afserve.control.node.heartbeat import HeartbeatThread, heartbeat_seconds, Stats
+from afserve.control.node.heartbeat import HeartbeatThread, Stats, heartbeat_seconds
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire import channel
 from afserve.control.wire.values import Assigned, Failed, Register

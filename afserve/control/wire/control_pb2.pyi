@@ -103,24 +103,24 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "held", "asked", "newest")
+    __slots__ = ("generation", "stage", "resident_bytes", "endpoint", "identity", "newest", "held", "asked")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
-    NEWEST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     stage: str
     resident_bytes: int
     endpoint: Endpoint
     identity: Identity
-    held: _containers.RepeatedScalarFieldContainer[str]
-    asked: _containers.RepeatedScalarFieldContainer[str]
     newest: int
-    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., held: _Optional[_Iterable[str]] = ..., asked: _Optional[_Iterable[str]] = ..., newest: _Optional[int] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[bytes]
+    asked: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, generation: _Optional[int] = ..., stage: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., newest: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., asked: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("address", "agreed")
@@ -333,7 +333,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "placement", "trace_folder", "verify", "silence", "most_attention")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "placement")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -349,11 +349,11 @@ class Assigned(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TRACE_FOLDER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
     MOST_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
     generation: int
@@ -362,12 +362,20 @@ class Assigned(_message.Message):
     engine: EngineConfig
     fingerprint: str
     transport: str
-    placement: str
     trace_folder: str
     verify: str
     silence: float
     most_attention: int
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., placement: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ...) -> None: ...
+    placement: SaidPlacement
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
+
+class SaidPlacement(_message.Message):
+    __slots__ = ("data", "base")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    base: int
+    def __init__(self, data: _Optional[bytes] = ..., base: _Optional[int] = ...) -> None: ...
 
 class ModelSource(_message.Message):
     __slots__ = ("path", "name", "dtype", "load_format", "layers", "seed")
@@ -690,12 +698,12 @@ class Shutdown(_message.Message):
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class FillSlots(_message.Message):
-    __slots__ = ("placement", "urgent")
-    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("urgent", "placement")
     URGENT_FIELD_NUMBER: _ClassVar[int]
-    placement: str
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     urgent: bool
-    def __init__(self, placement: _Optional[str] = ..., urgent: _Optional[bool] = ...) -> None: ...
+    placement: SaidPlacement
+    def __init__(self, urgent: _Optional[bool] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
 
 class Filled(_message.Message):
     __slots__ = ("epoch", "experts", "bytes", "seconds")
@@ -712,8 +720,8 @@ class Filled(_message.Message):
 class Adopt(_message.Message):
     __slots__ = ("placement",)
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    placement: str
-    def __init__(self, placement: _Optional[str] = ...) -> None: ...
+    placement: SaidPlacement
+    def __init__(self, placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("epoch",)

@@ -15,6 +15,7 @@ from afserve import errors
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire.placements import Memo, Said, SaidLast, pack, unpack
 from afserve.control.wire.values import (
     Acknowledge,
     Adopt,
@@ -76,6 +77,7 @@ _KINDS = {
     if isinstance(kind, type) and issubclass(kind, AfserveError)
 }
 _PLAIN = (bool, int, float, str, bytes)
+_to_many: Memo[bytes] = Memo()  # a thousand nodes are told of a thousand peers with one message
 
 
 def encode_from_node(value: FromNode) -> bytes:
@@ -87,12 +89,18 @@ def decode_from_node(data: bytes) -> FromNode:
     return decoded
 
 
-def encode_to_node(value: ToNode) -> bytes:
-    return _encode(pb.ToNode(), value, _TO_NODE)
+def encode_to_node(value: ToNode, last: SaidLast | None = None) -> bytes:
+    """`last` is this end's of the stream that it goes over; None where it is the only message."""
+    if (placed := _PLACED.get(type(value))) is not None:
+        return _encode(pb.ToNode(), value, {type(value): _over(placed, last or SaidLast())})
+    return _to_many.get(id(value), lambda: _encode(pb.ToNode(), value, _TO_NODE), (value,))
 
 
-def decode_to_node(data: bytes) -> ToNode:
-    decoded: ToNode = _decode(pb.ToNode, data, _TO_NODE)
+def decode_to_node(data: bytes, last: SaidLast | None = None) -> ToNode:
+    """`last` as in `encode_to_node`, of the other end."""
+    last = last or SaidLast()
+    table = _TO_NODE | {kind: _over(placed, last) for kind, placed in _PLACED.items()}
+    decoded: ToNode = _decode(pb.ToNode, data, table)
     return decoded
 
 
@@ -115,6 +123,7 @@ def decode_to_attention(data: bytes) -> ToAttention:
 
 
 Codec = tuple[str, Callable[[Any, Proto], None], Callable[[Proto], Any]]
+PlacedCodec = tuple[str, Callable[[Any, Proto, SaidLast], None], Callable[[Proto, SaidLast], Any]]
 
 
 def _encode(envelope: Proto, value: object, table: dict[type, Codec]) -> bytes:
@@ -219,9 +228,9 @@ def _put_standing(value: Standing, proto: Proto) -> None:
     if value.identity is not None:
         proto.identity.SetInParent()
         _put_identity(value.identity, proto.identity)
-    proto.held.extend([placement.to_json() for placement in value.held])
+    proto.held.extend(map(pack, value.held))
     proto.newest = value.newest
-    proto.asked.extend([placement.to_json() for placement in value.asked])
+    proto.asked.extend(map(pack, value.asked))
 
 
 def _take_standing(proto: Proto) -> Standing:
@@ -231,8 +240,8 @@ def _take_standing(proto: Proto) -> Standing:
         proto.resident_bytes,
         _take_endpoint(proto.endpoint) if proto.HasField("endpoint") else None,
         Identity(dict(proto.identity.things)) if proto.HasField("identity") else None,
-        tuple(Placement.from_json(text) for text in proto.held),
-        tuple(Placement.from_json(text) for text in proto.asked),
+        tuple(map(unpack, proto.held)),
+        tuple(map(unpack, proto.asked)),
         proto.newest,
     )
 
@@ -394,25 +403,25 @@ def _put_failed(value: Failed, proto: Proto) -> None:
     _put_error(value.error, proto.error)
 
 
-def _put_assigned(value: Assigned, proto: Proto) -> None:
+def _put_assigned(value: Assigned, proto: Proto, last: SaidLast) -> None:
     deployment = value.deployment
     proto.role, proto.index, proto.generation = value.node.role, value.node.index, value.generation
     for role, count in deployment.counts.items():
         proto.counts[role] = count
-    proto.placement = deployment.placement.to_json()
+    _put_said(deployment.placement, proto, last)
     _put_flat(deployment, proto)
     _put_flat(deployment.source, proto.source)
     put_settings(deployment.engine, proto.engine)
 
 
-def _take_assigned(proto: Proto) -> Assigned:
+def _take_assigned(proto: Proto, last: SaidLast) -> Assigned:
     deployment = _take_flat(
         Deployment,
         proto,
         source=_take_flat(ModelSource, proto.source),
         engine=take_settings(EngineConfig, proto.engine),
         counts={Role(role): count for role, count in sorted(proto.counts.items())},
-        placement=Placement.from_json(proto.placement),
+        placement=_take_said(proto, last),
     )
     return Assigned(NodeId(Role(proto.role), proto.index), proto.generation, deployment)
 
@@ -479,13 +488,33 @@ def _optional_error(proto: Proto) -> AfserveError | None:
     return _take_error(proto.error) if proto.HasField("error") else None
 
 
-def _put_placement(value: FillSlots | Adopt, proto: Proto) -> None:
-    proto.placement = value.placement.to_json()
+def _put_said(placement: Placement, proto: Proto, last: SaidLast) -> None:
+    said = last.say(placement)
+    proto.placement.data = said.data
+    if said.base is not None:
+        proto.placement.base = said.base
 
 
-def _put_fill(value: FillSlots, proto: Proto) -> None:
-    _put_placement(value, proto)
+def _take_said(proto: Proto, last: SaidLast) -> Placement:
+    said = proto.placement
+    return last.hear(Said(said.data, said.base if said.HasField("base") else None))
+
+
+def _put_adopt(value: Adopt, proto: Proto, last: SaidLast) -> None:
+    _put_said(value.placement, proto, last)
+
+
+def _take_adopt(proto: Proto, last: SaidLast) -> Adopt:
+    return Adopt(_take_said(proto, last))
+
+
+def _put_fill(value: FillSlots, proto: Proto, last: SaidLast) -> None:
+    _put_said(value.placement, proto, last)
     proto.urgent = value.urgent
+
+
+def _take_fill(proto: Proto, last: SaidLast) -> FillSlots:
+    return FillSlots(_take_said(proto, last), proto.urgent)
 
 
 def _put_submit(value: Submit, proto: Proto) -> None:
@@ -535,17 +564,19 @@ _FROM_NODE: dict[type, Codec] = {
     Stuck: _flat("stuck", Stuck),
 }
 _TO_NODE: dict[type, Codec] = {
-    Assigned: ("assigned", _put_assigned, _take_assigned),
     Peers: ("peers", _put_peers, _take_peers),
     Drain: _flat("drain", Drain),
     Shutdown: ("shutdown", _put_shutdown, lambda p: Shutdown(_optional_error(p))),
-    FillSlots: ("fill_slots", _put_fill, lambda p: FillSlots(Placement.from_json(p.placement), p.urgent)),
-    Adopt: ("adopt", _put_placement, lambda p: Adopt(Placement.from_json(p.placement))),
     Retire: _flat("retire", Retire),
     Serve: _flat("serve", Serve),
     Gateways: ("gateways", _put_gateways, _take_gateways),
     AttentionNodes: ("attention_nodes", _put_attention_nodes, _take_attention_nodes),
     QueryAnswer: ("query_answer", _put_answer, _take_answer),
+}
+_PLACED: dict[type, PlacedCodec] = {
+    Assigned: ("assigned", _put_assigned, _take_assigned),
+    FillSlots: ("fill_slots", _put_fill, _take_fill),
+    Adopt: ("adopt", _put_adopt, _take_adopt),
 }
 _FROM_ATTENTION: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),
@@ -558,3 +589,9 @@ _TO_ATTENTION: dict[type, Codec] = {
     Acknowledge: ("acknowledge", _put_acknowledge, lambda p: Acknowledge(tuple(p.requests))),
     Resume: _flat("resume", Resume),
 }
+
+
+def _over(placed: PlacedCodec, last: SaidLast) -> Codec:
+    """For one end of one stream."""
+    name, put, take = placed
+    return name, lambda value, proto: put(value, proto, last), lambda proto: take(proto, last)

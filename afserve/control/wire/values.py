@@ -15,7 +15,7 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 # ---- node to controller
