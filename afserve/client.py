@@ -115,6 +115,10 @@ class Client:
         """New processes for these nodes, or for all, one after another."""
         return self._post("/admin/restart", restart_payload(nodes))
 
+    def change_role(self, node: str, role: str) -> Mapping[str, object]:
+        """This node goes as with `drain`, and one of this role, attention or expert, starts where it was."""
+        return self._post("/admin/role", {"node": node, "role": role})
+
     def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
         """Break this node on purpose: `kill` it, `stop` it or make it `slow` for so many seconds."""
         return self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
@@ -222,6 +226,9 @@ class AsyncClient:
 
     async def restart(self, *nodes: str) -> Mapping[str, object]:
         return await self._post("/admin/restart", restart_payload(nodes))
+
+    async def change_role(self, node: str, role: str) -> Mapping[str, object]:
+        return await self._post("/admin/role", {"node": node, "role": role})
 
     async def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
         return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})

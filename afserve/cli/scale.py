@@ -21,11 +21,15 @@ _NUMBER = "N, or +N or -N: how many more or fewer."
 @click.option("--attention", metavar="N", help=f"Attention nodes: {_NUMBER}")
 @click.option("--experts", metavar="N", help="Expert nodes.")
 @click.option("--gateways", metavar="N", help="Gateways, where HTTP has processes of its own.")
+@click.option(
+    "--role", metavar="NODE=ROLE", help="Give one node another role, attention or expert, where it is."
+)
 @admin_options
 def scale(
     attention: str | None,
     experts: str | None,
     gateways: str | None,
+    role: str | None,
     url: str,
     admin_key_file: str | None,
     no_wait: bool,
@@ -34,13 +38,27 @@ def scale(
     """Change how many nodes a running server has: `afserve scale --attention +1 --experts 3`.
 
     Requests go on meanwhile and no token changes. New nodes start on the server's machine. Who goes first takes nothing
-    new and ends what runs on it; experts move before their node goes.
+    new and ends what runs on it; experts move before their node goes. With --role expert-2=attention that node goes
+    so, and an attention node starts where it was.
     """
-    if attention is experts is gateways is None:
-        raise ConfigError("scale: say how many, such as --attention +1 or --experts 3")
+    counts = [count for count in (attention, experts, gateways) if count is not None]
+    if bool(counts) == bool(role):
+        raise ConfigError(
+            "scale: say how many, such as --attention +1 or --experts 3, or one --role, such as expert-2=attention"
+        )
     with connect(url, admin_key_file) as client:
-        answer = client.scale(attention=attention, experts=experts, gateways=gateways)
+        if role:
+            answer = client.change_role(*_node_and_role(role))
+        else:
+            answer = client.scale(attention=attention, experts=experts, gateways=gateways)
         _follow(client, answer, no_wait, timeout)
+
+
+def _node_and_role(text: str) -> tuple[str, str]:
+    node, separator, role = text.partition("=")
+    if not (node and separator and role):
+        raise ConfigError(f"--role: {text!r} is not NODE=ROLE, such as expert-2=attention", param="role")
+    return node, role
 
 
 @click.command()

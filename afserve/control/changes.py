@@ -37,6 +37,14 @@ class Restart:
     nodes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class NewRole:
+    """This node goes as one that is drained, and a process of this role, attention or expert, starts in its place."""
+
+    node: str
+    role: str
+
+
 class FaultKind(StrEnum):
     """Killed; stopped for a while; or at a tenth of its speed for a while."""
 
@@ -54,7 +62,7 @@ class Fault:
     seconds: float = 0.0
 
 
-Change = ScaleTo | DrainOne | Restart | Fault
+Change = ScaleTo | DrainOne | Restart | NewRole | Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,26 @@ from afserve.control.changes import (
     DrainOne,
     Fault,
     FaultKind,
+    NewRole,
     Restart,
     ScaleTo,
     count_of,
 )
 from afserve.control.controller import Controller
-from afserve.control.membership.events import Broken, DrainNode, Renew, Scale
+from afserve.control.membership.events import Broken, ChangeRole, DrainNode, Renew, Scale
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role
 
 CheckRoom = Callable[[Role, int], None]
+CheckRole = Callable[[Role, Role], None]
 Break = Callable[[NodeId, FaultKind, float], int]
 
 
 def any_number(role: Role, more: int) -> None:
+    """Where nobody knows of a limit."""
+
+
+def any_role(old: Role, new: Role) -> None:
     """Where nobody knows of a limit."""
 
 
@@ -36,7 +42,8 @@ def nobody_here(node: NodeId, kind: FaultKind, seconds: float) -> int:
 
 class Changing:
     """`check_room` raises DoesNotFitError where there is no memory for so many more nodes of a role; `can_start` says
-    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid."""
+    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid. `check_role`
+    raises DoesNotFitError where a node of the new role does not fit where one of the old was."""
 
     def __init__(
         self,
@@ -44,7 +51,9 @@ class Changing:
         check_room: CheckRoom = any_number,
         can_start: Callable[[NodeId], bool] = lambda node: True,
         break_node: Break = nobody_here,
+        check_role: CheckRole = any_role,
     ) -> None:
+        self._check_role = check_role
         self._break_node = break_node
         self._controller = controller
         self._check_room = check_room
@@ -63,6 +72,8 @@ class Changing:
                 return self._changed(lambda: self._controller.obey(DrainNode(self._named(name))))
             case Restart(names):
                 return self._restart(names)
+            case NewRole(name, role):
+                return self._new_role(self._named(name), role)
             case Fault():
                 return self._broken(change)
 
@@ -101,6 +112,18 @@ class Changing:
         self._controller.obey(Renew(nodes))
         told = tuple(map(str, nodes))
         return Changed(self._counts(), told, told, tuple(notes))
+
+    def _new_role(self, node: NodeId, name: str) -> Changed:
+        if name not in MODEL_ROLES:
+            roles = " and ".join(MODEL_ROLES)
+            raise ConfigError(
+                f"role: {shown(name)} is not one that a node can change to; those are {roles}", param="role"
+            )
+        if not self._can_start(node):
+            raise ConfigError(f"role: {self._elsewhere(node)}, with --role {name}", param="node")
+        self._controller.membership.check_role(node, Role(name))
+        self._check_role(node.role, Role(name))
+        return self._changed(lambda: self._controller.obey(ChangeRole(node, Role(name))))
 
     def _broken(self, fault: Fault) -> Changed:
         kinds = [str(kind) for kind in FaultKind]

@@ -118,6 +118,7 @@ class Controller:
             deployment.source.name, self.membership.migration, balance or BalanceRules()
         )
         self.on_start: Callable[[NodeId], None] = lambda node: None
+        self.on_instead: Callable[[NodeId, NodeId], None] = lambda node, instead: None  # before its start
         self.on_query: Callable[[Query], Awaitable[QueryAnswer]] = _unknown
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
@@ -365,7 +366,9 @@ class Controller:
                 self._joining.pop(connection).admitted.set_exception(error)
             case Tell(member, value):
                 self._tell(member, value)
-            case Start(node):
+            case Start(node, instead):
+                if instead is not None:
+                    self.on_instead(node, instead)
                 self.on_start(node)
             case Dismiss(member, error):
                 if (found := self._streams.pop(member, None)) is not None:

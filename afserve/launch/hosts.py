@@ -68,6 +68,14 @@ class HostAssignment:
         hosted = (*self.hosted, HostedNode(node, LOOPBACK, True, device))
         return replace(self, hosted=hosted, unused=tuple(d for d in self.unused if d != device))
 
+    def instead(self, node: NodeId, of: NodeId) -> "HostAssignment":
+        """The same with this node on the host and device of one that has gone."""
+        before = next((one for one in self.hosted if one.node == of), None)
+        if before is None:
+            return self
+        hosted = (one for one in self.hosted if one.node not in (of, node))
+        return replace(self, hosted=(*hosted, replace(before, node=node)))
+
     @property
     def here(self) -> list[HostedNode]:
         return [one for one in self.hosted if one.here]

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -102,6 +103,7 @@ class LocalRun:
         if term is not None:
             self.controller.on_wanted = term.reports.wanted
         self.controller.on_start = self._start_here
+        self.controller.on_instead = self._take_place
         self.controller.on_failure = self._gateway.fail
         self.controller.on_attention = self._gateway.told
         self._own = OwnCopy(self._read_own, self.controller.known, clock)
@@ -116,7 +118,9 @@ class LocalRun:
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw
         self._faults = Chaos(processes)
-        changing = Changing(self.controller, self._check_room, self._is_started_here, self._faults.begin)
+        changing = Changing(
+            self.controller, self._check_room, self._is_started_here, self._faults.begin, self._check_role
+        )
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
         self.frontend = Frontend(queries, self._gateway, served, self._trace)
@@ -157,6 +161,12 @@ class LocalRun:
         if self.assignment.is_here(node):
             self.processes.spawn(node, self.controller.address)
 
+    def _take_place(self, node: NodeId, of: NodeId) -> None:
+        """What is left of a process that was told to go is ended: its memory is needed."""
+        self.assignment = self.assignment.instead(node, of)
+        if (pid := self.processes.running(of)) is not None:
+            self.processes.send_signal(of, pid, signal.SIGKILL)
+
     def _is_started_here(self, node: NodeId) -> bool:
         return node.role is Role.GATEWAY or self.assignment.having(node).is_here(node)
 
@@ -175,6 +185,18 @@ class LocalRun:
             raise DoesNotFitError(
                 f"scale: {more} more {role} node{'s' * (more > 1)} need {gib(more * need.total)}, this machine has "
                 f"{gib(free)} free"
+            )
+
+    def _check_role(self, old: Role, new: Role) -> None:
+        """Raises DoesNotFitError where free memory and a node's of the old role do not hold one of the new."""
+        needs = {Role.ATTENTION: self.topology.attention, Role.EXPERT: self.topology.expert}
+        gone, comes = needs[old], needs[new]
+        if gone is None or comes is None or self.topology.deployment.engine.device != "cpu":
+            return
+        free = usable(this_machine()) + gone.total
+        if comes.total > free:
+            raise DoesNotFitError(
+                f"role: an {new} node needs {gib(comes.total)}, this machine has {gib(free)} free without the {old} node"
             )
 
     def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:

@@ -46,6 +46,10 @@ class Admin:
         """New processes for some nodes or all, one after another."""
         return await self._change(request, Kind.RESTART)
 
+    async def role(self, request: Request) -> Response:
+        """One node goes, and one of another role starts in its place."""
+        return await self._change(request, Kind.ROLE)
+
     async def fault(self, request: Request) -> Response:
         """One node is broken on purpose; /status shows what that led to."""
         return await self._change(request, Kind.FAULT)

@@ -1,6 +1,6 @@
 """Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
-from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, Fault, Restart, ScaleTo
+from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, Fault, NewRole, Restart, ScaleTo
 from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
 
@@ -34,6 +34,14 @@ def fault_of(fields: Fields) -> Fault:
     if node is None or fault is None:
         raise RequestError('say which node and how: {"node": "expert-1", "fault": "kill"}', param="node")
     return Fault(node, fault, or_else(fields.number("seconds", 0.0, MOST_FAULT_SECONDS), 0.0))
+
+
+def role_of(fields: Fields) -> NewRole:
+    """{"node": "expert-2", "role": "attention"}"""
+    node, role = fields.text("node"), fields.text("role")
+    if node is None or role is None:
+        raise RequestError('say which node and its new role: {"node": "expert-2", "role": "attention"}', param="node")
+    return NewRole(node, role)
 
 
 def restart_of(fields: Fields) -> Restart:

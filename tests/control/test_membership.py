@@ -29,10 +29,12 @@ from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 
 
-def run_of(attention=1, experts=1, **rules):
+def run_of(attention=1, experts=1, most_attention=0, **rules):
     placement = Placement.contiguous(layers=1, experts=4, nodes=max(1, experts), slots_per_node=5)
     counts = {Role.ATTENTION: attention, Role.EXPERT: experts}
-    deployment = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", placement)
+    deployment = Deployment(
+        ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", placement, most_attention=most_attention
+    )
     membership = Membership(deployment, "1.0", Rules(**rules))
     assert [type(effect) for effect in membership.on(Begun(), 0.0)] == [Start] * (attention + experts)
     return membership

@@ -123,6 +123,18 @@ def test_the_turn_of_a_node_that_serves_again_ends():
     assert membership.on(Ticked(), 3.0) == [] and not membership.renewals.busy and not membership.ended
 
 
+def test_the_turn_of_a_place_that_somebody_else_takes_ends_too():
+    membership, members = served(attention=2)
+    node = attention_node(0)
+    membership.on(Renew((node,)), 1.0)
+    say(membership, members[node], Drained())
+    membership.on(Left(members[node], "ended"), 1.0)
+    members[node] = join(membership, node)  # nobody has been started for it yet
+    say(membership, members[node], Endpoint("", {}), Ready(1))
+    membership.on(Ticked(), 2.0)
+    assert not membership.renewals.busy
+
+
 def test_each_starts_when_the_one_before_it_serves():
     membership, members = served(attention=2)
     effects = membership.on(Renew((attention_node(0), attention_node(1))), 1.0)

@@ -17,6 +17,7 @@ from afserve.control.membership.events import (
     Begun,
     Dismiss,
     DrainAll,
+    ChangeRole,
     DrainNode,
     EndRun,
     Exited,
@@ -136,7 +137,7 @@ class World:
         try:
             effects = self.membership.on(event, self.now)
         except ConfigError:
-            assert isinstance(event, Place | Scale | DrainNode | Renew), event
+            assert isinstance(event, Place | Scale | DrainNode | Renew | ChangeRole), event
             return
         life, dies_after = self.life, None
         if self.lives_left and self.served and self.rng.random() < 0.01:
@@ -363,7 +364,8 @@ class World:
             self.join(NodeId(role, rng.randrange(5)), index=role is not Role.GATEWAY and rng.random() < 0.5)
         elif choice < 0.8:
             node = NodeId(rng.choice(list(MODEL_ROLES)), rng.randrange(5))
-            self.on(rng.choice([DrainNode(node), Renew((node,)), Renew(self.renewable())]))
+            other = rng.choice([ChangeRole(node, role) for role in MODEL_ROLES])
+            self.on(rng.choice([DrainNode(node), Renew((node,)), Renew(self.renewable()), other]))
         elif choice < 0.87:
             role = rng.choice(list(MODEL_ROLES))
             self.on(Scale(role, rng.randint(2, 5) if role is Role.EXPERT else rng.randint(1, 4)))

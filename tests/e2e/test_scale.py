@@ -85,6 +85,8 @@ def test_nodes_come_and_go_under_load(up, keys):
     for words, said in (
         (("scale", "--attention", "+1", "--experts", "3"), ("attention-2 serves", "expert-2 serves")),
         (("drain", "attention-0"), ("attention-0 has gone",)),
+        (("scale", "--role", "expert-2=attention"), ("expert-2 has gone", "attention-0 serves")),
+        (("scale", "--role", "attention-0=expert"), ("attention-0 has gone", "expert-2 serves")),
         (("scale", "--experts", "-1"), ("expert-2 has gone",)),
     ):
         done = afserve(server, keys, *words)
@@ -100,6 +102,7 @@ def test_nodes_come_and_go_under_load(up, keys):
         ("scale", {"experts": "many"}, "no number of nodes"),
         ("scale", {"expert": 1}, "not one of attention, experts, gateways"),
         ("drain", {"node": "attention-0"}, "none of this run's"),
+        ("role", {"node": "expert-1", "role": "attention"}, "room for"),
     ):
         answer = httpx.post(f"{server.url}/admin/{path}", json=body, headers=ADMIN, timeout=30)
         assert answer.status_code in (400, 404) and said in answer.text

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from afserve.client import AsyncClient, Client
-from afserve.control.changes import Changed, DrainOne, Fault, Restart, ScaleTo
+from afserve.control.changes import Changed, DrainOne, Fault, NewRole, Restart, ScaleTo
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.errors import ProtocolError
 
@@ -18,6 +18,7 @@ ROUTES = (
     ("POST", "/admin/scale"),
     ("POST", "/admin/drain"),
     ("POST", "/admin/restart"),
+    ("POST", "/admin/role"),
     ("POST", "/admin/fault"),
     ("POST", "/admin/routing/start"),
     ("POST", "/admin/routing/stop"),
@@ -120,6 +121,7 @@ CHANGES = (
     ("drain", {"node": "expert-1"}, DrainOne("expert-1")),
     ("restart", {"nodes": ["expert-1", "attention-0"]}, Restart(("expert-1", "attention-0"))),
     ("restart", {"all": True}, Restart()),
+    ("role", {"node": "expert-1", "role": "attention"}, NewRole("expert-1", "attention")),
     ("fault", {"node": "expert-1", "fault": "stop", "seconds": 2.5}, Fault("expert-1", "stop", 2.5)),
 )
 
@@ -150,6 +152,8 @@ def test_a_change_is_passed_on_and_says_who_comes_and_goes(admin, guarded, path,
         ("fault", {"node": "expert-1"}, 400, "say which node and how"),
         ("fault", {"node": "expert-1", "fault": "stop", "seconds": -1}, 400, "seconds"),
         ("fault", {"node": "expert-1", "fault": 3}, 400, "fault"),
+        ("role", {"node": "expert-1"}, 400, "its new role"),
+        ("role", {"node": "expert-1", "role": 1}, 400, "role"),
         ("restart", {}, 400, "say which"),
         ("restart", {"nodes": ["a"], "all": True}, 400, "say which"),
         ("restart", {"nodes": [1]}, 400, "nodes"),
@@ -175,6 +179,7 @@ def test_the_client_has_a_method_for_each_change(guarded):
         client.drain("expert-1")
         client.restart("expert-1", "attention-0")
         assert client.restart()["notes"] == ["a note"]
+        client.change_role("expert-1", "attention")
         client.fault("expert-1", "stop", 2.5)
     assert guarded.backend.changes == [change for _, _, change in CHANGES]
 
@@ -188,6 +193,7 @@ def test_so_has_the_async_client(guarded):
             await client.drain("expert-1")
             await client.restart("expert-1", "attention-0")
             await client.restart()
+            await client.change_role("expert-1", "attention")
             await client.fault("expert-1", "stop", 2.5)
 
     asyncio.run(all_of_them())

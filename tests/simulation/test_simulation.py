@@ -19,10 +19,11 @@ from tests.control.moving import NodeEnd
 from tests.engine.driving import config, drive, prompts
 from tests.simulation.world import World
 
-IN_CI, BLOCKS, ALL, ROUNDS = 120, 6, 10_000, 150
+IN_CI, BLOCKS, ALL, ROUNDS = 300, 6, 10_000, 150
 KEPT = (
     706,  # a row without an answer spoiled rows before it in the same chunk, and the error named a damaged checkpoint
     794,  # a process ended between joining and being admitted
+    1353,  # an expert node that had gone on to another epoch refused a row, which ended the attention node
 )
 
 
@@ -73,8 +74,9 @@ def scripted_streams(monkeypatch):
     monkeypatch.setattr("afserve.control.node.gateways.Stream", NodeEnd)
 
 
-def play(seed: int, model: Model) -> World:
-    world = World(seed, model)
+def play(seed: int, model: Model, *, roles: bool = False) -> World:
+    """Roles change in schedules of their own: the dice of the others fall as they always have."""
+    world = World(seed, model, roles=roles)
     world.run(ROUNDS)
     world.check()
     return world
@@ -83,10 +85,11 @@ def play(seed: int, model: Model) -> World:
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_nobody_notices(block, model):
     each = IN_CI // BLOCKS
-    worlds = [play(seed, model) for seed in range(block * each, (block + 1) * each)]
+    worlds = [play(seed, model, roles=block % 2 == 1) for seed in range(block * each, (block + 1) * each)]
     done = [client for world in worlds for client in world.done]
     assert len(done) > 8 * each and sum(not client.failure for client in done) > 0.9 * len(done)
     assert sum(world.happened[Happening.LOST] for world in worlds) > each
+    assert any(world.happened["role changed"] for world in worlds) == (block % 2 == 1)
 
 
 @pytest.mark.parametrize("seed", KEPT)
@@ -98,4 +101,4 @@ def test_what_went_wrong_once(seed, model):
 @pytest.mark.timeout(36_000)
 def test_ten_thousand_schedules(model):
     for seed in range(IN_CI, ALL):
-        play(seed, model)
+        play(seed, model, roles=seed % 2 == 1)

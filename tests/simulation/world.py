@@ -16,6 +16,7 @@ from afserve.control.membership.events import (
     Admit,
     AllDrained,
     Begun,
+    ChangeRole,
     Dismiss,
     DrainNode,
     EndRun,
@@ -99,11 +100,14 @@ class Front(GatewaySide):
 
 
 class World:
-    """A schedule that `seed` draws. A round takes `pace` seconds; a process, up to `startup` to be started anew."""
+    """A schedule that `seed` draws. A round takes `pace` seconds; a process, up to `startup` to be started anew.
 
-    def __init__(self, seed: int, model) -> None:
+    With `roles` some of the nodes that go are followed by one of the other role.
+    """
+
+    def __init__(self, seed: int, model, *, roles: bool = False) -> None:
         dice = self.dice = random.Random(seed)
-        self.model, self.clock = model, FakeClock(100.0)
+        self.model, self.clock, self.changes_roles = model, FakeClock(100.0), roles
         self.pace, self.startup = dice.choice((0.02, 0.02, 0.1)), dice.choice((0.5, 0.5, 6.0))
         self.rules = replace(RULES, restarts=dice.choice((1_000_000, 1_000_000, 1)))
         self.most_attention = MOST_ATTENTION
@@ -151,7 +155,7 @@ class World:
         try:
             effects = self.membership.on(event, self.clock.now())
         except ConfigError:
-            assert isinstance(event, Place | Scale | DrainNode | Renew), event
+            assert isinstance(event, Place | Scale | DrainNode | Renew | ChangeRole), event
             return
         for effect in effects:
             self.obey(effect)
@@ -317,10 +321,18 @@ class World:
             case "scale":
                 role = dice.choice(MODEL_ROLES)
                 self.on(Scale(role, dice.randint(1, 3)))
+            case "drain" if process is not None and self.changes_roles:
+                self.change_role(process.node)
             case "drain" | "renew" if process is not None:
                 self.on(DrainNode(process.node) if what == "drain" else Renew((process.node,)))
             case "place":
                 self.place()
+
+    def change_role(self, node: NodeId) -> None:
+        (other,) = (role for role in MODEL_ROLES if role is not node.role)
+        before = self.membership.deployment.counts
+        self.on(ChangeRole(node, other))
+        self.happened["role changed"] += self.membership.deployment.counts != before
 
     def thaw(self, process: Process) -> None:
         process.frozen = False

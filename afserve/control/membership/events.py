@@ -117,6 +117,14 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRole:
+    """This node is to go, and one of this role to start where it was."""
+
+    node: NodeId
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The process of this node was broken on purpose: what comes of it does not count against its place."""
 
@@ -161,6 +169,7 @@ Event = (
     | Scale
     | DrainNode
     | Renew
+    | ChangeRole
     | Broken
     | Place
     | Known
@@ -194,9 +203,13 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process that takes this place; where somebody else starts it, do nothing."""
+    """Start a process that takes this place; where somebody else starts it, do nothing.
+
+    `instead` of a node that has gone for it: on its host and device, and once nothing is left of its process.
+    """
 
     node: NodeId
+    instead: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

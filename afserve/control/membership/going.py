@@ -68,6 +68,7 @@ class Going(Placing):
 
     def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
         """The process of whoever was to go has gone."""
+        self.role_changes.has_exited(node)
         unwanted = node in self._leaving or node not in self.members.places(node.role)
         if unwanted or self.renewals.has_exited(node, now):
             return []

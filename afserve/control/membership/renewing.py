@@ -1,4 +1,4 @@
-"""Other numbers of nodes, and nodes that get a new process: what is asked for, and one step after the other of it."""
+"""Other numbers of nodes, other roles, new processes: what is asked for, and one step after the other of it."""
 
 from afserve.control.membership.coming import Coming
 from afserve.control.membership.events import (
@@ -11,11 +11,11 @@ from afserve.control.membership.members import Member, State
 from afserve.control.membership.scaling import Step, check_count
 from afserve.control.wire.values import Shutdown
 from afserve.errors import ConfigError, PeerLost
-from afserve.member import NodeId, Role
+from afserve.member import MODEL_ROLES, NodeId, Role
 
 
 class Renewing(Coming):
-    """Scale, drain and restart. Every one is refused, or a few steps that `_reconcile` takes."""
+    """Scale, drain, restart, change a role. Every one is refused, or a few steps that `_reconcile` takes."""
 
     def check_count(self, role: Role, count: int) -> None:
         """Raises ConfigError where there cannot be so many nodes of a role now."""
@@ -53,6 +53,47 @@ class Renewing(Coming):
             self.desired = self.desired.scaled(node.role, self.deployment.count(node.role) - 1)
         self._leaving.add(node)
         return []
+
+    def check_role(self, node: NodeId, role: Role) -> None:
+        """Raises ConfigError where this node cannot go, or no node of this role come for it."""
+        self._check_place(node)
+        if node.role not in MODEL_ROLES or role not in MODEL_ROLES:
+            raise ConfigError("role: only attention and expert nodes change roles", param="role")
+        if node.role is role:
+            raise ConfigError(f"role: {node} is an {role} node already", param="role")
+        if node in self._leaving:
+            raise ConfigError(f"role: {node} is leaving; ask for one more {role} node instead", param="node")
+        try:
+            self.check_count(node.role, self.deployment.count(node.role) - 1)
+            self.check_count(role, self.deployment.count(role) + 1)
+        except ConfigError as error:
+            why = error.message.removeprefix("scale: ")
+            raise ConfigError(f"role: {node} cannot become an {role} node: {why}", param="role") from None
+        if why := self._needed(node):
+            raise ConfigError(f"role: {node} cannot become an {role} node now: {why}", param="node")
+
+    def _needed(self, node: NodeId) -> str:
+        """Why those that serve beside it cannot do its work; empty where they can."""
+        if node.role is Role.EXPERT:
+            fits = self.can_spare(node)
+            return "" if fits else "the other expert nodes that serve have no room for its experts"
+        others = [n for n in self._serving(node.role) if n != node and n not in self._leaving]
+        return "" if others else f"no other {node.role} node serves"
+
+    def _changes_role(self, node: NodeId, role: Role) -> list[Effect]:
+        """It goes as one that is drained; its successor has a place from now on, and starts when it has gone."""
+        self.check_role(node, role)
+        self.desired = self.desired.scaled(node.role, self.deployment.count(node.role) - 1)
+        self.desired = self.desired.scaled(role, self.deployment.count(role) + 1)
+        self._leaving.add(node)
+        self.role_changes.ask(node, self.members.add(role))
+        return []
+
+    def _follow(self, now: float) -> list[Effect]:
+        """Those start whose turn has come, but for places that are not wanted any more."""
+        starts = [start for start in self.role_changes.due(now) if start.node in self.members.missing()]
+        self._since |= {start.node: now for start in starts}
+        return [*starts]
 
     def _renewed(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
         for node in nodes:
@@ -94,6 +135,7 @@ class Renewing(Coming):
         if member is not None and member.serving and node.role is not Role.EXPERT:
             return self._drain(member)
         self._leaving.discard(node)
+        self.role_changes.told(node, now, alive=alive)
         self.members.remove(node)
         self._recovery.forget(node)
         self._waiting = [(j, other) for j, other in self._waiting if other != node]

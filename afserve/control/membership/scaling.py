@@ -112,8 +112,8 @@ class Renewals:
         return [Start(self.node)]
 
     def serves(self, node: NodeId, now: float) -> None:
-        """It is ready: soon the next one's turn."""
-        if node == self.node and self.step is Step.STARTED:
+        """It is ready: soon the next one's turn. Somebody may have taken the place before anyone was started for it."""
+        if node == self.node and self.step in (Step.GONE, Step.STARTED):
             self.step, self.until = Step.SERVES, now + HEARD_SECONDS
 
     def move_on(self, now: float) -> None:

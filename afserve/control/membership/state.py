@@ -11,6 +11,7 @@ from afserve.control.membership.events import (
     AllDrained,
     Begun,
     Broken,
+    ChangeRole,
     DrainAll,
     DrainNode,
     Effect,
@@ -121,7 +122,7 @@ class Membership(Returning):
                 return self._take_over(self._takeover, now) if over else []
             case Ticked():
                 return self._ticked(now)
-            case Scale() | DrainNode() | Renew() | Place() if self._takeover is not None:
+            case Scale() | DrainNode() | Renew() | ChangeRole() | Place() if self._takeover is not None:
                 raise ConfigError("the controller was started again and still looks who is there; try again")
             case Scale(role, count):
                 return self._scaled(role, count, now)
@@ -129,6 +130,8 @@ class Membership(Returning):
                 return self._drained_one(node)
             case Renew(nodes):
                 return self._renewed(nodes)
+            case ChangeRole(node, role):
+                return self._changes_role(node, role)
             case Broken(node):
                 self._recovery.pardon(node)
                 return []
@@ -210,6 +213,7 @@ class Membership(Returning):
         for node in sorted(self._leaving):
             effects += self._see_off(node, now)
         effects += self._renew(now)
+        effects += self._follow(now)
         effects += self._replan()
         if self._coverage.lacking:
             effects += self._coverage.check(self.migration.placement, self._answering(), now)

@@ -11,6 +11,7 @@ from afserve.control.membership.events import Effect, Joined, Tell
 from afserve.control.membership.members import Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing
 from afserve.control.membership.recovery import Recovery, Rules
+from afserve.control.membership.roles import RoleChanges
 from afserve.control.membership.scaling import Renewals
 from afserve.control.membership.shortage import Patience, Shortage
 from afserve.control.membership.slowness import Slowness
@@ -63,6 +64,7 @@ class Tables:
         self._shortage = Shortage(patience, self._room)
         self._slowness = Slowness()
         self.renewals = Renewals()
+        self.role_changes = RoleChanges()
         self._coverage = Coverage()
         self._since: dict[NodeId, float] = {}  # when a place became empty
         self._waiting: list[tuple[Joined, NodeId]] = []  # expert nodes that came while attention nodes adopt
