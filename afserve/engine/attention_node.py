@@ -4,6 +4,7 @@
 processes and no sockets: requests come in as values, tokens go out as events.
 """
 
+from dataclasses import replace
 from typing import Generic
 
 import torch
@@ -22,7 +23,7 @@ from afserve.engine.micro_batch import MicroBatch, Step, T
 from afserve.engine.pace import Pace
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats
+from afserve.engine.stats import AttentionStats, KvStats
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
@@ -163,8 +164,9 @@ class AttentionNode(Generic[T]):
             self._link.wait(tickets, timeout)
             self._meter.slept(start)
 
-    def stats(self) -> AttentionStats:
-        """A snapshot, for the thread that calls `step`; what it returns may go to any other."""
+    def stats(self, moved: KvStats = KvStats()) -> AttentionStats:  # noqa: B008  a frozen value
+        """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
+        exchanged with other nodes."""
         s, recovery = self._scheduler, self._link.recovery()
         return AttentionStats(
             running=s.running,
@@ -187,6 +189,7 @@ class AttentionNode(Generic[T]):
             unnoticed_seconds=recovery.stalled.get("unnoticed", 0.0),
             resend_seconds=recovery.stalled.get("resend", 0.0),
             homeless_seconds=recovery.stalled.get("homeless", 0.0),
+            kv=replace(moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits),
         )
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:

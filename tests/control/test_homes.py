@@ -71,7 +71,7 @@ def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
     scene.tell(1)
     (again,) = second.submitted()
     assert (again.prompt_ids, again.generated) == (ASKED.prompt_ids, (5, 6)) and again.handle != number
-    assert Cancel(number) in first.sent, "where it can be told"
+    assert Cancel(number, parts=True) in first.sent, "where it can be told"
     scene.homes.heard(first, Tokens((TokenEvent(number, (7,)),)))
     scene.homes.heard(second, Tokens((TokenEvent(again.handle, (7,), "length"),)))
     assert request.generated == [5, 6, 7] and request.finished
