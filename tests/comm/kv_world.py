@@ -164,6 +164,8 @@ class Node:
 
 
 class World:
+    block_bytes = BLOCK
+
     def __init__(self, seed: int) -> None:
         dice = self.dice = random.Random(seed)
         self.clock = FakeClock(50.0)
@@ -203,11 +205,11 @@ class World:
         if link.under_way[way] and not link.closed[1 - way]:
             head, body = link.under_way[way].popleft()
             try:
-                found = decode_head(bytes(head), BLOCK)
+                found = decode_head(bytes(head), self.block_bytes)
                 assert found.following == len(body) or not link.dead
                 if found.following != len(body):
                     raise ProtocolError("what follows is not what was said")
-                message = decode(found, bytes(body))
+                message = decode(found, body)
             except ProtocolError as error:
                 self.cut(link)
                 wires.events.append(Closed(peer, error.message))
