@@ -65,6 +65,13 @@ class EngineSettings:
         shows_range=True,
     )
     prefix_caching: bool = setting(True, "Keep blocks of finished requests for prompts that begin alike.")
+    kv_copies: int = setting(
+        0,
+        "Attention nodes that keep copies of another one's KV, so that what ran there resumes without recomputation.",
+        Range(0, 8),
+        metavar="N",
+        shows_range=True,
+    )
     max_waiting: int = setting(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",
@@ -94,6 +101,11 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check(self, flag_of)
+        if self.kv_copies and not self.prefix_caching:
+            raise ConfigError(
+                "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one",
+                param="kv_copies",
+            )
 
 
 @dataclass(frozen=True, slots=True)

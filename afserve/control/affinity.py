@@ -21,13 +21,16 @@ class Affinity:
         self._block = block_size
         self._home: OrderedDict[int, int] = OrderedDict()
 
-    def pick(self, prompt: Sequence[int], load: Mapping[int, int]) -> int:
-        """The node for `prompt`; `load` has the number of open requests of each node that may take it, at least one."""
+    def pick(self, prompt: Sequence[int], load: Mapping[int, int], preferred: int | None = None) -> int:
+        """The node for `prompt`; `load` has the number of open requests of each node that may take it, at least one.
+
+        `preferred` is asked before the one that has seen its beginning.
+        """
         if len(load) == 1:
             return next(iter(load))
         chain = list(self._chain(prompt))
         least = min(load, key=lambda node: load[node])
-        node = self._known(chain)
+        node = preferred if preferred in load else self._known(chain)
         if node is None or node not in load or load[node] > max(load[least] + _SLACK, load[least] * _FACTOR):
             node = least
         self._remember(chain, node)

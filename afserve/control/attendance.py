@@ -7,6 +7,7 @@ come back in; a life that is named no more is lost at once. It knows no requests
 from dataclasses import dataclass
 from typing import Protocol
 
+from afserve.control.copies import buddies
 from afserve.control.wire.values import AttentionNodes, AttentionPeer, ToAttention
 from afserve.errors import RendezvousError
 from afserve.member import attention_node
@@ -82,6 +83,15 @@ class Attendance:
         """Those that may be given requests."""
         lives = (Life(peer.index, peer.generation) for peer in self._told.values() if peer.accepting)
         return [life for life in lives if self.stream(life) is not None]
+
+    def peer(self, life: Life) -> AttentionPeer | None:
+        """What the controller says of this life, if it still names it."""
+        peer = self._told.get(life.index)
+        return peer if peer is not None and peer.generation == life.generation else None
+
+    def buddies(self, life: Life, copies: int) -> list[AttentionPeer]:
+        """Those that keep copies of what this life had."""
+        return buddies(self._told.values(), life.index, copies)
 
     def is_draining(self, life: Life) -> bool:
         peer = self._told.get(life.index)

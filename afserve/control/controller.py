@@ -348,8 +348,12 @@ class Controller:
             self._tell_gateways()
 
     def _tell_gateways(self) -> None:
-        """Who attends. A gateway that comes is told so at once."""
+        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too."""
         self.on_attention(self._attending)
+        if self.deployment.engine.kv_copies:
+            for member in self.members.of(Role.ATTENTION):
+                if member.serving:
+                    self._tell(member.id, self._attending)
         for gateway in self.members.of(Role.GATEWAY):
             self._tell(gateway.id, self._attending)
 
@@ -361,6 +365,8 @@ class Controller:
                     stream.put(assigned)
                 if member.node.role is Role.GATEWAY:
                     stream.put(self._attending)
+                elif assigned is None and self._keeps_copies(member):
+                    stream.put(self._attending)  # it may have missed the last one
                 stream.admitted.set_result(member)
             case Refuse(connection, error):
                 self._joining.pop(connection).admitted.set_exception(error)
@@ -384,6 +390,11 @@ class Controller:
                 self._drained.set()
             case EndRun(error):
                 self._fail(error)
+
+    def _keeps_copies(self, member: MemberId) -> bool:
+        found = self.members.get(member)
+        serves = found is not None and found.serving and member.node.role is Role.ATTENTION
+        return bool(serves and self.deployment.engine.kv_copies)
 
     def _tell(self, member: MemberId, value: ToNode) -> None:
         if (stream := self._streams.get(member)) is not None:

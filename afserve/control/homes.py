@@ -21,6 +21,7 @@ from afserve.control.wire.values import (
     Cancel,
     FromAttention,
     Held,
+    KvSource,
     Refused,
     Resume,
     Tokens,
@@ -36,15 +37,16 @@ AGAIN_SECONDS = 0.2  # from a full node's refusal of a moved request to the next
 @dataclass(frozen=True, slots=True)
 class HomeRules:
     """Seconds: what a broken stream may take to come back, and how long a request waits for a node. `block_size` in
-    tokens: prompts whose first blocks are equal share a node."""
+    tokens: prompts whose first blocks are equal share a node. `copies` nodes have copies of another one's KV."""
 
     block_size: int = 16
     grace: float = 1.0
     deadline: float = 30.0
+    copies: int = 0
 
 
 def home_rules(engine: EngineSettings) -> HomeRules:
-    return HomeRules(engine.block_size, engine.stream_grace, engine.loss_deadline)
+    return HomeRules(engine.block_size, engine.stream_grace, engine.loss_deadline, engine.kv_copies)
 
 
 class Homes:
@@ -174,16 +176,16 @@ class Homes:
         """They wait for another home from now on; one that has ended already only waits for its client."""
         moving, now = [request for request in requests if not request.finished], self._clock.now()
         for request in moving:
-            self._cancel(request)
+            self._cancel(request, parts=True)
             if request.home is not None:
                 self.moves.moved(request, request.home, cause, now)
             self.requests.unplace(request, now)
         if moving:
             log.warning("%s; requests that go on elsewhere: %d", why, len(moving))
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, request: Request, *, parts: bool = False) -> None:
         if request.home is not None and (stream := self.attendance.stream(request.home)) is not None:
-            stream.send(Cancel(request.number))
+            stream.send(Cancel(request.number, parts))
 
     def _place_waiting(self) -> None:
         usable = self.attendance.usable()
@@ -195,8 +197,25 @@ class Homes:
 
     def _place(self, request: Request, usable: list[Life]) -> None:
         load = {life.index: self.requests.load(life) for life in usable}
-        index = self._affinity.pick(request.asked.prompt_ids, load)
+        source = self._kv_source(request)
+        copied = source.index if source is not None and not source.request else None
+        index = self._affinity.pick(request.asked.prompt_ids, load, copied)
         home = next(life for life in usable if life.index == index)
         stream = self.attendance.stream(home)
         assert stream is not None, "a usable node has a stream"
-        stream.send(self.requests.place(request, home))
+        if source is not None and (source.index, source.generation) == (home.index, home.generation):
+            source = None
+        stream.send(self.requests.place(request, home, source))
+
+    def _kv_source(self, request: Request) -> KvSource | None:
+        """Where what was computed of a request is: at the node that it leaves, or where copies of that are."""
+        last = request.last
+        if last is None:
+            return None
+        peer = self.attendance.peer(last)
+        if peer is not None and self.attendance.stream(last) is not None:
+            return (
+                KvSource(last.index, last.generation, request.number, peer.address) if peer.address else None
+            )
+        copies = self.attendance.buddies(last, self._rules.copies)
+        return KvSource(copies[0].index, copies[0].generation, 0, copies[0].address) if copies else None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from afserve.control.attendance import Life
-from afserve.control.wire.values import Submit, first_request
+from afserve.control.wire.values import KvSource, Submit, first_request
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
 
@@ -70,7 +70,7 @@ class Requests:
         self._waiting[request] = None
         return request
 
-    def place(self, request: Request, home: Life) -> Submit:
+    def place(self, request: Request, home: Life, kv_from: KvSource | None = None) -> Submit:
         """What to tell its new home."""
         del self._waiting[request]
         request.number, request.home = self._next, home
@@ -78,7 +78,7 @@ class Requests:
         self._placed[request.number] = request
         self._load[home] += 1
         generated = tuple(request.generated)
-        return Submit(replace(request.asked, handle=request.number, generated=generated))
+        return Submit(replace(request.asked, handle=request.number, generated=generated), kv_from)
 
     def unplace(self, request: Request, since: float) -> None:
         """It leaves its home and waits for another, since this moment."""

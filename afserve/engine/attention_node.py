@@ -4,6 +4,7 @@
 processes and no sockets: requests come in as values, tokens go out as events.
 """
 
+from dataclasses import replace
 from typing import Generic
 
 import torch
@@ -13,14 +14,16 @@ from afserve.comm.m2n.link import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
+from afserve.engine.blocks import Hash
 from afserve.engine.kv_cache import KvCache
+from afserve.engine.kv_store import PooledBlocks
 from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.micro_batch import MicroBatch, Step, T
 from afserve.engine.pace import Pace
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats
+from afserve.engine.stats import AttentionStats, KvStats
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
@@ -42,6 +45,7 @@ class AttentionNode(Generic[T]):
         spec = model.spec
         self._link = link
         self.kv = KvCache(model, config, weights)
+        self.blocks = PooledBlocks(self.kv)
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
@@ -160,8 +164,9 @@ class AttentionNode(Generic[T]):
             self._link.wait(tickets, timeout)
             self._meter.slept(start)
 
-    def stats(self) -> AttentionStats:
-        """A snapshot, for the thread that calls `step`; what it returns may go to any other."""
+    def stats(self, moved: KvStats = KvStats()) -> AttentionStats:  # noqa: B008  a frozen value
+        """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
+        exchanged with other nodes."""
         s, recovery = self._scheduler, self._link.recovery()
         return AttentionStats(
             running=s.running,
@@ -184,7 +189,28 @@ class AttentionNode(Generic[T]):
             unnoticed_seconds=recovery.stalled.get("unnoticed", 0.0),
             resend_seconds=recovery.stalled.get("resend", 0.0),
             homeless_seconds=recovery.stalled.get("homeless", 0.0),
+            kv=replace(moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits),
         )
+
+    def usable_names(self, request: GenerationRequest) -> list[Hash]:
+        """Names of the KV blocks that this request could find here instead of computing them."""
+        return self._scheduler.usable_names(request)
+
+    def written_names(self) -> dict[int, list[Hash]]:
+        """Names of the KV blocks that each running request has filled, by handle."""
+        return self._scheduler.written_names()
+
+    def written_names_of(self, handle: int) -> list[Hash]:
+        return self._scheduler.written_names_of(handle)
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens of a prompt that are computed per second, as measured; 0 until there was one."""
+        return self._meter.prefill_rate
+
+    def draw(self, row: str, what: str, since: float) -> None:
+        """Into the trace, if there is one."""
+        self._meter.drew(row, what, since)
 
     def take_routed(self) -> RoutedRows:
         """Rows routed to each expert since the last call; as `stats`, between two steps."""
@@ -192,4 +218,4 @@ class AttentionNode(Generic[T]):
 
     def check(self) -> None:
         """Integrity of blocks and queues; for tests."""
-        self._scheduler.check()
+        self._scheduler.check(self.blocks.held)

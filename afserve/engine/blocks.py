@@ -1,7 +1,8 @@
 """Blocks of KV cache as integers: who holds which, and which full blocks can be found again by content.
 
-A block is free, held (reference count > 0), or cached: unheld but still findable by its name until it is
-evicted for reuse, least recently released first. It knows no tensors and no requests.
+A block is free, held (reference count > 0), or cached: unheld but still findable by its name until it is evicted for
+reuse, least recently released first. A cached copy that is kept for another node stays for longer: as if it had been
+released as many releases later as there are blocks. It knows no tensors and no requests.
 """
 
 import hashlib
@@ -51,7 +52,11 @@ class BlockPool:
         self._references = [0] * blocks
         self._hash_of: dict[int, Hash] = {}
         self._block_of: dict[Hash, int] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        # Both in the order of release; the value is its number.
+        self._cached: OrderedDict[int, int] = OrderedDict()
+        self._copies: OrderedDict[int, int] = OrderedDict()
+        self._releases = 0
+        self.copy_hits = 0
 
     @property
     def blocks(self) -> int:
@@ -59,7 +64,12 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self._copies)
+
+    @property
+    def copies(self) -> int:
+        """Cached blocks that are kept for another node."""
+        return len(self._copies)
 
     @property
     def used(self) -> int:
@@ -79,6 +89,8 @@ class BlockPool:
     def hold(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             self._cached.pop(block, None)
+            if self._copies.pop(block, None) is not None:
+                self.copy_hits += 1
             self._references[block] += 1
 
     def is_held(self, block: int) -> bool:
@@ -86,7 +98,7 @@ class BlockPool:
 
     def can_allocate(self, count: int, sparing: Iterable[int] = ()) -> bool:
         """Whether `count` blocks can be had without touching the unheld ones of `sparing`."""
-        spared = sum(1 for block in sparing if block in self._cached)
+        spared = sum(1 for block in sparing if block in self._cached or block in self._copies)
         return count <= self.available - spared
 
     def allocate(self, count: int, last: int | None = None) -> list[int]:
@@ -103,12 +115,19 @@ class BlockPool:
         if self._free:
             block = self._free.take(last)
         else:
-            block, _ = self._cached.popitem(last=False)
+            block, _ = self._next_evicted().popitem(last=False)
             name = self._hash_of.pop(block)
             del self._block_of[name]
             self._on_evict(block, name)
         self._references[block] = 1
         return block
+
+    def _next_evicted(self) -> OrderedDict[int, int]:
+        """Where the cached block is that was released first, by the count that is a copy's."""
+        if not (self._cached and self._copies):
+            return self._cached or self._copies
+        cached, copy = next(iter(self._cached.values())), next(iter(self._copies.values()))
+        return self._cached if cached <= copy + self.blocks else self._copies
 
     def publish(self, block: int, digest: Hash) -> None:
         """A held block is full and written: let others find it. The first block of a content wins."""
@@ -116,14 +135,16 @@ class BlockPool:
             self._block_of[digest] = block
             self._hash_of[block] = digest
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give back in reverse, so that the tail of a prefix is reused before its head."""
+    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
+        """Give back in reverse, so that the tail of a prefix is reused before its head. `copies` are kept for another
+        node."""
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released twice"
             self._references[block] -= 1
             if self._references[block] == 0:
                 if block in self._hash_of:
-                    self._cached[block] = None
+                    self._releases += 1
+                    (self._copies if copies else self._cached)[block] = self._releases
                 else:
                     self._free.add(block)
 
@@ -134,7 +155,7 @@ class BlockPool:
             for block in blocks:
                 counted[block] += 1
         assert counted == self._references, "reference counts disagree with the holders"
-        idle = [*self._free, *self._cached]
+        idle = [*self._free, *self._cached, *self._copies]
         assert len(set(idle)) == len(idle), "a block is idle twice"
         assert all(self._references[b] == 0 for b in idle), "a held block is on an idle list"
         assert len(idle) + sum(1 for r in self._references if r) == self.blocks, "a block is lost"

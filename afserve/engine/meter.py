@@ -12,6 +12,8 @@ from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
 from afserve.trace import Trace
 
+_WEIGHT = 0.2  # of the newest step in the prefill rate
+
 
 class Meter:
     """Seconds since the start: `busy` computing, `parked` only waiting, `under_way` summed over dispatches."""
@@ -24,6 +26,7 @@ class Meter:
         self.parked = 0.0
         self.under_way = 0.0
         self.dispatches = 0
+        self.prefill_rate = 0.0  # tokens of prompts per second of a step's time; 0 until there was one
 
     def ran(self, micro_batch: int, since: float) -> None:
         """A micro-batch computed from `since` until now."""
@@ -34,6 +37,18 @@ class Meter:
 
     def slept(self, since: float) -> None:
         self.parked += self.now() - since
+
+    def prefilled(self, tokens: int, since: float) -> None:
+        """A step that was mostly prompts began at `since`, and is over."""
+        if (seconds := self.now() - since) > 0:
+            rate = tokens / seconds
+            known = self.prefill_rate
+            self.prefill_rate = rate if not known else known + _WEIGHT * (rate - known)
+
+    def drew(self, row: str, what: str, since: float) -> None:
+        """Something beside the micro-batches, on a row of its own."""
+        if self._trace is not None:
+            self._trace.slice(row, what, since, self.now())
 
     def did(self, micro_batch: int, what: str, since: float) -> None:
         """A part of what `ran` will draw, such as scheduling or sampling."""

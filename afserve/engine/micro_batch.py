@@ -59,6 +59,7 @@ class MicroBatch(Generic[T]):
             if self.plan is None:
                 yield None
                 continue
+            began = since
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
             x_TH = yield from self._layers(batch)
@@ -66,7 +67,10 @@ class MicroBatch(Generic[T]):
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
             self._finish(self.plan, batch.logit_ends, self._model.logits(rows_RH))
             self._meter.did(self.index, "sample", since)
-            self.decode_only = batch.decodes == len(batch.token_T)
+            tokens = len(batch.token_T)
+            self.decode_only = batch.decodes == tokens
+            if 2 * batch.decodes <= tokens:
+                self._meter.prefilled(tokens, began)
             self.plan = None
             self.steps += 1
             yield None
@@ -135,7 +139,7 @@ class MicroBatch(Generic[T]):
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
-            self.events.append(_event(sequence, run[:kept], logprobs[:kept], ended, first=not before[index]))
+            self.events.append(_event(sequence, run[:kept], logprobs[:kept], ended, before[index]))
         for ended in done.values():
             handle = ended.sequence.request.handle
             self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))
@@ -161,15 +165,15 @@ def _event(
     run: Run,
     logprobs: tuple[TokenLogprob, ...],
     done: Finished | None,
-    *,
-    first: bool,
+    before: int,
 ) -> TokenEvent:
+    """`before` tokens of the answer were there before this run."""
     return TokenEvent(
         handle=sequence.request.handle,
         token_ids=run,
         finish_reason=done.reason if done else None,
         stop_token_id=done.stop_token_id if done else None,
         logprobs=logprobs,
-        prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
-        cached_tokens=sequence.cached_tokens if first else 0,
+        prompt_logprobs=() if before else tuple(sequence.prompt_logprobs),
+        cached_tokens=sequence.cached_tokens if before == len(sequence.request.generated) else 0,
     )

@@ -164,7 +164,8 @@ class TokenLogprob:
 class TokenEvent:
     """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error".
 
-    `cached_tokens` and `prompt_logprobs` come with the first event of a request that began without generated tokens.
+    `cached_tokens`, of the prompt and of what was generated before, come with a request's first event at a node;
+    `prompt_logprobs` with the first event of one that began without generated tokens.
     """
 
     handle: int

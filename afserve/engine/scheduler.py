@@ -6,12 +6,12 @@ sequences that are not in flight lose their blocks.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
 from afserve.config import EngineConfig
-from afserve.engine.blocks import BlockPool
+from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
@@ -171,11 +171,7 @@ class Scheduler:
 
     def _prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of a prefix, leaving at least one token to compute."""
-        if sequence.collects_prompt:
-            return []
-        size = self.pool.block_size
-        usable = (len(sequence.tokens) - 1) // size
-        return self.pool.match(sequence.full_hashes(size)[:usable])
+        return self.pool.match(sequence.usable_names(self.pool.block_size))
 
     def _enter(self, sequence: Sequence, micro_batch: int, found: list[int]) -> None:
         self.pool.hold(found)
@@ -327,9 +323,23 @@ class Scheduler:
         for running in self._running:
             yield from running
 
-    def check(self) -> None:
-        """Integrity of blocks and queues; for tests and debugging."""
-        self.pool.check([s.blocks for s in self._all_running()])
+    def usable_names(self, request: GenerationRequest) -> list[Hash]:
+        """Names of the blocks that a request could find here, its own chain from the first on."""
+        return Sequence.start(request, 0, frozenset(), self.pool.root).usable_names(self.pool.block_size)
+
+    def written_names(self) -> dict[int, list[Hash]]:
+        """By handle, the names of the blocks that running requests have filled."""
+        size = self.pool.block_size
+        return {s.request.handle: s.written_names(size) for s in self._all_running()}
+
+    def written_names_of(self, handle: int) -> list[Hash]:
+        """Those of one request; none of one that is not known."""
+        sequence = self._by_handle.get(handle)
+        return [] if sequence is None else sequence.written_names(self.pool.block_size)
+
+    def check(self, held: Iterable[int] = ()) -> None:
+        """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
+        self.pool.check([*(s.blocks for s in self._all_running()), list(held)])
         assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"

@@ -59,6 +59,15 @@ class Sequence:
         wanted = self.request.params.prompt_logprobs is not None and not self.request.generated
         return wanted and len(self.prompt_logprobs) < self.prompt_length
 
+    def written_names(self, block_size: int) -> list[Hash]:
+        """Names of the blocks whose keys and values are all in the cache."""
+        return self.full_hashes(block_size)[: self.computed // block_size]
+
+    def usable_names(self, block_size: int) -> list[Hash]:
+        """Names of the blocks that it could find instead of computing them: one token at least is left."""
+        usable = 0 if self.collects_prompt else (len(self.tokens) - 1) // block_size
+        return self.full_hashes(block_size)[:usable]
+
     def full_hashes(self, block_size: int) -> list[Hash]:
         """Hashes of all full blocks of `tokens`, kept and extended."""
         while (len(self.hashes) + 1) * block_size <= len(self.tokens):

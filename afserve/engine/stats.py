@@ -7,6 +7,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class KvStats:
+    """KV blocks between attention nodes. `leased` blocks are held now for others, `copies` are kept now for others; all
+    else are totals.
+
+    `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
+    again, `recomputed_tokens`. `lapsed` leases were not released by who had them. `copied_blocks` went to buddies,
+    `copy_hits` of such were used here.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    leased: int = 0
+    lapsed: int = 0
+    pulls: int = 0
+    pulls_failed: int = 0
+    pull_seconds: float = 0.0
+    recomputed_tokens: int = 0
+    copied_blocks: int = 0
+    copies: int = 0
+    copy_hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionStats:
     """Totals count from the node's start. Seconds: computing, only waiting, and rows under way (summed over
     `dispatches`, which overlap).
@@ -36,6 +59,7 @@ class AttentionStats:
     unnoticed_seconds: float = 0.0
     resend_seconds: float = 0.0
     homeless_seconds: float = 0.0
+    kv: KvStats = KvStats()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from afserve.metrics import (
     gauge,
     render,
 )
+from afserve.server.kv_moves import moved_kv
 from afserve.server.losses import losses
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
@@ -135,6 +136,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield from _attention([stats for _, stats in attention], view.waiting)
     yield from losses(view)
     yield from _attention_nodes(attention)
+    yield from moved_kv(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)
 

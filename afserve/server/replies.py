@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one request so far."""
+    """Token counts of one request so far. A request that moved counts what each of its nodes had in its cache."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -37,7 +37,7 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": min(self.cached_tokens, self.prompt_tokens)},
         }
 
 

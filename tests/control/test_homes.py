@@ -13,6 +13,7 @@ from afserve.control.wire.values import (
     AttentionPeer,
     Cancel,
     Held,
+    KvSource,
     Refused,
     Resume,
     Submit,
@@ -71,7 +72,7 @@ def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
     scene.tell(1)
     (again,) = second.submitted()
     assert (again.prompt_ids, again.generated) == (ASKED.prompt_ids, (5, 6)) and again.handle != number
-    assert Cancel(number) in first.sent, "where it can be told"
+    assert Cancel(number, parts=True) in first.sent, "where it can be told"
     scene.homes.heard(first, Tokens((TokenEvent(number, (7,)),)))
     scene.homes.heard(second, Tokens((TokenEvent(again.handle, (7,), "length"),)))
     assert request.generated == [5, 6, 7] and request.finished
@@ -186,3 +187,58 @@ def test_a_later_life_says_that_the_earlier_one_is_lost():
     scene.homes.open(ASKED)
     scene.homes.entered(Stream(0, 1), ())
     assert scene.submits() == [1, 1]
+
+
+def kv_scene(copies=0):
+    """Nodes 0 to 2, with addresses; a request at node 0 that has said two tokens: (scene, its number there)."""
+    scene = Scene(0, 1, 2)
+    scene.homes = Homes(Requests(), HomeRules(grace=1.0, deadline=30.0, copies=copies), scene.clock)
+    tell_with_addresses(scene, 0, 1, 2)
+    for stream in scene.streams:
+        scene.homes.entered(stream, ())
+    scene.homes.open(ASKED)
+    number = scene.streams[0].submitted()[0].handle
+    scene.homes.heard(scene.streams[0], Tokens((TokenEvent(number, (5, 6)),)))
+    return scene, number
+
+
+def tell_with_addresses(scene, *nodes, draining=()):
+    peers = (AttentionPeer(n, 0, n not in draining, f"unix:{n}") for n in nodes)
+    scene.homes.told(AttentionNodes(tuple(peers)))
+
+
+def last_submit(stream):
+    return next((value for value in reversed(stream.sent) if isinstance(value, Submit)), None)
+
+
+def test_a_node_that_drains_is_where_the_kv_of_its_requests_is():
+    scene, number = kv_scene()
+    tell_with_addresses(scene, 0, 1, 2, draining=(0,))
+    assert scene.streams[0].sent[-1] == Cancel(number, parts=True)
+    moved = last_submit(scene.streams[1])
+    assert moved.kv_from == KvSource(0, 0, number, "unix:0") and moved.request.generated == (5, 6)
+
+
+def test_a_lost_nodes_requests_go_where_copies_are():
+    scene, _ = kv_scene(copies=1)
+    scene.homes.open(GenerationRequest(1, (7, 8, 9)))
+    assert len(scene.streams[1].submitted()) == 1
+    tell_with_addresses(scene, 1, 2)
+    moved = last_submit(scene.streams[1])
+    assert moved.request.generated == (5, 6) and moved.kv_from is None, "the least busy one is not the buddy"
+
+
+def test_a_buddy_that_is_too_busy_is_asked_for_the_copies():
+    scene, _ = kv_scene(copies=1)
+    scene.homes.attendance.told(AttentionNodes((AttentionPeer(1, 0, True, "unix:1"),)))
+    for handle in range(10):
+        scene.homes.open(GenerationRequest(handle, (7, 8, handle)))
+    tell_with_addresses(scene, 1, 2)
+    moved = last_submit(scene.streams[2])
+    assert moved.kv_from == KvSource(1, 0, 0, "unix:1") and moved.request.generated == (5, 6)
+
+
+def test_without_copies_a_lost_nodes_kv_is_nowhere():
+    scene, _ = kv_scene()
+    tell_with_addresses(scene, 1, 2)
+    assert last_submit(scene.streams[1]).kv_from is None

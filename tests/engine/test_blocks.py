@@ -97,3 +97,36 @@ def test_names_cover_model_dtype_salt_and_all_tokens_before() -> None:
     assert len(set(names)) == len(names)
     assert root_hash("m", "float32") == root_hash("m", "float32", b"")
     assert all(len(root) == 16 for root in roots[1:])
+
+
+def test_copies_for_others_stay_for_longer():
+    """As if each had been released as many releases later as there are blocks."""
+    pool = BlockPool(4, 1)
+    copy, *own = pool.allocate(4)
+    for block in (copy, *own):
+        pool.publish(block, bytes([block]))
+    pool.release([copy], copies=True)
+    assert pool.copies == 1 and pool.available == 1
+    for block in own:
+        pool.release([block])
+    pool.check([])
+    evicted = []
+    for turn in range(6):
+        (block,) = pool.allocate(1)
+        evicted.append(block == copy)
+        pool.publish(block, bytes([100 + turn]))
+        pool.release([block])
+    assert evicted.index(True) == 4, "all others before it, one of them twice"
+    assert pool.copies == 0
+
+
+def test_a_copy_that_is_used_is_counted_and_is_a_copy_no_more():
+    pool = BlockPool(2, 1)
+    (block,) = pool.allocate(1)
+    pool.publish(block, b"x")
+    pool.release([block], copies=True)
+    pool.hold(pool.match([b"x"]))
+    assert (pool.copy_hits, pool.copies) == (1, 0)
+    pool.release([block])
+    assert pool.copies == 0 and pool.available == 2
+    pool.check([])

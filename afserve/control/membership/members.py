@@ -278,7 +278,10 @@ class Members:
         """For gateways: who serves, and who of them takes what is new. `refusing` says why nobody is to."""
         serving = (member for member in self.of(Role.ATTENTION) if member.serving)
         return AttentionNodes(
-            tuple(AttentionPeer(m.node.index, m.id.generation, m.state is State.READY) for m in serving),
+            tuple(
+                AttentionPeer(m.node.index, m.id.generation, m.state is State.READY, m.address or "")
+                for m in serving
+            ),
             refusing,
         )
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from afserve.clock import AwakeClock, Clock, MonotonicClock
+from afserve.comm.kv.socket_wires import address_of
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.kept import KeptRequests
+from afserve.control.node.kv import KvSide, Moved, NoKv
 from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
@@ -21,12 +23,14 @@ from afserve.control.wire.values import (
     Adopted,
     Assigned,
     Attend,
+    AttentionNodes,
     Cancel,
     Drain,
     Drained,
     Endpoint,
     Gateways,
     Identity,
+    KvSource,
     Peers,
     Ready,
     Refused,
@@ -49,6 +53,7 @@ _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late 
 _TOGETHER = (
     0.004  # tokens of steps shorter than this go out in one message: each costs a tenth of such a step
 )
+_MOVING = 0.005  # while KV blocks come or go
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
 
 
@@ -69,12 +74,17 @@ class AttentionEngine(Protocol):
 
 
 def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+    from afserve.control.node.kv_open import listen, open_kv
     from afserve.control.node.wiring import build_attention
 
-    progress, tell = stream.progress("attention weights"), identify(stream)
-    node, first, close = build_attention(assigned, progress, meet(stream), tell)
+    progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
+    rendezvous = meet(stream, address_of(listener))
+    node, first, close = build_attention(assigned, progress, rendezvous, tell)
+    kv = open_kv(node, listener, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
-    report = Reporter(heartbeat, stream, node.stats, node.take_routed, attention=nodes)
+    report = Reporter(
+        heartbeat, stream, lambda: node.stats(kv.stats()), node.take_routed, attention=nodes
+    )
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
 
@@ -86,9 +96,10 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     try:
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send)
-        AttentionLoop(node, stream, gateways, experts, kept, report).run()
+        AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv).run()
     finally:
         gateways.close()
+        kv.close()
         close()
 
 
@@ -97,11 +108,12 @@ def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:
     return lambda things: stream.send(Identity(things))
 
 
-def meet(stream: ControlStream) -> Callable[[dict[str, str]], Peers]:
-    """Tells what this node will put on the data plane and returns the expert nodes to begin with."""
+def meet(stream: ControlStream, address: str) -> Callable[[dict[str, str]], Peers]:
+    """Tells what this node will put on the data plane and where its KV blocks are, and returns the expert nodes to
+    begin with."""
 
     def rendezvous(agreed: dict[str, str]) -> Peers:
-        stream.send(Endpoint("", agreed))
+        stream.send(Endpoint(address, agreed))
         peers = stream.expect(Peers, PEERS_SECONDS, "the expert nodes' addresses")
         assert isinstance(peers, Peers)
         return peers
@@ -127,7 +139,9 @@ class AttentionLoop:
         kept: KeptRequests,
         report: Report = silent,
         clock: Clock | None = None,
+        kv: KvSide | None = None,
     ) -> None:
+        self._kv = kv or NoKv()
         self._node = node
         self._stream = stream
         self._gateways = gateways
@@ -155,12 +169,14 @@ class AttentionLoop:
             self._obey(command)
         for number in self._kept.orphans():
             self._drop(number)
+        for request in self._kv.turn():
+            self._begin(request)
         if self._adopting is not None and self._node.settled:
             self._stream.send(Adopted(self._adopting))
             self._adopting = None
         if self._node.busy:
             self._step()
-        elif self._draining and not self._kept:
+        elif self._draining and not self._kept and not self._kv.holding:
             self._draining = False
             self._report(at_once=True)
             self._stream.send(Drained())
@@ -179,6 +195,8 @@ class AttentionLoop:
     def _patience(self) -> float:
         if self._node.busy:
             return 0.0
+        if self._kv.busy:
+            return _MOVING
         return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
@@ -186,7 +204,7 @@ class AttentionLoop:
         if self._node.stalled or self._clock.now() - self._sent >= _TOGETHER:
             self._flush()
         if self._node.stalled:
-            self._node.wait(_PARKED)
+            self._node.wait(_MOVING if self._kv.busy else _PARKED)
 
     def _flush(self) -> None:
         if self._unsent:
@@ -212,6 +230,10 @@ class AttentionLoop:
                 self._adopting = placement.epoch
             case Drain():
                 self._draining = True
+            case AttentionNodes():
+                self._kv.told(command)
+            case Moved():
+                return  # it has only woken the node
             case Shutdown():
                 self._running = False
             case _:
@@ -224,9 +246,11 @@ class AttentionLoop:
             return
         self._kept.is_back(gateway)
         match value:
-            case Submit(request):
-                self._submit(gateway, request)
-            case Cancel(number):
+            case Submit(request, kv_from):
+                self._submit(request, kv_from)
+            case Cancel(number, parts):
+                if parts and number in self._kept:
+                    self._kv.part(number)
                 self._drop(number)
             case Acknowledge(numbers):
                 for number in numbers:
@@ -241,6 +265,7 @@ class AttentionLoop:
 
     def _drop(self, number: int) -> None:
         self._kept.close(number)
+        self._kv.cancel(number)
         self._node.cancel(number)
 
     def _resume(self, gateway: int, number: int, start: int) -> None:
@@ -248,16 +273,20 @@ class AttentionLoop:
         if missed is not None:
             self._gateways.send(gateway, missed if isinstance(missed, Refused) else Tokens((missed,)))
 
-    def _submit(self, gateway: int, request: GenerationRequest) -> None:
-        number = request.handle
-        if number in self._kept:
+    def _submit(self, request: GenerationRequest, kv_from: KvSource | None) -> None:
+        if request.handle in self._kept:
             return  # said twice
         self._kept.open(request)
+        if kv_from is None or not self._kv.pull(request, kv_from):
+            self._begin(request)
+
+    def _begin(self, request: GenerationRequest) -> None:
+        number = request.handle
         try:
             self._node.submit(request)
         except AfserveError as error:
             self._kept.refuse(number, error)
-            self._gateways.send(gateway, Refused(number, error))
+            self._gateways.send(gateway_of(number), Refused(number, error))
 
 
 def _by_gateway(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:

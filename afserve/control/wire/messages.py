@@ -38,6 +38,7 @@ from afserve.control.wire.values import (
     Heartbeat,
     Held,
     Identity,
+    KvSource,
     Peers,
     Progress,
     Query,
@@ -59,7 +60,7 @@ from afserve.control.wire.values import (
     ToNode,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
-from afserve.engine.stats import AttentionStats, ExpertStats
+from afserve.engine.stats import AttentionStats, ExpertStats, KvStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import NodeId, Role
 from afserve.placement.optimizer.problem import Ints
@@ -265,12 +266,14 @@ def put_stats(stats: Stats, proto: Proto) -> None:
         body = proto.attention if isinstance(stats, AttentionStats) else proto.expert
         body.SetInParent()
         _put_flat(stats, body)
+        if isinstance(stats, AttentionStats):
+            _put_flat(stats.kv, body.kv)
 
 
 def take_stats(proto: Proto) -> Stats:
     match proto.WhichOneof("stats"):
         case "attention":
-            return _take_flat(AttentionStats, proto.attention)
+            return _take_flat(AttentionStats, proto.attention, kv=_take_flat(KvStats, proto.attention.kv))
         case "expert":
             return _take_flat(ExpertStats, proto.expert)
     return None
@@ -526,6 +529,9 @@ def _put_submit(value: Submit, proto: Proto) -> None:
         item = getattr(params, name)
         if item is not None:
             setattr(proto.sampling, name, item)
+    if value.kv_from is not None:
+        proto.kv_from.SetInParent()
+        _put_flat(value.kv_from, proto.kv_from)
     proto.sampling.stop_token_ids.extend(params.stop_token_ids)
     proto.sampling.bias_token.extend([token for token, _ in params.logit_bias])
     proto.sampling.bias_value.extend([bias for _, bias in params.logit_bias])
@@ -537,7 +543,10 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    return Submit(GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated)))
+    source = _take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
+    return Submit(
+        GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated)), source
+    )
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:

@@ -23,7 +23,8 @@ PROTOCOL = 7
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`agreed` names every field both sides of the data plane must have in common."""
+    """`agreed` names every field both sides of the data plane must have in common. `address` is where an expert node's
+    mailboxes are, and an attention node's KV blocks."""
 
     address: str
     agreed: Mapping[str, str]
@@ -239,11 +240,13 @@ class AttentionPeer:
     index: int
     generation: int
     accepting: bool
+    address: str = ""  # where other attention nodes reach its KV blocks
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionNodes:
-    """To gateways: all attention nodes that serve. Who is not among them is lost.
+    """To gateways, and to attention nodes that keep copies for each other: all attention nodes that serve. Who is not
+    among them is lost.
 
     `refusing` says why new requests are refused; empty, they are taken.
     """
@@ -320,13 +323,29 @@ def gateway_of(request: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class KvSource:
+    """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies)."""
+
+    index: int
+    generation: int
+    request: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
+    """`kv_from` where the request has been computed elsewhere, and that node is still there."""
+
     request: GenerationRequest
+    kv_from: KvSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """`parts`: it goes on at another node, which may ask for its KV."""
+
     request: int
+    parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

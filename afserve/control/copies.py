@@ -1,0 +1,13 @@
+"""Which attention nodes keep copies of another one's KV: a rule that gateways and nodes apply to the same list."""
+
+from collections.abc import Iterable
+
+from afserve.control.wire.values import AttentionPeer
+
+
+def buddies(nodes: Iterable[AttentionPeer], index: int, count: int) -> list[AttentionPeer]:
+    """The next `count` nodes after `index` that take requests, going round: the same ones before and after it is lost,
+    unless others came or left."""
+    others = sorted((node for node in nodes if node.accepting and node.index != index), key=lambda n: n.index)
+    after = [node for node in others if node.index > index]
+    return [*after, *others[: len(others) - len(after)]][:count]

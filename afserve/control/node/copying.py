@@ -1,0 +1,100 @@
+"""Copies what running requests have in the KV cache to other attention nodes, in the background (`--kv-copies`).
+
+A buddy is offered a few blocks at a time, and nothing more until it has answered: where it is slow, or full, copies lag
+behind and decoding does not notice. Only blocks that are full are copied, each request's in order.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from afserve.clock import Clock
+from afserve.comm.kv.messages import Name
+from afserve.control.copies import buddies
+from afserve.control.wire.values import AttentionPeer
+
+log = logging.getLogger("afserve.kv")
+_EVERY = 0.02  # seconds between two looks at what is new
+_BACK_OFF = 1.0  # after a buddy that did not keep what it was offered
+_OFFER_BYTES = 4 << 20
+
+
+class Offers(Protocol):
+    """What this needs of `comm.kv.exchange.Exchange`."""
+
+    def offer(self, address: str, names: Sequence[Name]) -> int: ...
+
+
+class Filled(Protocol):
+    """What this needs of `engine.attention_node.AttentionNode`."""
+
+    def written_names(self) -> dict[int, list[Name]]: ...
+
+
+@dataclass(slots=True)
+class _Buddy:
+    """One life of a node that keeps copies. `copied` counts each request's first blocks that it has."""
+
+    peer: AttentionPeer
+    copied: dict[int, int] = field(default_factory=dict)
+    offer: int | None = None
+    offered: tuple[int, int, int] = (0, 0, 0)  # request, first block, blocks
+    again: float = 0.0
+
+
+class Copier:
+    """`blocks` that are copied in all. `index` is this node's."""
+
+    def __init__(
+        self, node: Filled, offers: Offers, index: int, copies: int, block_bytes: int, clock: Clock
+    ) -> None:
+        self._node, self._offers, self._clock = node, offers, clock
+        self._index, self._copies = index, copies
+        self._most = max(1, _OFFER_BYTES // block_bytes)
+        self._buddies: list[_Buddy] = []
+        self._due = 0.0
+        self.blocks = 0
+
+    def told(self, nodes: Iterable[AttentionPeer]) -> None:
+        """These serve from now on. A buddy that is new knows nothing yet."""
+        before = {buddy.peer: buddy for buddy in self._buddies}
+        peers = [peer for peer in buddies(nodes, self._index, self._copies) if peer.address]
+        self._buddies = [before.get(peer) or _Buddy(peer) for peer in peers]
+        if len(peers) < self._copies:
+            log.info("KV copies: %d wanted, %d other attention nodes take them now", self._copies, len(peers))
+
+    def turn(self) -> None:
+        """Called once per turn of the loop; most calls only look at the clock."""
+        now = self._clock.now()
+        if now < self._due or not self._buddies:
+            return
+        self._due = now + _EVERY
+        free = [buddy for buddy in self._buddies if buddy.offer is None and now >= buddy.again]
+        written = self._node.written_names() if free else {}
+        for buddy in free:
+            buddy.copied = {request: count for request, count in buddy.copied.items() if request in written}
+            self._offer(buddy, written)
+
+    def _offer(self, buddy: _Buddy, written: dict[int, list[Name]]) -> None:
+        """What lags behind most."""
+        lag = {request: len(names) - buddy.copied.get(request, 0) for request, names in written.items()}
+        request = max(lag, key=lambda one: lag[one], default=None)
+        if request is None or lag[request] <= 0:
+            return
+        first = buddy.copied.get(request, 0)
+        names = written[request][first : first + self._most]
+        buddy.offered = request, first, len(names)
+        buddy.offer = self._offers.offer(buddy.peer.address, names)
+
+    def settled(self, offer: int, kept: int) -> None:
+        """The first `kept` blocks of an offer are at the buddy now."""
+        buddy = next((buddy for buddy in self._buddies if buddy.offer == offer), None)
+        if buddy is None:
+            return  # it is a buddy no more
+        request, first, count = buddy.offered
+        buddy.offer = None
+        buddy.copied[request] = first + min(kept, count)
+        self.blocks += min(kept, count)
+        if kept < count:
+            buddy.again = self._clock.now() + _BACK_OFF

@@ -1,0 +1,260 @@
+"""Requests that bring their KV along: a node that goes on with one pulls its blocks before it is scheduled.
+
+It is pulled where that is predicted to be faster than to compute the tokens again, by rates measured here, and for no
+longer than that would take. Whatever does not come in time is computed. It knows no streams.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from afserve.clock import Clock
+from afserve.comm.kv.exchange import Exchange
+from afserve.comm.kv.messages import Name
+from afserve.comm.kv.puller import Pulled
+from afserve.control.node.copying import Copier
+from afserve.control.wire.values import AttentionNodes, KvSource
+from afserve.engine.request import GenerationRequest
+from afserve.engine.stats import KvStats
+
+log = logging.getLogger("afserve.kv")
+MOST_PULLS = 8  # at once: each may have a window of bytes under way
+LEAST_SECONDS, MOST_SECONDS = 0.25, 30.0  # limits of a pull
+UNKNOWN_SECONDS = 2.0  # where no prompt was computed here yet
+_START_SECONDS = 0.002  # of a pull, whatever its size
+_WEIGHT = 0.3  # of the newest pull in the measured rate
+_SHARE, _LONGEST, _IDLE = 0.1, 0.01, 0.02  # of a busy node's time, seconds of it at a time, of an idle one's
+
+
+class Moved:
+    """Delivered to the node's inbox: there is something for `KvSide.turn`."""
+
+
+class MovingNode(Protocol):
+    """What this needs of `engine.attention_node.AttentionNode`."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def prefill_rate(self) -> float: ...
+    def usable_names(self, request: GenerationRequest) -> list[Name]: ...
+    def written_names_of(self, handle: int) -> list[Name]: ...
+    def draw(self, row: str, what: str, since: float) -> None: ...
+
+
+class KvSide(Protocol):
+    """What an attention node's loop needs of this file."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `turn` has to be called several times a second."""
+        ...
+
+    @property
+    def holding(self) -> bool:
+        """Whether this node must stay, for others still pull its blocks."""
+        ...
+
+    def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        """Whether the request waits for its blocks; `turn` returns it."""
+        ...
+
+    def part(self, number: int) -> None:
+        """This request goes on elsewhere, and may ask for its blocks."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """May be said of any request."""
+        ...
+
+    def told(self, nodes: AttentionNodes) -> None: ...
+
+    def turn(self) -> list[GenerationRequest]:
+        """Once per turn of the loop; requests that wait no more."""
+        ...
+
+
+class NoKv:
+    """Of a node whose KV stays where it is."""
+
+    busy = holding = False
+
+    def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        return False
+
+    def part(self, number: int) -> None:
+        """Nobody will ask."""
+
+    def cancel(self, number: int) -> None:
+        """Nothing was pulled."""
+
+    def told(self, nodes: AttentionNodes) -> None:
+        """Nothing is copied."""
+
+    def turn(self) -> list[GenerationRequest]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """`limit` in seconds, from `since` on."""
+
+    request: GenerationRequest
+    source: KvSource
+    names: list[Name]
+    since: float
+    limit: float
+
+
+class KvMoves:
+    """`copier` is there with `--kv-copies`."""
+
+    def __init__(
+        self,
+        node: MovingNode,
+        exchange: Exchange,
+        clock: Clock,
+        block_size: int,
+        block_bytes: int,
+        copier: Copier | None = None,
+    ) -> None:
+        self._node, self._exchange, self._clock = node, exchange, clock
+        self._block_size, self._block_bytes = block_size, block_bytes
+        self._copier = copier
+        self._queue: deque[_Waiting] = deque()
+        self._pulls: dict[int, _Waiting] = {}
+        self._rate = 0.0  # bytes per second of the pulls so far
+        self._turned = clock.now()
+        self._done = self._failed = self._recomputed = 0
+        self._seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue or self._pulls or self._exchange.busy)
+
+    @property
+    def holding(self) -> bool:
+        return self._exchange.lending
+
+    def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        names = self._node.usable_names(request)
+        if not (names and source.address):
+            return False
+        transfer, again = self._predict(len(names))
+        worth = not (transfer and again) or transfer < again
+        log.info(
+            "request %d comes from attention-%d with %d tokens: moving their KV (%.1f MB) takes %s, computing them %s; "
+            "it is %s",
+            request.handle,
+            source.index,
+            len(names) * self._block_size,
+            len(names) * self._block_bytes / 1e6,
+            _told(transfer),
+            _told(again),
+            "moved" if worth else "computed",
+        )
+        if worth:
+            limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
+            self._queue.append(_Waiting(request, source, names, self._clock.now(), limit))
+        return worth
+
+    def _predict(self, blocks: int) -> tuple[float, float]:
+        """Seconds to move so many blocks and to compute them; 0 for what was not measured yet."""
+        transfer = _START_SECONDS + blocks * self._block_bytes / self._rate if self._rate else 0.0
+        rate = self._node.prefill_rate
+        return transfer, blocks * self._block_size / rate if rate else 0.0
+
+    def part(self, number: int) -> None:
+        self._exchange.part(number, self._node.written_names_of(number))
+
+    def cancel(self, number: int) -> None:
+        self._queue = deque(one for one in self._queue if one.request.handle != number)
+        for transfer in [t for t, one in self._pulls.items() if one.request.handle == number]:
+            del self._pulls[transfer]
+            self._exchange.cancel(transfer)
+
+    def told(self, nodes: AttentionNodes) -> None:
+        if self._copier is not None:
+            self._copier.told(nodes.nodes)
+
+    def turn(self) -> list[GenerationRequest]:
+        now = self._clock.now()
+        took, self._turned = now - self._turned, now
+        if self._copier is not None:
+            self._copier.turn()
+        ready = self._start_pulls(now) if self._queue else []
+        self._exchange.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
+        for pulled in self._exchange.ended:
+            if (waited := self._pulls.pop(pulled.transfer, None)) is not None:
+                self._note(waited, pulled)
+                ready.append(waited.request)
+        self._exchange.ended.clear()
+        for offer, kept in self._exchange.settled:
+            if self._copier is not None:
+                self._copier.settled(offer, kept)
+        self._exchange.settled.clear()
+        return ready
+
+    def _start_pulls(self, now: float) -> list[GenerationRequest]:
+        """Those that have waited too long for their turn are computed."""
+        late = []
+        while self._queue and len(self._pulls) < MOST_PULLS:
+            one = self._queue.popleft()
+            left = one.since + one.limit - now
+            if left <= 0:
+                late.append(one.request)
+                self._failed += 1
+                self._recomputed += len(one.names) * self._block_size
+                continue
+            source = one.source
+            transfer = self._exchange.pull(
+                source.address, one.names, left, request=source.request, generation=source.generation
+            )
+            self._pulls[transfer] = one
+        return late
+
+    def _note(self, waited: _Waiting, pulled: Pulled) -> None:
+        self._done += 1
+        self._seconds += pulled.seconds
+        missing = len(waited.names) - pulled.here - pulled.received
+        if not pulled.complete:
+            self._failed += 1
+            self._recomputed += missing * self._block_size
+        if pulled.bytes and pulled.seconds > 0:
+            rate = pulled.bytes / pulled.seconds
+            self._rate = rate if not self._rate else self._rate + _WEIGHT * (rate - self._rate)
+        log.info(
+            "request %d: %d of %d blocks came from attention-%d in %.1f ms, %d were here, %d are computed again (%s)",
+            waited.request.handle,
+            pulled.received,
+            len(waited.names),
+            waited.source.index,
+            1e3 * pulled.seconds,
+            pulled.here,
+            missing,
+            pulled.why,
+        )
+        what = f"{pulled.received} blocks from attention-{waited.source.index}"
+        self._node.draw("KV blocks", what, self._clock.now() - pulled.seconds)
+
+    def stats(self) -> KvStats:
+        moved = self._exchange.stats()
+        return KvStats(
+            bytes_sent=moved.bytes_sent,
+            bytes_received=moved.bytes_received,
+            leased=moved.leased,
+            lapsed=moved.lapsed,
+            pulls=self._done,
+            pulls_failed=self._failed,
+            pull_seconds=self._seconds,
+            recomputed_tokens=self._recomputed,
+            copied_blocks=0 if self._copier is None else self._copier.blocks,
+        )
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
+def _told(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds else "a time not measured yet"

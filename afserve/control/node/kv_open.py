@@ -1,0 +1,38 @@
+"""Puts together how an attention node moves KV blocks: its listening socket, what must agree, and who keeps copies."""
+
+import ipaddress
+import socket
+from dataclasses import fields
+from typing import Any
+
+from afserve.clock import MonotonicClock
+from afserve.comm.kv.exchange import Exchange
+from afserve.comm.kv.greeting import PROTOCOL
+from afserve.comm.kv.socket_wires import SocketWires, listen_here, listen_on
+from afserve.control.node.copying import Copier
+from afserve.control.node.kv import KvMoves, Moved
+from afserve.control.node.stream import ControlStream
+from afserve.control.wire.values import Assigned
+from afserve.engine.attention_node import AttentionNode
+
+
+def listen(stream: ControlStream) -> socket.socket:
+    """Inside this host where the controller is on its loopback, else on the address that reaches the controller."""
+    host = stream.own_address()
+    return listen_here() if ipaddress.ip_address(host).is_loopback else listen_on(host)
+
+
+def open_kv(
+    node: AttentionNode[Any], listener: socket.socket, stream: ControlStream, assigned: Assigned
+) -> KvMoves:
+    """It takes the socket over."""
+    clock, kv, engine = MonotonicClock(), node.kv, assigned.deployment.engine
+    terms = {field.name: str(getattr(kv.fingerprint, field.name)) for field in fields(kv.fingerprint)}
+    terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes)}
+    wires = SocketWires(listener, stream.token, terms, kv.block_bytes, wake=lambda: stream.deliver(Moved()))
+    exchange = Exchange(node.blocks, wires, clock, assigned.generation)
+    copier = None
+    if engine.kv_copies:
+        copier = Copier(node, exchange, assigned.node.index, engine.kv_copies, kv.block_bytes, clock)
+    wires.start()
+    return KvMoves(node, exchange, clock, engine.block_size, kv.block_bytes, copier)

@@ -1,0 +1,62 @@
+"""The KV cache as those see it who move blocks between nodes: names, held blocks, bytes.
+
+It counts what it holds for them, so that the pool's books can be checked, and leaves running requests room to grow.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from afserve.comm.kv.messages import Name, Payload
+from afserve.engine.kv_cache import KvBlocks, KvCache
+
+_LEFT, _LEFT_BY_COPIES = 32, 8  # one part in so many of the cache stays available
+
+
+class PooledBlocks:
+    """A `BlockStore` over a node's `KvCache`; calls come between two steps."""
+
+    def __init__(self, kv: KvCache) -> None:
+        self._kv, self._pool = kv, kv.pool
+        self._held: Counter[int] = Counter()
+
+    @property
+    def block_bytes(self) -> int:
+        return self._kv.block_bytes
+
+    @property
+    def held(self) -> Iterator[int]:
+        """Blocks held for others, each as often as it is held."""
+        return self._held.elements()
+
+    def find(self, names: Sequence[Name]) -> list[int]:
+        found = self._pool.match(names)
+        self._pool.hold(found)
+        self._held.update(found)
+        return found
+
+    def reserve(self, count: int, *, copies: bool) -> list[int]:
+        if not self._pool.caching:
+            return []  # nobody would find them
+        left = self._pool.blocks // (_LEFT_BY_COPIES if copies else _LEFT)
+        blocks = self._pool.allocate(max(0, min(count, self._pool.available - left)))
+        self._held.update(blocks)
+        return blocks
+
+    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
+        for block in blocks:
+            self._held[block] -= 1
+            if not self._held[block]:
+                del self._held[block]
+        self._pool.release(blocks, copies=copies)
+
+    def publish(self, block: int, name: Name) -> None:
+        self._pool.publish(block, name)
+
+    def read(self, blocks: Sequence[int]) -> memoryview:
+        return self._kv.read(blocks).bytes_NY.view(-1).numpy().data
+
+    def write(self, blocks: Sequence[int], payload: Payload) -> None:
+        bytes_NY = torch.frombuffer(payload, dtype=torch.uint8).view(len(blocks), self.block_bytes)
+        self._kv.write(blocks, KvBlocks(self._kv.fingerprint, bytes_NY))

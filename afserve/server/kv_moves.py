@@ -1,0 +1,43 @@
+"""What /metrics says of KV blocks that move between attention nodes."""
+
+from collections.abc import Iterator
+
+from afserve.engine.stats import AttentionStats
+from afserve.metrics import MetricFamily, Sample, gauge
+
+_TOTALS = (
+    ("kv_pulls", "Requests whose KV was asked of another node.", "pulls"),
+    ("kv_pulls_failed", "Those of which not everything came in time.", "pulls_failed"),
+    ("kv_pull_seconds", "Time that moved requests waited for their KV.", "pull_seconds"),
+    ("kv_recomputed_tokens", "Tokens computed again because their KV did not come.", "recomputed_tokens"),
+    ("kv_leases_lapsed", "Leases of blocks that nobody renewed.", "lapsed"),
+    ("kv_copied_blocks", "Blocks of running requests that another node keeps a copy of.", "copied_blocks"),
+    ("kv_copy_hits", "Copied blocks that a request was continued with.", "copy_hits"),
+)
+
+
+def moved_kv(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
+    yield MetricFamily(
+        ("afserve_kv_bytes",),
+        "counter",
+        "Bytes of KV blocks that left a node for another one, or came.",
+        tuple(
+            Sample(value, (("node", name), ("way", way)), "_total")
+            for name, stats in nodes
+            for way, value in (("sent", stats.kv.bytes_sent), ("received", stats.kv.bytes_received))
+        ),
+    )
+    for name, help, field in _TOTALS:
+        samples = tuple(
+            Sample(getattr(stats.kv, field), (("node", node),), "_total") for node, stats in nodes
+        )
+        yield MetricFamily((f"afserve_{name}",), "counter", help, samples)
+    for name, help, field in (
+        ("kv_leased_blocks", "Blocks held for another node that pulls them.", "leased"),
+        ("kv_copies_held", "Cached blocks that are kept for another node.", "copies"),
+    ):
+        yield gauge(
+            (f"afserve_{name}",),
+            help,
+            [((("node", node),), getattr(stats.kv, field)) for node, stats in nodes],
+        )

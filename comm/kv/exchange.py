@@ -1,0 +1,186 @@
+"""A node's part in moving KV blocks: pulls what it needs, lends what others ask for, keeps copies for others.
+
+`turn` is called by the thread that steps the node, between two steps, and copies no longer than it is told to. Sockets
+are read and written beside it (`socket_wires`). It knows no requests but their numbers.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afserve.clock import Clock
+from afserve.comm.kv.lender import Lender
+from afserve.comm.kv.messages import (
+    Abort,
+    Ack,
+    End,
+    Grant,
+    Message,
+    Name,
+    Offer,
+    Piece,
+    Renew,
+    Settled,
+    Want,
+)
+from afserve.comm.kv.puller import Pulled, Puller
+from afserve.comm.kv.store import BlockStore
+from afserve.comm.kv.wires import Closed, Event, Wires
+
+OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the pull that answers it
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeStats:
+    """Totals, beside `leases` and `leased`, which are leases and blocks of them held now."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    leases: int = 0
+    leased: int = 0
+    lapsed: int = 0
+    corrupt: int = 0
+
+
+class Exchange:
+    """`generation` is this life of the node. Ends of pulls are in `ended` and answers to offers, (offer, blocks kept),
+    in `settled`, for whoever takes them out."""
+
+    def __init__(self, store: BlockStore, wires: Wires, clock: Clock, generation: int = 0) -> None:
+        self._wires, self._clock, self._generation = wires, clock, generation
+        self._lender = Lender(store, self._post, generation)
+        self._puller = Puller(store, self._post)
+        self._peers: dict[str, int] = {}
+        self._events: deque[Event] = deque()
+        self._offers: dict[int, tuple[int, float]] = {}  # peer, until
+        self._keeping: dict[int, tuple[int, int]] = {}  # own transfer -> whose offer, its number
+        self._offered = 0
+        self.ended: list[Pulled] = []
+        self.settled: list[tuple[int, int]] = []
+
+    # ---- what the node wants
+
+    def pull(
+        self, address: str, names: Sequence[Name], limit: float, *, request: int, generation: int
+    ) -> int:
+        """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them; the
+        transfer's number. It ends within `limit` seconds."""
+        peer = self._peer(address)
+        now = self._clock.now()
+        return self._puller.start(peer, names, now, limit, request=request, generation=generation)
+
+    def cancel(self, transfer: int) -> None:
+        self._puller.cancel(transfer, self._clock.now())
+
+    def part(self, request: int, names: Sequence[Name]) -> None:
+        """This request leaves for another node: hold its blocks until that one asks for them, or does not."""
+        self._lender.part(request, names, self._clock.now())
+
+    def offer(self, address: str, names: Sequence[Name]) -> int:
+        """Ask the node at `address` to keep copies of a part of a chain; the offer's number. It always settles."""
+        self._offered += 1
+        peer = self._peer(address)
+        self._offers[self._offered] = peer, self._clock.now() + OFFER_SECONDS
+        self._post(peer, Offer(self._offered, self._generation, tuple(names)))
+        return self._offered
+
+    # ---- turns
+
+    @property
+    def lending(self) -> bool:
+        """Whether blocks are held for somebody."""
+        return self._lender.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether time alone may end anything: then `turn` is to be called several times a second."""
+        waits = self._lender.busy or self._puller.busy or self._offers
+        return bool(waits or self._events or self._puller.ended)
+
+    def turn(self, seconds: float) -> None:
+        """Take what has arrived and send what is due: at least one piece of each, then until so much time is over."""
+        self._events += self._wires.receive()
+        if not self._events and not self.busy:
+            return
+        now = self._clock.now()
+        until = now + seconds
+        while self._events:
+            self._take(self._events.popleft(), now)
+            if (now := self._clock.now()) >= until:
+                break
+        while self._lender.send():
+            if (now := self._clock.now()) >= until:
+                break
+        if not self._events:  # what has arrived and was not looked at yet is not late
+            self._tick(now)
+        self._settle()
+
+    def _tick(self, now: float) -> None:
+        self._lender.tick(now)
+        self._puller.tick(now)
+        for offer in [offer for offer, (_, until) in self._offers.items() if now >= until]:
+            self._offer_over(offer, 0)
+
+    def _take(self, event: Event, now: float) -> None:
+        if isinstance(event, Closed):
+            self._closed(event.peer, event.why, now)
+            return
+        peer = event.peer
+        match event.message:
+            case Want() | Ack() | Renew() | Abort() as said:
+                self._lender.heard(peer, said, now)
+            case Grant() | Piece() | End() as said:
+                self._puller.heard(peer, said, now)
+            case Offer(number, generation, names):
+                transfer = self._puller.start(
+                    peer, names, now, OFFER_SECONDS, generation=generation, copies=True
+                )
+                self._keeping[transfer] = peer, number
+            case Settled(number, count):
+                if self._offers.get(number, (None,))[0] == peer:
+                    self._offer_over(number, count)
+
+    def _closed(self, peer: int, why: str, now: float) -> None:
+        self._peers = {address: known for address, known in self._peers.items() if known != peer}
+        self._lender.lost(peer)
+        self._puller.lost(peer, now, why)
+        for offer in [offer for offer, (to, _) in self._offers.items() if to == peer]:
+            self._offer_over(offer, 0)
+
+    def _settle(self) -> None:
+        """Pulls have ended: those for others are told to them."""
+        for pulled in self._puller.ended:
+            if (kept_for := self._keeping.pop(pulled.transfer, None)) is None:
+                self.ended.append(pulled)
+            else:
+                self._post(kept_for[0], Settled(kept_for[1], pulled.here + pulled.received))
+        self._puller.ended.clear()
+
+    def _offer_over(self, offer: int, count: int) -> None:
+        del self._offers[offer]
+        self.settled.append((offer, count))
+
+    def _peer(self, address: str) -> int:
+        if address not in self._peers:
+            self._peers[address] = self._wires.dial(address)
+        return self._peers[address]
+
+    def _post(self, peer: int, message: Message) -> None:
+        self._wires.send(peer, message)
+
+    def stats(self) -> ExchangeStats:
+        lender, puller = self._lender.stats(), self._puller
+        return ExchangeStats(
+            lender.bytes_sent,
+            puller.bytes_received,
+            lender.leases,
+            lender.leased,
+            lender.lapsed,
+            puller.corrupt,
+        )
+
+    def close(self) -> None:
+        """Let all blocks go and end all connections."""
+        self._lender.close()
+        self._puller.close(self._clock.now())
+        self._wires.close()

@@ -1,0 +1,182 @@
+"""The end that has the blocks: it holds what it lends until that was acknowledged, or until nobody renews the lease.
+
+A lease is released piece by piece as acknowledgements come. What a request leaves behind is held for a while before
+anybody has asked for it. Values in, messages out through `post`; it knows no sockets, and times are passed in.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from afserve.comm.kv.messages import (
+    Abort,
+    Ack,
+    End,
+    Grant,
+    Message,
+    Name,
+    Piece,
+    Renew,
+    Want,
+    blocks_of_piece,
+    checksum_of,
+)
+from afserve.comm.kv.store import BlockStore
+
+LEASE_SECONDS = 1.0  # without a word of the puller
+PART_SECONDS = (
+    2.0  # from a request's leaving until the node that goes on with it must have asked for its blocks
+)
+WINDOW_BYTES = 8 << 20  # sent of a lease and not acknowledged
+MOST_LEASES = 256
+Post = Callable[[int, Message], None]
+
+
+@dataclass(slots=True)
+class _Lease:
+    """`held` are the blocks by position that are not acknowledged; those from `next` on are still to be sent."""
+
+    names: tuple[Name, ...]
+    held: dict[int, int]
+    until: float
+    next: int = 0
+
+    @property
+    def end(self) -> int:
+        return len(self.names)
+
+    @property
+    def under_way(self) -> int:
+        return len(self.held) - (self.end - self.next)
+
+
+@dataclass(slots=True)
+class LenderStats:
+    """Totals, beside `leases` and `leased`, which are blocks held now."""
+
+    leases: int = 0
+    leased: int = 0
+    bytes_sent: int = 0
+    lapsed: int = 0
+
+
+@dataclass(slots=True)
+class _Parted:
+    blocks: list[int]
+    until: float
+
+
+@dataclass(slots=True)
+class Lender:
+    """`generation` is this life of the node: who asks another one is told so. Peers are numbers of connections."""
+
+    store: BlockStore
+    post: Post
+    generation: int = 0
+    bytes_sent: int = 0
+    lapsed: int = 0
+    _leases: dict[tuple[int, int], _Lease] = field(default_factory=dict)
+    _parted: dict[int, _Parted] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any block is held for somebody."""
+        return bool(self._leases or self._parted)
+
+    @property
+    def has_to_send(self) -> bool:
+        return any(self._room(lease) for lease in self._leases.values())
+
+    def stats(self) -> LenderStats:
+        leased = sum(len(lease.held) for lease in self._leases.values())
+        leased += sum(len(parted.blocks) for parted in self._parted.values())
+        return LenderStats(len(self._leases) + len(self._parted), leased, self.bytes_sent, self.lapsed)
+
+    def part(self, request: int, names: Sequence[Name], now: float) -> None:
+        """This request leaves for another node, which will ask for its blocks by the request's number here."""
+        if request not in self._parted and (blocks := self.store.find(names)):
+            self._parted[request] = _Parted(blocks, now + PART_SECONDS)
+
+    def heard(self, peer: int, message: Want | Ack | Renew | Abort, now: float) -> None:
+        key = (peer, message.transfer)
+        if isinstance(message, Want):
+            self._want(key, message, now)
+            return
+        lease = self._leases.get(key)
+        if lease is None:
+            return  # it is over: said late, or twice
+        lease.until = now + LEASE_SECONDS
+        if isinstance(message, Ack):
+            self._acknowledged(key, lease, message)
+        elif isinstance(message, Abort):
+            self._close(key)
+
+    def lost(self, peer: int) -> None:
+        """The connection has ended."""
+        for key in [key for key in self._leases if key[0] == peer]:
+            self._close(key)
+
+    def tick(self, now: float) -> None:
+        for key in [key for key, lease in self._leases.items() if now >= lease.until]:
+            self.lapsed += 1
+            self._close(key)
+            self.post(key[0], End(key[1], f"nothing was heard for {LEASE_SECONDS:g} s: the lease is over"))
+        for request in [request for request, parted in self._parted.items() if now >= parted.until]:
+            self.lapsed += 1
+            self._release_parted(request)
+
+    def send(self) -> int:
+        """One piece of the lease that has waited longest; how many bytes that were, 0 where nothing can be sent."""
+        for key, lease in self._leases.items():
+            if self._room(lease):
+                self._leases[key] = self._leases.pop(key)  # the others first
+                return self._send_piece(key, lease)
+        return 0
+
+    def _want(self, key: tuple[int, int], want: Want, now: float) -> None:
+        if key in self._leases:
+            return  # said twice
+        if want.generation != self.generation or len(self._leases) >= MOST_LEASES:
+            other = want.generation != self.generation
+            why = f"this is life {self.generation}" if other else f"{MOST_LEASES} leases are the limit"
+            self.post(key[0], End(key[1], f"{why}, compute the tokens again"))
+            return
+        blocks = self.store.find(want.names)
+        self._release_parted(want.request)
+        self.post(key[0], Grant(key[1], len(blocks)))
+        if blocks:
+            names = want.names[: len(blocks)]
+            self._leases[key] = _Lease(names, dict(enumerate(blocks)), now + LEASE_SECONDS)
+
+    def _room(self, lease: _Lease) -> bool:
+        most = max(1, WINDOW_BYTES // self.store.block_bytes)
+        return lease.next < lease.end and lease.under_way < most
+
+    def _send_piece(self, key: tuple[int, int], lease: _Lease) -> int:
+        first = lease.next
+        lease.next = min(lease.end, first + blocks_of_piece(self.store.block_bytes))
+        payload = self.store.read([lease.held[position] for position in range(first, lease.next)])
+        checksum = checksum_of(lease.names[first : lease.next], payload)
+        self.post(key[0], Piece(key[1], first, lease.next - first, checksum, payload))
+        self.bytes_sent += len(payload)
+        return len(payload)
+
+    def _acknowledged(self, key: tuple[int, int], lease: _Lease, ack: Ack) -> None:
+        """What was not sent yet cannot be acknowledged."""
+        sent = range(ack.first, min(ack.first + ack.count, lease.next))
+        self.store.release([lease.held.pop(position) for position in sent if position in lease.held])
+        if not lease.held:
+            self._close(key)
+
+    def _close(self, key: tuple[int, int]) -> None:
+        self.store.release(list(self._leases.pop(key).held.values()))
+
+    def _release_parted(self, request: int) -> None:
+        if (parted := self._parted.pop(request, None)) is not None:
+            self.store.release(parted.blocks)
+
+    def close(self) -> None:
+        """Let everything go."""
+        for key in list(self._leases):
+            self._close(key)
+        for request in list(self._parted):
+            self._release_parted(request)

@@ -1,0 +1,203 @@
+"""What two attention nodes say to each other about blocks of KV, as values and as bytes.
+
+The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. An Offer asks the other end to pull,
+and Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked
+here before memory is allocated for what follows. It knows no sockets and no blocks.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from afserve.errors import ProtocolError
+
+Name = bytes  # of a block: a cryptographic hash of the model, the dtype, the tenant's salt and all tokens up to its end
+Payload = bytes | bytearray | memoryview
+NAME_BYTES = 16
+MOST_NAMES = 1 << 16
+PIECE_BYTES = 1 << 20  # of blocks in one message, unless one block is larger
+_MOST_WHY = 512
+MAGIC = 0x41464B56  # AFKV
+_HEAD = struct.Struct(
+    "<IBxxxQQIIQQ"
+)  # magic, kind, transfer, request, first, count, checksum, bytes that follow
+HEAD_BYTES = _HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Lend me these blocks of `request` (0: of none), a chain from its beginning on. `generation` is the life of the
+    node that they are asked of."""
+
+    transfer: int
+    request: int
+    generation: int
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The first `count` of the blocks are lent."""
+
+    transfer: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Blocks `first` .. `first + count - 1` of what was wanted, `count` rows of bytes one behind the other."""
+
+    transfer: int
+    first: int
+    count: int
+    checksum: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The puller has these blocks; what is lent is lent on."""
+
+    transfer: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """The puller still waits."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The puller wants no more of it."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The lender sends no more of it."""
+
+    transfer: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Please keep copies of these blocks, a part of a chain. `generation` is the life of the node that asks."""
+
+    transfer: int
+    generation: int
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Of the blocks of an offer, the first `count` are kept now."""
+
+    transfer: int
+    count: int
+
+
+Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled
+_KINDS: tuple[type[Message], ...] = (Want, Grant, Piece, Ack, Renew, Abort, End, Offer, Settled)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
+
+
+def checksum_of(names: Sequence[Name], payload: Payload) -> int:
+    """XXH3 of the bytes, seeded with which blocks they are said to be."""
+    seed = hashlib.blake2b(b"".join(names), digest_size=8).digest()
+    checksum: int = xxhash.xxh3_64_intdigest(payload, int.from_bytes(seed, "little"))
+    return checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The fixed part of a message, and how many bytes follow it."""
+
+    kind: type[Message]
+    transfer: int
+    request: int
+    first: int
+    count: int
+    checksum: int
+    following: int
+
+
+def encode(message: Message) -> tuple[bytes, Payload]:
+    """The fixed part, and what follows it."""
+    request = first = count = checksum = 0
+    body: Payload = b""
+    match message:
+        case Want(_, request, first, names):
+            body, count = b"".join(names), len(names)
+        case Offer(_, first, names):
+            body, count = b"".join(names), len(names)
+        case Piece(_, first, count, checksum, body):
+            body = memoryview(body)
+        case Ack(_, first, count):
+            body = b""
+        case Grant(_, count) | Settled(_, count):
+            body = b""
+        case End(_, why):
+            body = why.encode()[:_MOST_WHY]
+    kind, following = _NUMBERS[type(message)], len(body)
+    return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
+
+
+def decode_head(raw: Payload, block_bytes: int) -> Head:
+    """Raises ProtocolError for what no correct peer sends: then nothing of what follows is read."""
+    magic, number, transfer, request, first, count, checksum, following = _HEAD.unpack(raw)
+    if magic != MAGIC or not 1 <= number <= len(_KINDS):
+        raise ProtocolError(f"KV blocks: a message begins with {magic:#x} and has the kind {number}")
+    kind = _KINDS[number - 1]
+    if kind in (Want, Offer):
+        low = high = count * NAME_BYTES
+        fits = 0 < count <= MOST_NAMES
+    elif kind is Piece:
+        low = high = count * block_bytes
+        fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
+    else:
+        low, high = 0, _MOST_WHY if kind is End else 0
+        fits = first + count <= MOST_NAMES
+    if not (fits and low <= following <= high):
+        raise ProtocolError(
+            f"KV blocks: a {kind.__name__} of {count} blocks from {first} on with {following} bytes; blocks have "
+            f"{block_bytes} bytes, and a transfer at most {MOST_NAMES} of them"
+        )
+    return Head(kind, transfer, request, first, count, checksum, following)
+
+
+def decode(head: Head, body: Payload) -> Message:
+    """`body` is what followed, all of it."""
+    transfer = head.transfer
+    if head.kind is Want:
+        return Want(transfer, head.request, head.first, _names(body))
+    if head.kind is Offer:
+        return Offer(transfer, head.first, _names(body))
+    if head.kind is Piece:
+        return Piece(transfer, head.first, head.count, head.checksum, body)
+    if head.kind is Ack:
+        return Ack(transfer, head.first, head.count)
+    if head.kind is Grant:
+        return Grant(transfer, head.count)
+    if head.kind is Settled:
+        return Settled(transfer, head.count)
+    if head.kind is End:
+        return End(transfer, bytes(body).decode(errors="replace"))
+    return Renew(transfer) if head.kind is Renew else Abort(transfer)
+
+
+def blocks_of_piece(block_bytes: int) -> int:
+    return max(1, PIECE_BYTES // block_bytes)
+
+
+def _names(body: Payload) -> tuple[Name, ...]:
+    raw = bytes(body)
+    return tuple(raw[at : at + NAME_BYTES] for at in range(0, len(raw), NAME_BYTES))

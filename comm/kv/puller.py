@@ -1,0 +1,220 @@
+"""The end that wants blocks: it reserves memory, asks, checks what comes, and makes it findable block by block.
+
+A pull ends when everything came, or at its deadline, or when nothing has come for a while, or with the first wrong
+byte. Whatever came right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through
+`post`; it knows no sockets, and times are passed in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from afserve.comm.kv.lender import LEASE_SECONDS, Post
+from afserve.comm.kv.messages import (
+    MOST_NAMES,
+    Abort,
+    Ack,
+    End,
+    Grant,
+    Name,
+    Piece,
+    Renew,
+    Want,
+    checksum_of,
+)
+from afserve.comm.kv.store import BlockStore
+
+STALL_SECONDS = 1.0  # without a block
+RENEW_SECONDS = LEASE_SECONDS / 4
+COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """How a pull ended. Of `asked` blocks `received` came, beside `here` that were there before; `why` is COMPLETE or
+    what ended it. `seconds` from the first message."""
+
+    transfer: int
+    request: int
+    asked: int
+    received: int
+    here: int
+    bytes: int
+    seconds: float
+    why: str
+
+    @property
+    def complete(self) -> bool:
+        return self.why == COMPLETE
+
+
+@dataclass(slots=True)
+class _Pull:
+    """`blocks` has the memory for each position that may still come, `held` what came or was here before."""
+
+    peer: int
+    transfer: int
+    request: int
+    names: tuple[Name, ...]
+    blocks: dict[int, int]
+    held: list[int]
+    here: int
+    copies: bool
+    began: float
+    until: float
+    progress: float
+    renewed: float
+    received: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Puller:
+    """Ends are in `ended`, for whoever takes them. Peers are numbers of connections."""
+
+    store: BlockStore
+    post: Post
+    bytes_received: int = 0
+    corrupt: int = 0
+    ended: list[Pulled] = field(default_factory=list)
+    _pulls: dict[int, _Pull] = field(default_factory=dict)
+    _numbers: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pulls)
+
+    def start(
+        self,
+        peer: int,
+        names: Sequence[Name],
+        now: float,
+        limit: float,
+        *,
+        request: int = 0,
+        generation: int = 0,
+        copies: bool = False,
+    ) -> int:
+        """Ask for a chain of blocks, those that are missing here; the number of the transfer. It takes at most `limit`
+        seconds. `copies` are kept for others."""
+        self._numbers += 1
+        here = self.store.find(names)
+        missing = tuple(names[len(here) :][:MOST_NAMES])
+        blocks = self.store.reserve(len(missing), copies=copies) if missing else []
+        pull = _Pull(
+            peer,
+            self._numbers,
+            request,
+            missing[: len(blocks)],
+            dict(enumerate(blocks)),
+            here,
+            len(here),
+            copies,
+            began=now,
+            until=now + limit,
+            progress=now,
+            renewed=now,
+        )
+        self._pulls[pull.transfer] = pull
+        if blocks:
+            self.post(peer, Want(pull.transfer, request, generation, pull.names))
+        else:
+            self._end(pull, now, "there is no room for its blocks" if missing else COMPLETE)
+        return pull.transfer
+
+    def cancel(self, transfer: int, now: float) -> None:
+        """Nobody wants it any more."""
+        if (pull := self._pulls.get(transfer)) is not None:
+            self._give_up(pull, now, "cancelled")
+
+    def heard(self, peer: int, message: Grant | Piece | End, now: float) -> None:
+        """Of a transfer that is over, or was never this peer's, nothing is taken."""
+        pull = self._pulls.get(message.transfer)
+        if pull is None or pull.peer != peer:
+            if isinstance(message, Piece):
+                self.post(peer, Abort(message.transfer))
+            return
+        match message:
+            case Grant(_, count):
+                pull.progress = now
+                self._granted(pull, count, now)
+            case Piece():
+                self._piece(pull, message, now)
+            case End(_, why):
+                self._end(pull, now, why or "its owner ended it")
+
+    def lost(self, peer: int, now: float, why: str) -> None:
+        """The connection has ended."""
+        for pull in [pull for pull in self._pulls.values() if pull.peer == peer]:
+            self._end(pull, now, why)
+
+    def tick(self, now: float) -> None:
+        for pull in list(self._pulls.values()):
+            if now >= pull.until:
+                self._give_up(pull, now, f"it took longer than {pull.until - pull.began:.2f} s")
+            elif now - pull.progress >= STALL_SECONDS:
+                self._give_up(pull, now, f"nothing came for {STALL_SECONDS:g} s")
+            elif now - pull.renewed >= RENEW_SECONDS:
+                pull.renewed = now
+                self.post(pull.peer, Renew(pull.transfer))
+
+    def _granted(self, pull: _Pull, count: int, now: float) -> None:
+        """The owner has only the first `count`: the memory for the others is given back."""
+        self._free(pull, [position for position in pull.blocks if position >= count])
+        self._end_if_all(pull, now)
+
+    def _piece(self, pull: _Pull, piece: Piece, now: float) -> None:
+        last = piece.first + piece.count
+        names = pull.names[piece.first : last]
+        sized = len(piece.payload) == piece.count * self.store.block_bytes
+        if len(names) != piece.count or not sized or checksum_of(names, piece.payload) != piece.checksum:
+            self.corrupt += 1
+            self._give_up(pull, now, f"blocks {piece.first} to {last - 1} are not what was sent")
+            return
+        positions = range(piece.first, last)
+        if all(position in pull.blocks for position in positions):  # otherwise it came before
+            blocks = [pull.blocks.pop(position) for position in positions]
+            self.store.write(blocks, piece.payload)
+            for block, name in zip(blocks, names, strict=True):
+                self.store.publish(block, name)
+            pull.held += blocks
+            pull.received += piece.count
+            pull.bytes += len(piece.payload)
+            self.bytes_received += len(piece.payload)
+            pull.progress = now
+        self.post(pull.peer, Ack(pull.transfer, piece.first, piece.count))
+        self._end_if_all(pull, now)
+
+    def _end_if_all(self, pull: _Pull, now: float) -> None:
+        if not pull.blocks:
+            whole = pull.received == len(pull.names)
+            self._end(pull, now, COMPLETE if whole else "its owner has no more of them")
+
+    def _give_up(self, pull: _Pull, now: float, why: str) -> None:
+        self.post(pull.peer, Abort(pull.transfer))
+        self._end(pull, now, why)
+
+    def _free(self, pull: _Pull, positions: Sequence[int]) -> None:
+        self.store.release([pull.blocks.pop(position) for position in positions])
+
+    def _end(self, pull: _Pull, now: float, why: str) -> None:
+        del self._pulls[pull.transfer]
+        self._free(pull, list(pull.blocks))
+        self.store.release(pull.held[: pull.here])
+        self.store.release(pull.held[pull.here :], copies=pull.copies)
+        self.ended.append(
+            Pulled(
+                pull.transfer,
+                pull.request,
+                len(pull.names),
+                pull.received,
+                pull.here,
+                pull.bytes,
+                now - pull.began,
+                why,
+            )
+        )
+
+    def close(self, now: float) -> None:
+        """Let everything go."""
+        for pull in list(self._pulls.values()):
+            self._end(pull, now, "this node ends")

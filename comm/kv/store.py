@@ -1,0 +1,40 @@
+"""What moving blocks needs of the memory that they are in: the seam between the protocol and a node's KV cache.
+
+Blocks are numbers of that memory, names are the same everywhere.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from afserve.comm.kv.messages import Name, Payload
+
+
+class BlockStore(Protocol):
+    """All calls come from one thread. Whoever holds a block releases it, once."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def find(self, names: Sequence[Name]) -> list[int]:
+        """Hold the blocks with these names, the longest run from the first on that is here."""
+        ...
+
+    def reserve(self, count: int, *, copies: bool) -> list[int]:
+        """Hold up to `count` blocks with unknown content; fewer, where others need the memory more than `copies`."""
+        ...
+
+    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
+        """Let them go. A block with a name stays findable until its memory is needed, one of `copies` for longer."""
+        ...
+
+    def publish(self, block: int, name: Name) -> None:
+        """A held block is written: others may find it from now on."""
+        ...
+
+    def read(self, blocks: Sequence[int]) -> memoryview:
+        """A copy of the bytes of held blocks, one behind the other."""
+        ...
+
+    def write(self, blocks: Sequence[int], payload: Payload) -> None:
+        """Replace held blocks that nobody can find yet by what `read` gave elsewhere."""
+        ...

@@ -1,0 +1,46 @@
+"""Connections between attention nodes as numbered peers: the seam between the protocol of KV blocks and sockets.
+
+A number is never used again. What is sent before a connection stands goes out when it does.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from afserve.comm.kv.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of a peer."""
+
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """This connection has ended, or never stood. Said once."""
+
+    peer: int
+    why: str
+
+
+Event = Said | Closed
+
+
+class Wires(Protocol):
+    """All calls come from one thread; none waits."""
+
+    def dial(self, address: str) -> int:
+        """A peer's number, at once; who does not answer, or does not agree, is Closed later."""
+        ...
+
+    def send(self, peer: int, message: Message) -> None:
+        """To a peer whose connection has ended, nothing."""
+        ...
+
+    def receive(self) -> list[Event]:
+        """What has happened since the last call."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,37 @@
+"""Seeded schedules of moving KV blocks over faulty wires: nothing leaks, nothing wrong is kept, nobody waits long."""
+
+from collections import Counter
+
+import pytest
+
+from tests.comm.kv_world import BLOCK, World
+
+IN_CI, ALL, STEPS = 300, 10_000, 300
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Two blocks in a message, two messages in a window."""
+    monkeypatch.setattr("afserve.comm.kv.messages.PIECE_BYTES", 2 * BLOCK)
+    monkeypatch.setattr("afserve.comm.kv.lender.WINDOW_BYTES", 4 * BLOCK)
+
+
+def play(seed: int) -> World:
+    world = World(seed)
+    world.run(STEPS)
+    return world
+
+
+def test_blocks_arrive_or_are_given_up():
+    happened = Counter()
+    for seed in range(IN_CI):
+        happened += play(seed).happened
+    for what in ("complete", "partial", "dropped", "reordered", "repeated", "corrupted", "cut", "killed"):
+        assert happened[what] > 15, happened
+    assert happened["complete"] > 300 and happened["another chain"]
+
+
+@pytest.mark.long
+def test_ten_thousand_schedules():
+    for seed in range(IN_CI, ALL):
+        play(seed)

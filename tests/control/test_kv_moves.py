@@ -1,0 +1,186 @@
+"""When KV is moved and when it is computed again, and what is copied to whom: a scripted exchange, a fake clock."""
+
+import pytest
+
+from afserve.clock import FakeClock
+from afserve.comm.kv.exchange import ExchangeStats
+from afserve.comm.kv.puller import COMPLETE, Pulled
+from afserve.config import EngineSettings
+from afserve.control.copies import buddies
+from afserve.control.node.copying import Copier
+from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
+from afserve.control.wire.values import AttentionNodes, AttentionPeer, KvSource
+from afserve.engine.request import GenerationRequest
+from afserve.errors import ConfigError
+
+BLOCK, BYTES = 16, 1000
+SOURCE = KvSource(1, 0, 77, "unix:there")
+
+
+class Node:
+    busy, prefill_rate = False, 0.0
+
+    def __init__(self):
+        self.written = {}
+
+    def usable_names(self, request):
+        return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // BLOCK)]
+
+    def written_names(self):
+        return self.written
+
+    def written_names_of(self, handle):
+        return self.written.get(handle, [])
+
+    def draw(self, row, what, since):
+        return
+
+
+class Exchange:
+    busy = lending = False
+
+    def __init__(self):
+        self.pulls, self.cancelled, self.offers, self.parted = [], [], [], []
+        self.ended, self.settled = [], []
+
+    def pull(self, address, names, limit, *, request, generation):
+        self.pulls.append((address, len(names), limit, request, generation))
+        return len(self.pulls)
+
+    def cancel(self, transfer):
+        self.cancelled.append(transfer)
+
+    def part(self, request, names):
+        self.parted.append((request, len(names)))
+
+    def offer(self, address, names):
+        self.offers.append((address, len(names)))
+        return len(self.offers)
+
+    def turn(self, seconds):
+        return
+
+    def stats(self):
+        return ExchangeStats()
+
+    def ends(self, transfer, received, seconds, why=COMPLETE):
+        self.ended.append(Pulled(transfer, 77, 10, received, 0, received * BYTES, seconds, why))
+
+
+def request(handle, blocks=10):
+    return GenerationRequest(handle, tuple(range(blocks * BLOCK + 1)))
+
+
+@pytest.fixture
+def scene():
+    node, exchange, clock = Node(), Exchange(), FakeClock(9.0)
+    return node, exchange, clock, KvMoves(node, exchange, clock, BLOCK, BYTES)
+
+
+def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
+    node, exchange, _, moves = scene
+    assert moves.pull(request(1), SOURCE) and moves.busy
+    assert moves.turn() == []
+    assert exchange.pulls == [("unix:there", 10, UNKNOWN_SECONDS, 77, 0)]
+    exchange.ends(1, 10, 0.1)  # 100 kB/s, so 10 blocks take 0.1 s
+    assert moves.turn() == [request(1)] and not moves.busy
+    node.prefill_rate = 10 * BLOCK / 0.05  # and 0.05 s to compute
+    assert not moves.pull(request(2), SOURCE)
+    node.prefill_rate = 10 * BLOCK / 5.0
+    assert moves.pull(request(3), SOURCE)
+    moves.turn()
+    assert exchange.pulls[-1][2] == pytest.approx(5.0)
+    node.prefill_rate = 10 * BLOCK / 0.15
+    assert moves.pull(request(4), SOURCE)
+    moves.turn()
+    assert exchange.pulls[-1][2] == LEAST_SECONDS
+
+
+def test_nothing_is_pulled_of_a_short_prompt_or_from_nowhere(scene):
+    *_, moves = scene
+    assert not moves.pull(request(1, blocks=0), SOURCE)
+    assert not moves.pull(request(1), KvSource(1, 0, 77, ""))
+
+
+def test_what_does_not_come_is_counted_and_the_request_goes_on(scene):
+    _, exchange, _, moves = scene
+    moves.pull(request(1), SOURCE)
+    moves.turn()
+    exchange.ends(1, 4, 0.5, "nothing came for 1 s")
+    assert moves.turn() == [request(1)]
+    found = moves.stats()
+    assert (found.pulls, found.pulls_failed, found.recomputed_tokens) == (1, 1, 6 * BLOCK)
+    assert found.pull_seconds == 0.5
+
+
+def test_few_are_pulled_at_once_and_nobody_waits_longer_than_its_limit(scene):
+    _, exchange, clock, moves = scene
+    for handle in range(MOST_PULLS + 2):
+        assert moves.pull(request(handle), SOURCE)
+    moves.turn()
+    assert len(exchange.pulls) == MOST_PULLS
+    moves.cancel(MOST_PULLS)
+    moves.cancel(0)
+    assert exchange.cancelled == [1]
+    clock.advance(UNKNOWN_SECONDS)
+    assert moves.turn() == [request(MOST_PULLS + 1)] and len(exchange.pulls) == MOST_PULLS
+    exchange.ends(1, 10, 0.1)
+    assert moves.turn() == [], "it was cancelled"
+
+
+def test_what_leaves_is_named(scene):
+    node, exchange, _, moves = scene
+    node.written = {5: [b"a", b"b"]}
+    moves.part(5)
+    assert exchange.parted == [(5, 2)]
+
+
+def peers(*indices, refusing=()):
+    return [AttentionPeer(i, 0, i not in refusing, f"unix:{i}") for i in indices]
+
+
+def test_buddies_are_the_next_that_take_requests():
+    assert [p.index for p in buddies(peers(0, 1, 3, 5, refusing=(3,)), 1, 2)] == [5, 0]
+    assert [p.index for p in buddies(peers(0, 5), 1, 2)] == [5, 0], "the same when it is gone"
+    assert buddies(peers(1), 1, 2) == []
+
+
+def test_copies_are_offered_in_order_one_offer_at_a_time():
+    node, exchange, clock = Node(), Exchange(), FakeClock(9.0)
+    copier = Copier(node, exchange, 0, 1, 1 << 20, clock)  # an offer holds 4 blocks
+    copier.turn()
+    copier.told(peers(0, 1, 2))
+    node.written = {5: [b"n"] * 6, 6: [b"m"] * 2}
+
+    def turn():
+        clock.advance(0.02)
+        copier.turn()
+        return exchange.offers[-1]
+
+    assert turn() == ("unix:1", 4) and turn() and len(exchange.offers) == 1, "the one before is not settled"
+    copier.settled(1, 4)
+    assert turn() == ("unix:1", 2)
+    copier.settled(2, 1)
+    assert turn() and len(exchange.offers) == 2, (
+        "it kept less than it was offered: it is left alone for a while"
+    )
+    clock.advance(1.0)
+    assert turn() == ("unix:1", 2)
+    copier.settled(3, 2)
+    assert turn() == ("unix:1", 1)
+    copier.settled(4, 1)
+    assert turn() and len(exchange.offers) == 4 and copier.blocks == 8, "everything is there"
+    copier.told(peers(0, 2))
+    assert turn() == ("unix:2", 4), "another one knows nothing yet"
+    copier.settled(4, 1)
+    assert copier.blocks == 8, "nobody's offer"
+
+
+def test_the_loop_tells_only_who_keeps_copies(scene):
+    *_, moves = scene
+    moves.told(AttentionNodes(tuple(peers(0, 1))))
+
+
+def test_copies_need_the_prefix_cache():
+    with pytest.raises(ConfigError, match="--kv-copies: copies are found as prefixes are"):
+        EngineSettings(kv_copies=1, prefix_caching=False)

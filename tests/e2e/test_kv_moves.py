@@ -1,0 +1,67 @@
+"""KV goes along with a request that moves, and is there already where copies are kept: usage counts what was cached."""
+
+import asyncio
+
+import pytest
+
+from afserve.control.membership.events import DrainNode
+from afserve.member import Role, attention_node
+from tests.e2e.test_lost_attention import Stream, both_there, homes, kill, serving, until
+
+pytestmark = pytest.mark.process
+LONG = {"prompt": "import os\nimport sys\n" * 150, "max_tokens": 300}
+SHORT = {"prompt": "class Tree:\n", "max_tokens": 200, "temperature": 0.9, "seed": 7}
+
+
+def cached(stream):
+    return stream.usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def kv_of(run):
+    """What each attention node last said."""
+    found = (run.controller.members.at(attention_node(index)) for index in (0, 1))
+    return [member.stats.kv for member in found]
+
+
+def test_a_drained_node_hands_its_kv_over_and_goes():
+    async def scenario():
+        async with serving() as (run, client):
+            streams = [Stream(client, asked) for asked in (LONG, SHORT, {**LONG, "prompt": "x = 1\n" * 300})]
+            reading = [asyncio.create_task(stream.read()) for stream in streams]
+            await until(lambda: all(stream.pieces > 20 for stream in streams))
+            assert homes(run).keys() == {0, 1}
+            leaver = next(life.index for life in run._gateway.requests.homes())
+            run.controller.obey(DrainNode(attention_node(leaver)))
+            await asyncio.gather(*reading)
+            await until(lambda: len(run.controller.members.places(Role.ATTENTION)) == 1)
+            moved = [stream for stream in streams if cached(stream)]
+            assert all(cached(stream) > 0.9 * stream.usage["prompt_tokens"] for stream in moved) and moved
+            stayed = run.controller.members.at(attention_node(1 - leaver))
+            await until(lambda: stayed.stats.kv.pulls == len(moved))
+            assert stayed.stats.kv.bytes_received and not stayed.stats.kv.pulls_failed
+            for stream in streams:
+                again = await Stream(client, stream.asked).read()
+                assert stream.answer() == again.answer()
+
+    asyncio.run(scenario())
+
+
+def test_where_copies_are_kept_a_killed_node_costs_no_recomputation():
+    async def scenario():
+        async with serving(copies=1) as (run, client):
+            await both_there(run)
+            stream = Stream(client, LONG)
+            reading = asyncio.create_task(stream.read())
+            await until(lambda: stream.pieces > 20)
+            (home,) = homes(run)
+            await until(lambda: kv_of(run)[home].copied_blocks >= 901 // 16)
+            kill(run, home)
+            await reading
+            assert cached(stream) > 0.95 * stream.usage["prompt_tokens"]
+            await until(lambda: kv_of(run)[1 - home].copy_hits >= 901 // 16)
+            metrics = (await client.get("/metrics")).text
+            assert "afserve_kv_copy_hits_total" in metrics and "afserve_kv_bytes_total" in metrics
+            again = await Stream(client, LONG).read()
+            assert stream.answer() == again.answer()
+
+    asyncio.run(scenario())
