@@ -11,32 +11,21 @@ undisturbed one.
 import argparse
 import asyncio
 import json
-import secrets
-import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import httpx
-
-from afserve.client import Client
-from bench.faults_load import Load, altered, failed, percentile
+from bench.faults_deployment import FOR_EVER, Deployment
+from bench.faults_load import Load, altered, failed, milliseconds, percentile
 from bench.origin import ROOT, origin
+from bench.served import served
 
 RESULTS = ROOT / "bench" / "results" / "faults.jsonl"
 NODES = ("--attention", "2", "--experts", "3")
 COPIES = ("--expert-copies", "2")
 AROUND_S = 3.0  # throughput is counted over so long before a fault, and from BACK_S after it
 BACK_S = 5.0
-READY_S = 120.0
-FOR_EVER = 3600.0
 Row = dict[str, object]
 
 
@@ -75,77 +64,6 @@ class Seen:
     after: list[float] = field(default_factory=list)
 
 
-class Deployment:
-    """A running server, asked by HTTP with its admin key."""
-
-    def __init__(self, url: str, key: str) -> None:
-        self.url = url
-        self._client = Client(url, api_key=key)
-
-    def status(self) -> Any:
-        return self._client.status()
-
-    def break_one(self, node: str, stopped: float | None) -> None:
-        """The server does it: it starts the node again without counting how often."""
-        if stopped is None:
-            self._client.fault(node, "kill")
-        else:
-            self._client.fault(node, "stop", stopped)
-
-    def serving(self) -> dict[str, int]:
-        return {n["name"]: n["pid"] for n in self.status()["nodes"] if n["state"] == "ready"}
-
-    async def wait_whole(self, not_pid: int | None = None) -> None:
-        """Until all nodes serve, none of them in this process."""
-        until = time.monotonic() + READY_S
-        while time.monotonic() < until:
-            status = await asyncio.to_thread(self.status)
-            pids = [node["pid"] for node in status["nodes"] if node["state"] == "ready"]
-            if len(pids) == sum(status["wanted"].values()) and not_pid not in pids:
-                return
-            await asyncio.sleep(0.05)
-        raise RuntimeError(f"not all nodes serve {READY_S:.0f} s after a fault: {status['nodes']}")
-
-
-@contextmanager
-def serving(flags: tuple[str, ...]) -> Iterator[Deployment]:
-    """Raises RuntimeError where it does not start or end well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    key = secrets.token_hex()
-    with tempfile.TemporaryFile("w+") as log, tempfile.NamedTemporaryFile("w") as key_file:
-        key_file.write(key)
-        key_file.flush()
-        flags = (*flags, "--admin-key-file", key_file.name)
-        command = [sys.executable, "-m", "afserve", "up", *NODES, *flags, "--port", str(port)]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            _wait_ready(process, url)
-            yield Deployment(url, key)
-        finally:
-            process.send_signal(signal.SIGINT)
-            code = process.wait(60)
-        if code:
-            log.seek(0)
-            raise RuntimeError(f"afserve up ended with {code}: {log.read()}")
-
-
-def _wait_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
-    until = time.monotonic() + READY_S
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            raise RuntimeError(f"afserve up ended with {process.returncode} before it was ready")
-        try:
-            if httpx.get(f"{url}/ready").is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise RuntimeError(f"afserve up was not ready in {READY_S:.0f} s")
-
-
 async def play(case: Case, here: Deployment, faults: int, rate: float, tokens: int) -> Row:
     """All faults of one case under one load."""
     seen, load = Seen(), Load(here.url, rate, tokens)
@@ -172,11 +90,11 @@ async def play(case: Case, here: Deployment, faults: int, rate: float, tokens: i
         "rate": rate,
         "failed": failed(load.answers),
         "altered": altered(load.answers, reference),
-        "stall_p50_ms": _ms(percentile(seen.stalls, 0.5)),
-        "stall_p99_ms": _ms(percentile(seen.stalls, 0.99)),
-        "undisturbed_p50_ms": _ms(percentile(seen.undisturbed, 0.5)),
-        "undisturbed_p99_ms": _ms(percentile(seen.undisturbed, 0.99)),
-        "back_ms": _ms(statistics.median(seen.back)),
+        "stall_p50_ms": milliseconds(percentile(seen.stalls, 0.5)),
+        "stall_p99_ms": milliseconds(percentile(seen.stalls, 0.99)),
+        "undisturbed_p50_ms": milliseconds(percentile(seen.undisturbed, 0.5)),
+        "undisturbed_p99_ms": milliseconds(percentile(seen.undisturbed, 0.99)),
+        "back_ms": milliseconds(statistics.median(seen.back)),
         "tokens_per_second": round(statistics.median(seen.before)),
         "throughput_after": round(sum(seen.after) / max(1e-9, sum(seen.before)), 3),
         "lost": sum(sum(causes.values()) for causes in status["lost"].values()),
@@ -196,17 +114,13 @@ async def _break_one(case: Case, here: Deployment, turn: int, seen: Seen) -> Non
     seen.back.append(time.monotonic() - began)
 
 
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 1)
-
-
 def measure(options: argparse.Namespace) -> Iterator[Row]:
     for case in CASES:
         faults = max(1, options.faults // 4) if case.rare else options.faults
         if options.only and options.only not in case.name:
             continue
-        with serving(case.flags) as here:
-            row = asyncio.run(play(case, here, faults, options.rate, options.tokens))
+        with served(*NODES, *case.flags) as up:
+            row = asyncio.run(play(case, Deployment(up), faults, options.rate, options.tokens))
         yield {**row, **origin()}
 
 

@@ -80,6 +80,11 @@ class Load:
         """Of every stream that ran at that moment."""
         return [stall for answer in self.answers if (stall := answer.stall(at)) is not None]
 
+    def gaps(self, since: float, until: float) -> list[float]:
+        """Seconds between tokens that came in that time."""
+        pairs = (pair for answer in self.answers for pair in itertools.pairwise(answer.times))
+        return [b - a for a, b in pairs if since <= b < until]
+
     def rate(self, since: float, until: float) -> float:
         """Tokens per second that all clients read."""
         return sum(since <= t < until for answer in self.answers for t in answer.times) / (until - since)
@@ -133,3 +138,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Zero where there is none."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def milliseconds(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
