@@ -83,7 +83,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
         silence = assigned.deployment.silence
-        experts = ExpertPeers(node, first, silence, stream.deliver, stream.send)
+        experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
         AttentionLoop(node, stream, gateways, experts, kept, report).run()
     finally:
         gateways.close()

@@ -56,6 +56,7 @@ from afserve.control.wire.values import (
     ToAttention,
     Tokens,
     ToNode,
+    Unheard,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
@@ -533,6 +534,7 @@ _FROM_NODE: dict[type, Codec] = {
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
     Query: _flat("query", Query),
     Stuck: _flat("stuck", Stuck),
+    Unheard: _flat("unheard", Unheard),
 }
 _TO_NODE: dict[type, Codec] = {
     Assigned: ("assigned", _put_assigned, _take_assigned),
