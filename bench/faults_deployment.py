@@ -41,6 +41,19 @@ class Deployment:
         else:
             self._client.fault(node, "stop", stopped)
 
+    def fault(self, node: str, kind: str, seconds: float) -> bool:
+        """Whether it was there to be broken."""
+        try:
+            self._client.fault(node, kind, 0.0 if kind == "kill" else seconds)
+        except AfserveError:
+            return False
+        return True
+
+    def model_nodes(self) -> list[str]:
+        """Those that hold a part of the model."""
+        nodes = self.status()["nodes"]
+        return [n["name"] for n in nodes if n["state"] == "ready" and n["role"] in ("attention", "expert")]
+
     def controller(self) -> int:
         """The pid of the process that has the controller."""
         children = psutil.Process(self.up.process.pid).children()

@@ -37,6 +37,7 @@ class Answer:
     times: list[float] = field(default_factory=list)
     text: str = ""
     error: str = "not ended"
+    ends: int = 0  # how often it was told that this is all
 
     def stall(self, at: float) -> float | None:
         """The longest wait for a token that reaches into the window from `at`; None where it did not run then."""
@@ -108,13 +109,15 @@ class Load:
                     answer.error = reply.text
                     return
                 async for line in reply.aiter_lines():
-                    _hear(answer, line)
+                    hear(answer, line)
         except httpx.HTTPError as error:
             answer.error = f"{type(error).__name__}: {error}"
 
 
-def _hear(answer: Answer, line: str) -> None:
+def hear(answer: Answer, line: str) -> None:
+    """A line of the stream."""
     if line == "data: [DONE]":
+        answer.ends += 1
         answer.error = "" if answer.error == "not ended" else answer.error
     elif line.startswith("data: {"):
         body = json.loads(line[6:])

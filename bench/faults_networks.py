@@ -20,6 +20,7 @@ from pathlib import Path
 from bench.cable import ADDRESSES, FAIR, Cable, Weather, cabled, inside
 from bench.faults_deployment import Deployment
 from bench.faults_load import Load, altered, failed, milliseconds, percentile
+from bench.faults_nodes import Row
 from bench.origin import ROOT
 from bench.served import AFSERVE, READY_S, Served, started
 
@@ -41,7 +42,6 @@ nodes = 2
     for role in ("attention", "experts")
 )
 FLAGS = ("--expert-copies", "2")
-Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _kept(name: str, line: str, folder: Path) -> "subprocess.Popen[bytes]":
     log = folder / f"{line.split()[2]}-{line.split()[4]}.log"
     with log.open("wb") as file:
         return subprocess.Popen(
-            ["ip", "netns", "exec", name, "sh", "-c", f"until {command}; do date +%T.%N; sleep 0.2; done"],
+            ["ip", "netns", "exec", name, "sh", "-c", f"until {command}; do sleep 0.2; done"],
             cwd=ROOT, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
 
@@ -143,7 +143,7 @@ async def play(case: NetworkCase, here: Deployment, cable: Cable) -> Row:
         await asyncio.sleep(QUIET_S)
     lost = [i for i in here.status()["incidents"] if i["what"] == "lost" and i["at"] >= said_at]
     return {
-        "bench": "faults",
+        "bench": "faults_networks",
         "case": case.name,
         "seconds": case.seconds,
         "requests": len(load.answers),
@@ -161,3 +161,12 @@ async def play(case: NetworkCase, here: Deployment, cable: Cable) -> Row:
         "noticed_ms": [milliseconds(incident["at"] - said_at) for incident in lost],
         "back_ms": milliseconds(back - over),
     }
+
+
+def line_of(row: Row) -> str:
+    return (
+        f"{row['case']:<40} {row['requests']:>5} requests: {row['failed']} failed, {row['altered']} altered; stall "
+        f"{row['stall_p50_ms']} ms, p99 {row['stall_p99_ms']}, undisturbed {row['undisturbed_p50_ms']} and "
+        f"{row['undisturbed_p99_ms']}; {row['token_ms']} ms a token, before {row['token_undisturbed_ms']}; "
+        f"{row['lost']} lost, noticed after {row['noticed_ms']} ms; back after {row['back_ms']} ms"
+    )
