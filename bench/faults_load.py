@@ -37,6 +37,7 @@ class Answer:
     times: list[float] = field(default_factory=list)
     text: str = ""
     error: str = "not ended"
+    ends: int = 0  # how often it was told that this is all
 
     def stall(self, at: float) -> float | None:
         """The longest wait for a token that reaches into the window from `at`; None where it did not run then."""
@@ -80,6 +81,11 @@ class Load:
         """Of every stream that ran at that moment."""
         return [stall for answer in self.answers if (stall := answer.stall(at)) is not None]
 
+    def gaps(self, since: float, until: float) -> list[float]:
+        """Seconds between tokens that came in that time."""
+        pairs = (pair for answer in self.answers for pair in itertools.pairwise(answer.times))
+        return [b - a for a, b in pairs if since <= b < until]
+
     def rate(self, since: float, until: float) -> float:
         """Tokens per second that all clients read."""
         return sum(since <= t < until for answer in self.answers for t in answer.times) / (until - since)
@@ -103,13 +109,15 @@ class Load:
                     answer.error = reply.text
                     return
                 async for line in reply.aiter_lines():
-                    _hear(answer, line)
+                    hear(answer, line)
         except httpx.HTTPError as error:
             answer.error = f"{type(error).__name__}: {error}"
 
 
-def _hear(answer: Answer, line: str) -> None:
+def hear(answer: Answer, line: str) -> None:
+    """A line of the stream."""
     if line == "data: [DONE]":
+        answer.ends += 1
         answer.error = "" if answer.error == "not ended" else answer.error
     elif line.startswith("data: {"):
         body = json.loads(line[6:])
@@ -133,3 +141,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Zero where there is none."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def milliseconds(seconds: float) -> float:
+    return round(seconds * 1e3, 1)

@@ -10,15 +10,8 @@ import argparse
 import asyncio
 import json
 import math
-import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -27,6 +20,7 @@ from afserve.placement.rebalancer import RebalanceRules
 from bench.live_load import Heard, domains, steady
 from bench.origin import ROOT, origin
 from bench.placement import table_of
+from bench.served import Served, served
 
 RESULTS = ROOT / "bench" / "results" / "live_placement.jsonl"
 UP = ("--attention", "2", "--experts", "3", "--redundant-experts", "6")
@@ -78,45 +72,12 @@ class Played:
         return statistics.fmean(value for t, value in self.balance if t > last / 2)
 
 
-@contextmanager
-def serving(mode: str) -> Iterator[str]:
-    """The address of a run with `--rebalance MODE`. Raises RuntimeError where it does not start or end well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-m", "afserve", "up", *UP, "--rebalance", mode, "--port", str(port)]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            _wait_ready(process, f"http://127.0.0.1:{port}")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGINT)
-            code = process.wait(60)
-        if code:
-            log.seek(0)
-            raise RuntimeError(f"afserve up ended with {code}: {log.read()}")
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    for _ in range(2400):
-        if process.poll() is not None:
-            raise RuntimeError(f"afserve up ended with {process.returncode} before it was ready")
-        try:
-            if httpx.get(f"{url}/ready").is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise RuntimeError("afserve up was not ready in two minutes")
-
-
-async def play(url: str, case: Case, pools: dict[str, list[str]]) -> Played:
+async def play(here: Served, case: Case, pools: dict[str, list[str]]) -> Played:
     """Some seconds that do not count, then one domain, then the other."""
-    played, (first, second) = Played(), pools.values()
+    played, (first, second), url = Played(), pools.values(), here.url
     await steady(url, first[:8], case.phase_s / 4, case.streams, case.tokens, Heard())
     start = time.monotonic()
-    watching = asyncio.create_task(_watch(url, start + case.phase_s, played))
+    watching = asyncio.create_task(_watch(here, start + case.phase_s, played))
     for prompts in (first, second):
         await steady(url, prompts, case.phase_s, case.streams, case.tokens, played.heard)
     played.seconds = time.monotonic() - start
@@ -124,8 +85,8 @@ async def play(url: str, case: Case, pools: dict[str, list[str]]) -> Played:
     return played
 
 
-async def _watch(url: str, switch: float, played: Played) -> None:
-    async with httpx.AsyncClient(base_url=url) as client:
+async def _watch(here: Served, switch: float, played: Played) -> None:
+    async with httpx.AsyncClient(base_url=here.url, headers=here.admin) as client:
         while True:
             status = (await client.get("/status")).json()
             played.balance.append((time.monotonic() - switch, statistics.fmean(status["balance"])))
@@ -138,8 +99,8 @@ def measure(case: Case) -> list[Row]:
     runs: dict[str, list[Played]] = {mode: [] for mode in MODES}
     for repeat in range(case.repeats):
         for mode in MODES if repeat % 2 == 0 else reversed(MODES):
-            with serving(mode) as url:
-                runs[mode].append(asyncio.run(play(url, case, pools)))
+            with served(*UP, "--rebalance", mode) as here:
+                runs[mode].append(asyncio.run(play(here, case, pools)))
     return [_row(mode, runs[mode], runs["off"]) for mode in MODES]
 
 

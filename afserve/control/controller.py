@@ -46,6 +46,7 @@ from afserve.control.membership.events import (
     TakenOver,
     Tell,
     Ticked,
+    Waited,
     Withdrawn,
 )
 from afserve.control.membership.members import Member, Members
@@ -68,6 +69,7 @@ from afserve.control.wire.values import (
     Serve,
     Shutdown,
     ToNode,
+    Unheard,
 )
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
@@ -243,6 +245,10 @@ class Controller:
         """Something that people ask for. Raises ConfigError, and changes nothing, for what cannot be."""
         self.check()
         self._on(event)
+
+    def waited(self, said: Unheard) -> None:
+        """By the gateway of this process."""
+        self._on(Waited(said))
 
     def report_exit(self, who: NodeId | str, reason: str) -> None:
         """A process ended, as its parent saw it: a node's, or one that all depend on."""

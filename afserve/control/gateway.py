@@ -5,7 +5,7 @@ the controller's business. This file moves bytes and keeps time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
@@ -16,11 +16,12 @@ from afserve.control.homes import HomeRules, Homes
 from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests
 from afserve.control.wire import channel, messages
-from afserve.control.wire.values import Attend, AttentionNodes, ToAttention
+from afserve.control.wire.values import Attend, AttentionNodes, ToAttention, Unheard
 from afserve.engine.request import GenerationRequest
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
 
 _TICK = 0.05
+_LOOK = 0.25  # while nobody waits and no stream is away
 
 
 class _Attending:
@@ -49,8 +50,13 @@ class Gateway:
         generation: int = 0,
         clock: Clock | None = None,
     ) -> None:
+        """`on_unheard` is told, while that lasts, of nodes that have requests and say nothing."""
+        rules = rules or HomeRules()
+        self.on_unheard: Callable[[Unheard], None] = lambda said: None
         self.requests = Requests(index, generation)
-        self._homes = Homes(self.requests, rules or HomeRules(), clock or AwakeClock())
+        # A pause of this process makes a node half as late as one that is to be reported.
+        self._homes = Homes(self.requests, rules, clock or AwakeClock(rules.silence / 2))
+        self._look_seconds = min(_LOOK, rules.silence / 4)
         self._attendance = self._homes.attendance
         self._token = token
         self._complete = asyncio.Event()
@@ -111,8 +117,7 @@ class Gateway:
     def stop(self) -> None:
         """Nothing is moved any more."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_time()
 
     # ---- one stream
 
@@ -153,15 +158,25 @@ class Gateway:
             self._complete.set()
         else:
             self._complete.clear()
+        self._stop_time()  # it may be due sooner now
         self._keep_time()
 
     # ---- time
 
     def _keep_time(self) -> None:
-        if self._timer is None and self._homes.restless and not self._stopped:
-            self._timer = asyncio.get_running_loop().call_later(_TICK, self._tick)
+        restless = self._homes.restless
+        if self._timer is None and (restless or len(self.requests)) and not self._stopped:
+            seconds = _TICK if restless else self._look_seconds
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _stop_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _tick(self) -> None:
         self._timer = None
         self._homes.tick()
+        for said in self._homes.unheard():
+            self.on_unheard(said)
         self._keep_time()

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.clock import Clock
-from afserve.config import EngineSettings
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Attendance, Attending, Life
+from afserve.control.membership.desired import SILENCE_SECONDS, Deployment
 from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests
 from afserve.control.wire.values import (
@@ -25,6 +25,7 @@ from afserve.control.wire.values import (
     Refused,
     Resume,
     Tokens,
+    Unheard,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, ProtocolError, UnavailableError
@@ -36,17 +37,22 @@ AGAIN_SECONDS = 0.2  # from a full node's refusal of a moved request to the next
 
 @dataclass(frozen=True, slots=True)
 class HomeRules:
-    """Seconds: what a broken stream may take to come back, and how long a request waits for a node. `block_size` in
-    tokens: prompts whose first blocks are equal share a node. `copies` nodes have copies of another one's KV."""
+    """Seconds: what a broken stream may take to come back, how long a request waits for a node, and a node that has
+    requests may say nothing. `block_size` in tokens: prompts whose first blocks are equal share a node. `copies` nodes
+    have copies of another one's KV."""
 
     block_size: int = 16
     grace: float = 1.0
     deadline: float = 30.0
     copies: int = 0
+    silence: float = SILENCE_SECONDS
 
 
-def home_rules(engine: EngineSettings) -> HomeRules:
-    return HomeRules(engine.block_size, engine.stream_grace, engine.loss_deadline, engine.kv_copies)
+def home_rules(deployment: Deployment) -> HomeRules:
+    engine = deployment.engine
+    return HomeRules(
+        engine.block_size, engine.stream_grace, engine.loss_deadline, engine.kv_copies, deployment.silence
+    )
 
 
 class Homes:
@@ -59,6 +65,7 @@ class Homes:
         self._rules = rules
         self._clock = clock
         self._affinity = Affinity(rules.block_size)
+        self._heard: dict[Life, float] = {}  # when it last said something
 
     # ---- what clients want
 
@@ -85,6 +92,7 @@ class Homes:
     def entered(self, stream: Attending, held: Sequence[Held]) -> None:
         """Raises RendezvousError where a later life of this node is known."""
         self.attendance.entered(stream)
+        self._heard[stream.life] = self._clock.now()
         numbers = {one.request for one in held}
         for number in numbers:
             stream.send(self._answer(number, stream.life))
@@ -100,11 +108,14 @@ class Homes:
 
     def left(self, stream: Attending) -> None:
         self.attendance.left(stream, self._clock.now())
+        if self.attendance.stream(stream.life) is None:
+            self._heard.pop(stream.life, None)
 
     def heard(self, stream: Attending, value: FromAttention) -> None:
         """Raises ProtocolError for what no attention node says. What a stream says whose place is taken is dropped."""
         if not self.attendance.is_present(stream):
             return
+        self._heard[stream.life] = self._clock.now()
         match value:
             case Tokens(events):
                 if self.moves.under_way:
@@ -160,6 +171,15 @@ class Homes:
             return PeerLost(attention_node(request.last.index), f"this node left a request, and {waited}")
         return UnavailableError(f"{waited}; try again later")
 
+    def unheard(self) -> list[Unheard]:
+        """Nodes that have requests, and of which nothing comes. It may be a long prompt, or a cut network."""
+        now, found = self._clock.now(), []
+        for home in self.requests.homes():
+            seconds = now - max(self._heard.get(home, now), self.requests.busy_since(home))
+            if seconds >= self._rules.silence:
+                found.append(Unheard(home.index, home.generation, seconds))
+        return found
+
     # ---- moving
 
     def _review(self) -> None:
@@ -205,7 +225,7 @@ class Homes:
         assert stream is not None, "a usable node has a stream"
         if source is not None and (source.index, source.generation) == (home.index, home.generation):
             source = None
-        stream.send(self.requests.place(request, home, source))
+        stream.send(self.requests.place(request, home, self._clock.now(), source))
 
     def _kv_source(self, request: Request) -> KvSource | None:
         """Where what was computed of a request is: at the node that it leaves, or where copies of that are."""

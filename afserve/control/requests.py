@@ -58,6 +58,7 @@ class Requests:
         self._placed: dict[int, Request] = {}
         self._waiting: dict[Request, None] = {}  # the one that has waited longest first
         self._load: Counter[Life] = Counter()
+        self._busy: dict[Life, float] = {}  # since when it has requests
         self._next = first_request(index, generation)
 
     def __len__(self) -> int:
@@ -70,13 +71,14 @@ class Requests:
         self._waiting[request] = None
         return request
 
-    def place(self, request: Request, home: Life, kv_from: KvSource | None = None) -> Submit:
+    def place(self, request: Request, home: Life, now: float, kv_from: KvSource | None = None) -> Submit:
         """What to tell its new home."""
         del self._waiting[request]
         request.number, request.home = self._next, home
         self._next += 1
         self._placed[request.number] = request
         self._load[home] += 1
+        self._busy.setdefault(home, now)
         generated = tuple(request.generated)
         return Submit(replace(request.asked, handle=request.number, generated=generated), kv_from)
 
@@ -97,12 +99,16 @@ class Requests:
         del self._placed[request.number]
         self._load[request.home] -= 1
         if not self._load[request.home]:
-            del self._load[request.home]
+            del self._load[request.home], self._busy[request.home]
         request.last, request.home = request.home, None
 
     def homes(self) -> list[Life]:
         """Those that have requests."""
         return list(self._load)
+
+    def busy_since(self, home: Life) -> float:
+        """When one of `homes()` got the first request since it had none."""
+        return self._busy[home]
 
     def at(self, home: Life) -> list[Request]:
         return [request for request in self._placed.values() if request.home == home]

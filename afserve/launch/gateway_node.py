@@ -102,10 +102,11 @@ class _GatewayNode:
         )
         gateway = Gateway(
             self._stream.token,
-            home_rules(deployment.engine),
+            home_rules(deployment),
             self._assigned.node.index,
             self._assigned.generation,
         )
+        gateway.on_unheard = self._stream.send
         queries = DistantQueries(self._stream.send)
         self._tell_broken(queries)
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None

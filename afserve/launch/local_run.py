@@ -79,9 +79,7 @@ class LocalRun:
         token = read_token(processes.token_file)
         number = 0 if term is None else term.number
         self._term = term
-        self._gateway = Gateway(
-            token, home_rules(topology.deployment.engine), generation=first_generation(number)
-        )
+        self._gateway = Gateway(token, home_rules(topology.deployment), generation=first_generation(number))
         self.topology = topology
         self.processes = processes
         self.assignment = assignment
@@ -106,6 +104,7 @@ class LocalRun:
         self.controller.on_instead = self._take_place
         self.controller.on_failure = self._gateway.fail
         self.controller.on_attention = self._gateway.told
+        self._gateway.on_unheard = self.controller.waited
         self._own = OwnCopy(self._read_own, self.controller.known, clock)
         self.controller.own = self._own
         served = ServedModel(

@@ -40,7 +40,9 @@ def role_of(fields: Fields) -> NewRole:
     """{"node": "expert-2", "role": "attention"}"""
     node, role = fields.text("node"), fields.text("role")
     if node is None or role is None:
-        raise RequestError('say which node and its new role: {"node": "expert-2", "role": "attention"}', param="node")
+        raise RequestError(
+            'say which node and its new role: {"node": "expert-2", "role": "attention"}', param="node"
+        )
     return NewRole(node, role)
 
 

@@ -18,6 +18,7 @@ from afserve.control.wire.values import (
     Resume,
     Submit,
     Tokens,
+    Unheard,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import OverloadedError, PeerError, PeerLost, RendezvousError, UnavailableError
@@ -242,3 +243,22 @@ def test_without_copies_a_lost_nodes_kv_is_nowhere():
     scene, _ = kv_scene()
     tell_with_addresses(scene, 1, 2)
     assert last_submit(scene.streams[1]).kv_from is None
+
+
+def test_a_node_that_has_requests_and_says_nothing_is_reported_while_that_lasts():
+    scene = Scene(0, 1)
+    scene.after(5.0)
+    assert scene.homes.unheard() == [], "it has nothing to say anything of"
+    request = scene.homes.open(ASKED)
+    number = scene.streams[0].submitted()[0].handle
+    scene.after(0.9)
+    assert scene.homes.unheard() == []
+    scene.after(0.2)
+    assert scene.homes.unheard() == [Unheard(0, 0, pytest.approx(1.1))]
+    scene.homes.heard(scene.streams[0], Tokens((TokenEvent(number, (5,)),)))
+    scene.after(0.5)
+    assert scene.homes.unheard() == []
+    scene.after(0.5)
+    assert scene.homes.unheard() == [Unheard(0, 0, pytest.approx(1.0))]
+    scene.homes.close(request)
+    assert scene.homes.unheard() == []

@@ -48,6 +48,7 @@ from afserve.control.wire.values import (
     Stuck,
     Submit,
     Tokens,
+    Unheard,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
@@ -88,6 +89,8 @@ FROM_NODE = [
     Drained(),
     Query(3, "view", b"\x00\xff"),
     Stuck(2, 1, 1.25),
+    Stuck(2, 1, 1.25, unreachable=True),
+    Unheard(1, 3, 2.5),
 ]
 FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9), Tokens(())]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]

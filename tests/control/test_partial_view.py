@@ -12,15 +12,16 @@ import time
 import pytest
 import torch
 
-from afserve.control.membership.events import Dismiss, Said, Tell
+from afserve.control.membership.events import Dismiss, Said, Tell, Waited
 from afserve.control.membership.recovery import OnLoss
 from afserve.control.node.peers import ExpertPeers
-from afserve.control.wire.values import ExpertPeer, Heartbeat, Peers, Stuck
-from afserve.engine.stats import ExpertStats
+from afserve.control.wire.values import Adopted, ExpertPeer, Heartbeat, Peers, Stuck, Unheard
+from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import Role, attention_node, expert_node
 from afserve.placement.placement import LayerPlacement, Placement
 from tests.comm.conftest import Cluster, make_layout
-from tests.control.test_scaling import served
+from tests.control.test_membership import say
+from tests.control.test_scaling import moved, served
 
 ROWS = tuple(range(4))
 EVERYWHERE = LayerPlacement((ROWS, ROWS), ((0.5,) * 4, (0.5,) * 4))
@@ -89,9 +90,11 @@ def until(holds, turn):
 
 
 @pytest.mark.parametrize("how", ["swallows", "closes"])
-def test_what_only_one_attention_node_cannot_reach_is_left_after_the_bound(world, how):
+def test_what_only_one_attention_node_cannot_reach(world, how):
+    """A connection that passes nothing on is left after the bound. One that is closed is no loss: replicas answer."""
     cluster, proxy, addresses = world
     membership, members = served(attention=2, experts=2, on_loss=OnLoss.RECOVER, patience=1e6)
+    on_these(membership, members, [0, 1])
     known = Peers(tuple(ExpertPeer(index, 0, address) for index, address in enumerate(addresses)))
     inbox, said, told, waited = [], [], [], []
     link = cluster.links[1]
@@ -118,8 +121,14 @@ def test_what_only_one_attention_node_cannot_reach_is_left_after_the_bound(world
             waited.append(value.seconds)
             told.extend(membership.on(Said(members[attention_node(1)], value), now))
 
+    if how == "closes":
+        until(lambda: waited and waited[-1] > 12.0, turn)
+        assert not any(isinstance(effect, Dismiss) for effect in told)
+        until(lambda: link.ready(ticket), lambda: cluster.turn(0.0))
+        assert torch.equal(link.combine(ticket), cluster.expected(0, *batch)), "a replica has answered"
+        return
     until(lambda: any(isinstance(effect, Dismiss) for effect in told), turn)
-    assert 9.9 < waited[-1] < 12.0  # since it was noticed, which takes the sockets as long as it takes
+    assert 9.9 < waited[-1] < 12.0, "since it was noticed, which takes the sockets as long as it takes"
     (gone,) = [effect for effect in told if isinstance(effect, Dismiss)]
     assert gone.member == members[expert_node(1)] and "although it still speaks" in gone.error.message
     heard = {effect.member.node: effect.value for effect in told if isinstance(effect, Tell)}
@@ -129,3 +138,53 @@ def test_what_only_one_attention_node_cannot_reach_is_left_after_the_bound(world
     peers.update(Peers(known.experts[:1]))
     until(lambda: link.ready(ticket), lambda: cluster.turn(0.0))
     assert torch.equal(link.combine(ticket), cluster.expected(0, *batch)), "a replica has answered"
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_an_attention_node_that_does_not_know_what_it_has_is_left_after_the_silence(on_loss):
+    """Its network is cut: requests are on their way to it, and its last word was that it has none."""
+    membership, members = served(attention=2, experts=1, on_loss=on_loss)
+    node = members[attention_node(1)]
+    membership.on(Said(node, Heartbeat(1, AttentionStats(running=0))), 50.0)
+    late = [Waited(Unheard(1, 0, 0.9)), Waited(Unheard(1, 7, 5.0)), Waited(Unheard(5, 0, 5.0))]
+    assert [membership.on(event, 51.5) for event in late] == [[], [], []], "too early, and of nobody"
+    assert membership.on(Waited(Unheard(1, 0, 5.0)), 50.9) == [], "it speaks: it works on a long prompt"
+    told = membership.on(Waited(Unheard(1, 0, 1.5)), 51.5)
+    if on_loss is OnLoss.END:
+        assert told == []
+    else:
+        (gone,) = [effect for effect in told if isinstance(effect, Dismiss)]
+        assert gone.member == node and "the gateway has requests there" in gone.error.message
+
+
+def on_these(membership, members, holders):
+    """All experts are on these nodes from now on."""
+    moved(membership, members, holders)
+    say(membership, members[attention_node(1)], Adopted(1))
+    assert membership.migration.placement.epoch == 1
+
+
+def reports(membership, members, missed):
+    """Attention nodes say twice of these expert nodes that they miss them, while all speak. Who is sent away."""
+    for member in members.values():
+        membership.on(Said(member, Heartbeat(1, None)), 6.9)
+    said = [
+        Said(members[attention_node(asker)], Stuck(expert, 0, seconds, unreachable=True))
+        for seconds in (1.5, 2.1)
+        for asker, expert in missed
+    ]
+    return [e.member.node for event in said for e in membership.on(event, 7.0) if isinstance(e, Dismiss)]
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_who_goes_where_the_network_is_cut_between_nodes_that_all_speak(on_loss):
+    def left(missed, holders=None):
+        membership, members = served(attention=2, experts=2, on_loss=on_loss)
+        if holders is not None:
+            on_these(membership, members, holders)
+        return reports(membership, members, missed)
+
+    ends = on_loss is OnLoss.END
+    assert left([(0, 1), (1, 1)]) == ([] if ends else [expert_node(1)]), "nobody reaches it"
+    assert left([(0, 1)]) == ([] if ends else [attention_node(0)]), "it lacks what expert node 1 alone holds"
+    assert left([(0, 1)], holders=[0, 1]) == [], "what it reaches holds all experts"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from afserve.control.wire.values import Assigned, FromNode, Register, ToNode
+from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
 from afserve.member import NodeId, Role
 from afserve.placement.placement import Placement
@@ -132,6 +132,13 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """The gateway in the controller's own process has requests at an attention node that says nothing."""
+
+    said: Unheard
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Go to another placement. `nodes` are the expert nodes that it was thought out for, where they changed.
 
@@ -171,6 +178,7 @@ Event = (
     | Renew
     | ChangeRole
     | Broken
+    | Waited
     | Place
     | Known
     | DrainAll

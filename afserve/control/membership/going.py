@@ -14,7 +14,7 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.members import Member, State
 from afserve.control.membership.placing import Placing
-from afserve.control.wire.values import Stuck
+from afserve.control.wire.values import Stuck, Unheard
 from afserve.engine.stats import ExpertStats
 from afserve.errors import (
     AfserveError,
@@ -23,7 +23,8 @@ from afserve.errors import (
     PeerLost,
     RendezvousError,
 )
-from afserve.member import NodeId, Role, expert_node
+from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.placement.recovery import homeless
 
 
 class Going(Placing):
@@ -101,7 +102,34 @@ class Going(Placing):
         why = self._recovery.unproductive(found, said, asker.node, now)
         silent = now - found.seen_at >= self._recovery.rules.silence
         cause = Cause.SILENT if silent else Cause.SLOW
+        if not why and said.unreachable:
+            return self._cut_off(asker, found, said, now)
         return self._give_up(found, PeerLost(found.node, why), now, cause) if why else []
+
+    def _cut_off(self, asker: Member, expert: Member, said: Stuck, now: float) -> list[Effect]:
+        """Both speak, but not with each other. An expert node that nobody reaches is of no use; an attention node goes
+        that lacks experts which others reach. With replicas that it does reach, nobody has to."""
+        self._reach.missed(asker.node, said.expert, now)
+        rules = self._recovery.rules
+        if not rules.recovers or said.seconds < 2 * rules.silence:
+            return []
+        since, cut = now - rules.silence, f"has had no connection to {expert.node} for {said.seconds:.1f} s"
+        if self._reach.askers(said.expert, since).issuperset(self._serving(Role.ATTENTION)):
+            why = f"{asker.node} {cut}, nor has any other attention node"
+            return self._give_up(expert, PeerLost(expert.node, why), now, Cause.SILENT)
+        reached = self._answering() - self._reach.missing(asker.node, since)
+        if not homeless(self.migration.placement, reached):
+            return []
+        why = f"it {cut}, which others reach, and lacks experts"
+        return self._give_up(asker, PeerLost(asker.node, why), now, Cause.SILENT)
+
+    def _unheard(self, asker: str, said: Unheard, now: float) -> list[Effect]:
+        """A gateway waits for an attention node, whose own last word may be older than the requests."""
+        found = self.members.get(MemberId(attention_node(said.attention), said.generation))
+        if found is None or not found.serving:
+            return []
+        why = self._recovery.unheard(found, said, asker, now)
+        return self._give_up(found, PeerLost(found.node, why), now, Cause.SILENT) if why else []
 
     def _too_slow(self, member: Member, now: float) -> list[Effect]:
         """An expert node that has become much slower is left where the others can do its work."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from afserve.control.membership.desired import SILENCE_SECONDS
 from afserve.control.membership.events import Effect, EndRun, Exited, Happening, Incident, Start
 from afserve.control.membership.members import Member
-from afserve.control.wire.values import Stuck
+from afserve.control.wire.values import Stuck, Unheard
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
 from afserve.member import NodeId
 
@@ -32,9 +32,10 @@ class Rules:
     """Seconds, but for `restarts`: how often a place may be filled anew. `backoff` doubles up to `longest`.
 
     All are counted while the controller's own process was running. A node is lost after `patience` without a word, by
-    the rule `recover` also after `silence` if others wait for its work, and after `slow` if they wait although it
-    speaks. Whoever serves for `proven` has no earlier losses. New requests are refused `short` after something is lost
-    that cannot be had elsewhere; running ones wait for it until their `deadline`.
+    the rule `recover` also after `silence` if others wait for its work, after twice that if nobody gets a connection to
+    it, and after `slow` if they wait although it speaks. Whoever serves for `proven` has no earlier
+    losses. New requests are refused `short` after something is lost that cannot be had elsewhere; running ones wait
+    for it until their `deadline`.
     """
 
     on_loss: OnLoss = OnLoss.END
@@ -102,7 +103,15 @@ class Recovery:
         owes = f"it has owed {asker} an answer for {said.seconds:.1f} s"
         if silent >= rules.silence:
             return f"{owes} and said nothing for {silent:.1f} s (pid {member.pid})"
-        return owes + ", although it still speaks" if said.seconds >= rules.slow else ""
+        late = said.seconds >= rules.slow and not said.unreachable
+        return owes + ", although it still speaks" if late else ""
+
+    def unheard(self, member: Member, said: Unheard, asker: str, now: float) -> str:
+        """Why an attention node with requests of `asker` counts as lost, whatever it last said that it has."""
+        rules, silent = self.rules, now - member.seen_at
+        if not rules.recovers or min(said.seconds, silent) < rules.silence:
+            return ""
+        return f"{asker} has requests there, and it said nothing for {silent:.1f} s (pid {member.pid})"
 
     def silent(self, member: Member, now: float) -> str:
         """Why a member that says nothing counts as lost; empty while it does not."""

@@ -31,6 +31,7 @@ from afserve.control.membership.events import (
     Start,
     TakenOver,
     Ticked,
+    Waited,
     Withdrawn,
 )
 from afserve.control.membership.members import Member, State
@@ -49,6 +50,7 @@ from afserve.control.wire.values import (
     Ready,
     Register,
     Stuck,
+    Unheard,
 )
 from afserve.control.wire.values import Drained as NodeDrained
 from afserve.errors import (
@@ -122,6 +124,10 @@ class Membership(Returning):
                 return self._take_over(self._takeover, now) if over else []
             case Ticked():
                 return self._ticked(now)
+            case Waited() if self._takeover is not None:
+                return []
+            case Waited(said):
+                return self._unheard("the gateway", said, now)
             case Scale() | DrainNode() | Renew() | ChangeRole() | Place() if self._takeover is not None:
                 raise ConfigError("the controller was started again and still looks who is there; try again")
             case Scale(role, count):
@@ -175,6 +181,8 @@ class Membership(Returning):
                 return self._has_failed(member, error, now)
             case Stuck():
                 return self._accused(member, value, now)
+            case Unheard():
+                return self._unheard(str(member.node), value, now)
             case Register():
                 return self._give_up(member, PeerLost(member.node, "it registered twice"), now)
         return []

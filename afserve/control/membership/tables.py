@@ -10,6 +10,7 @@ from afserve.control.membership.desired import Deployment, Desired
 from afserve.control.membership.events import Effect, Joined, Tell
 from afserve.control.membership.members import Member, Members, State
 from afserve.control.membership.migration import Migration, Outgoing
+from afserve.control.membership.reach import Reach
 from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.roles import RoleChanges
 from afserve.control.membership.scaling import Renewals
@@ -63,6 +64,7 @@ class Tables:
         patience = Patience(self._recovery.rules.short, self._recovery.rules.deadline)
         self._shortage = Shortage(patience, self._room)
         self._slowness = Slowness()
+        self._reach = Reach()
         self.renewals = Renewals()
         self.role_changes = RoleChanges()
         self._coverage = Coverage()

@@ -82,9 +82,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     node, first, close = build_attention(assigned, progress, rendezvous, tell)
     kv = open_kv(node, listener, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
-    report = Reporter(
-        heartbeat, stream, lambda: node.stats(kv.stats()), node.take_routed, attention=nodes
-    )
+    report = Reporter(heartbeat, stream, lambda: node.stats(kv.stats()), node.take_routed, attention=nodes)
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
 
@@ -95,7 +93,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
         silence = assigned.deployment.silence
-        experts = ExpertPeers(node, first, silence, stream.deliver, stream.send)
+        experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
         AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv).run()
     finally:
         gateways.close()

@@ -15,7 +15,6 @@ from afserve.comm.transport import Dialled
 from afserve.control.wire.values import ExpertPeer, Peers, Stuck
 from afserve.errors import AfserveError
 
-DIAL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.25  # between two attempts to reach one
 
 
@@ -64,7 +63,8 @@ class ExpertPeers:
         self._silence = silence
         self._known = {peer.index: peer for peer in first.experts}
         self._dialling: set[ExpertPeer] = set()
-        self._missed: dict[ExpertPeer, float] = {}  # since when it could not be reached
+        self._absent: dict[ExpertPeer, float] = {}  # since when there is no connection
+        self._missed: set[ExpertPeer] = set()  # of those: who did not take one
         self._due = self._clock.now()
 
     def update(self, peers: Peers) -> None:
@@ -72,7 +72,7 @@ class ExpertPeers:
         known, self._known = self._known, {peer.index: peer for peer in peers.experts}
         for index, before in known.items():
             if self._known.get(index) != before:
-                self._missed.pop(before, None)
+                self._came(before)
                 self._node.lose(index, "the controller has lost it")
         self._dial_missing()
 
@@ -83,9 +83,9 @@ class ExpertPeers:
         wanted = self._known.get(peer.index) == peer
         if value.dialled is None:
             if wanted:
-                self._missed.setdefault(peer, self._clock.now())
+                self._missed.add(peer)
         elif wanted and peer.index not in self._node.present:
-            self._missed.pop(peer, None)
+            self._came(peer)
             self._node.attach(value.dialled)
         else:
             value.dialled.close()
@@ -97,24 +97,31 @@ class ExpertPeers:
             return
         self._due = now + min(self._silence / 4, _AGAIN_SECONDS)
         self._dial_missing()
-        owing = self._node.owing()
-        for peer, since in self._missed.items():
-            owing[peer.index] = max(owing.get(peer.index, 0.0), now - since)
-        for index, seconds in owing.items():
+        for index, seconds in self._node.owing().items():
             if seconds >= self._silence and index in self._known:
                 self._send(Stuck(index, self._known[index].generation, seconds))
+        for peer in self._missed:
+            if (seconds := now - self._absent[peer]) >= self._silence:
+                self._send(Stuck(peer.index, peer.generation, seconds, unreachable=True))
+
+    def _came(self, peer: ExpertPeer) -> None:
+        """Or it is not waited for any more."""
+        self._absent.pop(peer, None)
+        self._missed.discard(peer)
 
     def _dial_missing(self) -> None:
         present = self._node.present
         for index, peer in self._known.items():
-            if index not in present and peer not in self._dialling:
-                self._dialling.add(peer)
-                self._spawn(partial(self._dial, peer))
+            if index not in present:
+                self._absent.setdefault(peer, self._clock.now())
+                if peer not in self._dialling:
+                    self._dialling.add(peer)
+                    self._spawn(partial(self._dial, peer))
 
     def _dial(self, peer: ExpertPeer) -> None:
         """Beside the node. Who is not reached is dialled again, and the controller is told for how long."""
         try:
-            dialled: Dialled | None = self._node.dial(peer.index, peer.address, DIAL_SECONDS)
+            dialled: Dialled | None = self._node.dial(peer.index, peer.address, 2 * self._silence)
         except AfserveError:
             dialled = None
         self._deliver(Reached(peer, dialled))

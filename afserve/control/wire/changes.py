@@ -7,7 +7,9 @@ from typing import Any
 from afserve.control.changes import Change, Changed, DrainOne, Fault, NewRole, Restart, ScaleTo
 from afserve.errors import ProtocolError
 
-_KINDS: dict[str, type[Change]] = {kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, NewRole, Fault)}
+_KINDS: dict[str, type[Change]] = {
+    kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, NewRole, Fault)
+}
 
 
 def encode_change(change: Change) -> bytes:

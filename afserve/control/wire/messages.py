@@ -58,6 +58,7 @@ from afserve.control.wire.values import (
     ToAttention,
     Tokens,
     ToNode,
+    Unheard,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats, KvStats
@@ -571,6 +572,7 @@ _FROM_NODE: dict[type, Codec] = {
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
     Query: _flat("query", Query),
     Stuck: _flat("stuck", Stuck),
+    Unheard: _flat("unheard", Unheard),
 }
 _TO_NODE: dict[type, Codec] = {
     Peers: ("peers", _put_peers, _take_peers),

@@ -123,10 +123,23 @@ class Query:
 class Stuck:
     """An expert node, in this life of it, has owed this attention node an answer for so many seconds.
 
-    They are counted while the attention node itself was running.
+    They are counted while the attention node itself was running. `unreachable`: it did not even take a connection.
     """
 
     expert: int
+    generation: int
+    seconds: float
+    unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """A gateway has requests at an attention node, in this life of it, and has heard nothing for so many seconds.
+
+    They are counted while the gateway itself was running.
+    """
+
+    attention: int
     generation: int
     seconds: float
 
@@ -377,6 +390,7 @@ FromNode = (
     | Adopted
     | Query
     | Stuck
+    | Unheard
 )
 ToNode = (
     Assigned

@@ -1,0 +1,96 @@
+"""What surviving losses costs while nothing is lost: the default beside `--on-loss end`, in alternating pairs.
+
+Both servers run at once and take turns, so that a machine that is busy with something else is so for both.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.faults_nodes import NODES, Row
+from bench.live_load import Heard, steady
+from bench.served import served
+
+PROMPTS = ["import os\n", "def main():\n", "class Stack:\n", "for i in range(3):\n"]
+RESAMPLED = 1000
+MIDDLE = (0.025, 0.975)  # the interval holds this much of the resampled ratios
+
+
+@dataclass(frozen=True, slots=True)
+class CostCase:
+    """`pairs` turns of either server, `seconds` each, with so many streams at a time."""
+
+    pairs: int = 20
+    seconds: float = 5.0
+    streams: int = 8
+    tokens: int = 64
+
+
+def measure(case: CostCase) -> Row:
+    turns: dict[str, list[tuple[Heard, float]]] = {"recover": [], "end": []}
+    with served(*NODES) as recover, served(*NODES, "--on-loss", "end") as end:
+        urls = {"recover": recover.url, "end": end.url}
+        for name in urls:
+            asyncio.run(_turn(urls[name], case))
+        for pair in range(case.pairs):
+            for name in ("recover", "end") if pair % 2 == 0 else ("end", "recover"):
+                turns[name].append(asyncio.run(_turn(urls[name], case)))
+    return row(case, turns["recover"], turns["end"])
+
+
+async def _turn(url: str, case: CostCase) -> tuple[Heard, float]:
+    """What was heard, and the seconds until the last stream had ended."""
+    heard, began = Heard(), time.monotonic()
+    await steady(url, PROMPTS, case.seconds, case.streams, case.tokens, heard)
+    return heard, time.monotonic() - began
+
+
+def row(case: CostCase, recover: list[tuple[Heard, float]], end: list[tuple[Heard, float]]) -> Row:
+    rates = [(mine.tokens / a) / (theirs.tokens / b) for (mine, a), (theirs, b) in zip(recover, end)]
+    pairs = [(np.array(mine.gaps), np.array(theirs.gaps)) for (mine, _), (theirs, _) in zip(recover, end)]
+    low, high = interval(pairs)
+    return {
+        "bench": "faults_cost",
+        "pairs": len(pairs),
+        "seconds": case.seconds,
+        "streams": case.streams,
+        "throughput_ratio": round(statistics.median(rates), 4),
+        "throughput_ratio_spread": [round(min(rates), 3), round(max(rates), 3)],
+        "p99_ratio": round(p99_ratio(pairs), 3),
+        "p99_ratio_95": [round(low, 3), round(high, 3)],
+        "itl_p99_ms": round(1e3 * _p99([mine for mine, _ in pairs]), 2),
+        "failed": sum(heard.failed for heard, _ in (*recover, *end)),
+    }
+
+
+Gaps = np.ndarray[tuple[int], np.dtype[np.float64]]  # seconds between tokens, of all streams of one turn
+
+
+def p99_ratio(pairs: Sequence[tuple[Gaps, Gaps]]) -> float:
+    """Of the 99th percentiles over all gaps of either kind: with recovery, over without."""
+    return _p99([mine for mine, _ in pairs]) / _p99([other for _, other in pairs])
+
+
+def interval(pairs: Sequence[tuple[Gaps, Gaps]], seed: int = 1) -> tuple[float, float]:
+    """A bootstrap interval of `p99_ratio`: pairs are drawn again, with replacement."""
+    draw = random.Random(seed)
+    ratios = sorted(p99_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLED))
+    low, high = (ratios[min(int(share * RESAMPLED), RESAMPLED - 1)] for share in MIDDLE)
+    return low, high
+
+
+def _p99(turns: Sequence[Gaps]) -> float:
+    return float(np.quantile(np.concatenate(turns), 0.99, method="lower"))
+
+
+def line_of(found: Row) -> str:
+    low, high = found["p99_ratio_95"]  # type: ignore[misc]
+    return (
+        f"{found['pairs']} pairs of {found['seconds']} s: throughput {found['throughput_ratio']} of that with "
+        f"--on-loss end, p99 between tokens {found['p99_ratio']} of it ({low} to {high} in 95 of 100)"
+    )
