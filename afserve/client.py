@@ -115,6 +115,10 @@ class Client:
         """New processes for these nodes, or for all, one after another."""
         return self._post("/admin/restart", restart_payload(nodes))
 
+    def down(self) -> Mapping[str, object]:
+        """End the whole run, once running requests had their time."""
+        return self._post("/admin/down", {})
+
     def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
         """Break this node on purpose: `kill` it, `stop` it or make it `slow` for so many seconds."""
         return self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
@@ -222,6 +226,9 @@ class AsyncClient:
 
     async def restart(self, *nodes: str) -> Mapping[str, object]:
         return await self._post("/admin/restart", restart_payload(nodes))
+
+    async def down(self) -> Mapping[str, object]:
+        return await self._post("/admin/down", {})
 
     async def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
         return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})

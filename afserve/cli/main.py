@@ -26,6 +26,7 @@ COMMANDS = {
         "afserve.cli.scale:restart",
         "Give nodes of a running server new processes, one after another.",
     ),
+    "down": ("afserve.cli.down:down", "End a running server and its nodes, wherever they are."),
     "chaos": ("afserve.cli.chaos:chaos", "Break nodes of a running server on purpose, and watch."),
     "plan": ("afserve.cli.plan:plan", "Plan capacity: what to buy, how to split it, what it costs."),
     "place": ("afserve.cli.place:place", "Place experts on nodes from routing counts."),

@@ -11,6 +11,7 @@ from afserve.control.changes import (
     Change,
     Changed,
     DrainOne,
+    End,
     Fault,
     FaultKind,
     Restart,
@@ -34,9 +35,14 @@ def nobody_here(node: NodeId, kind: FaultKind, seconds: float) -> int:
     raise ConfigError(f"{node} was not started from here and cannot be broken from here", param="node")
 
 
+def not_from_here() -> None:
+    raise ConfigError("this run ends with the program that started it, and not before")
+
+
 class Changing:
     """`check_room` raises DoesNotFitError where there is no memory for so many more nodes of a role; `can_start` says
-    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid."""
+    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid; `end` ends the
+    run."""
 
     def __init__(
         self,
@@ -44,7 +50,9 @@ class Changing:
         check_room: CheckRoom = any_number,
         can_start: Callable[[NodeId], bool] = lambda node: True,
         break_node: Break = nobody_here,
+        end: Callable[[], None] = not_from_here,
     ) -> None:
+        self._end = end
         self._break_node = break_node
         self._controller = controller
         self._check_room = check_room
@@ -52,6 +60,9 @@ class Changing:
 
     def change(self, change: Change) -> Changed:
         """Raises ConfigError, NotFoundError or DoesNotFitError, and changes nothing, for what cannot be."""
+        if isinstance(change, End):
+            self._end()
+            return Changed({}, going=tuple(map(str, self._controller.membership.staying())))
         if not self._controller.ready:
             raise CapacityError(
                 "the deployment is starting or stopping and cannot be changed now; try again when ready"

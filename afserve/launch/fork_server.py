@@ -230,8 +230,8 @@ def preload() -> None:
     gc.freeze()
 
 
-def main(descriptor: int, parent: int, folder: Path) -> None:
-    """`folder` is the run's; it goes with the last process of the run."""
+def main(descriptor: int, parent: int, warm: bool, folder: Path) -> None:
+    """`folder` is the run's; it goes with the last process of the run. Not `warm`: each child imports for itself."""
     me = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ForkServer(socket.socket(fileno=descriptor))
@@ -240,7 +240,8 @@ def main(descriptor: int, parent: int, folder: Path) -> None:
     try:
         die_with_parent(parent)
         name_process("afserve-fork")
-        preload()
+        if warm:
+            preload()
         order = server.serve()
     finally:
         if os.getpid() == me:
@@ -260,4 +261,4 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1", Path(sys.argv[4]))

@@ -40,13 +40,15 @@ class HostedNode:
 class HostAssignment:
     """All nodes of a run, each with its host and device.
 
-    `listen` is where the controller takes nodes in; port 0 takes a free one.
+    `listen` is where the controller takes nodes in; port 0 takes a free one. `managed`: the run's launcher reaches
+    every host, so that nobody types anything anywhere.
     """
 
     hosted: tuple[HostedNode, ...]
     listen: str = LOOPBACK
     port: int = 0
     unused: tuple[str, ...] = ()  # devices of this machine that no node is on
+    managed: bool = False
 
     @classmethod
     def all_here(cls, deployment: Deployment, gpus: Gpus) -> "HostAssignment":
@@ -60,9 +62,15 @@ class HostAssignment:
         return cls(hosted, unused=tuple(d for d in every if d not in {one.device for one in hosted}))
 
     def having(self, node: NodeId) -> "HostAssignment":
-        """The same with a place for this node, if it has none: here, on the device that the fewest nodes use."""
+        """The same with a place for this node, if it has none: here, on the device that the fewest nodes use.
+
+        Where the launcher finds the host, it has a device of its own, such as its role has.
+        """
         if any(one.node == node for one in self.hosted):
             return self
+        if self.managed:
+            device = next((one.device for one in self.hosted if one.node.role is node.role), "cpu")
+            return replace(self, hosted=(*self.hosted, HostedNode(node, "", False, device)))
         used = [one.device for one in self.here]
         device = min(self.unused or dict.fromkeys(used), key=used.count, default="cpu")
         hosted = (*self.hosted, HostedNode(node, LOOPBACK, True, device))
@@ -80,8 +88,9 @@ class HostAssignment:
     def devices(self) -> dict[NodeId, str]:
         return {one.node: one.device for one in self.hosted}
 
-    def is_here(self, node: NodeId) -> bool:
-        return any(one.here for one in self.hosted if one.node == node)
+    def starts(self, node: NodeId) -> bool:
+        """Whether this run's launcher starts it."""
+        return self.managed or any(one.here for one in self.hosted if one.node == node)
 
     def shares(self) -> tuple[Share, ...]:
         """How many nodes of each role are on each host. All addresses of this machine are one host."""

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
-from afserve.control.changing import Changing
+from afserve.control.changing import Changing, not_from_here
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
@@ -32,9 +32,9 @@ from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLos
 from afserve.launch.chaos import Chaos
 from afserve.launch.gateway_node import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
+from afserve.launch.launcher import Launcher
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
-from afserve.launch.processes import NodeProcesses
 from afserve.launch.supervisor import Term
 from afserve.launch.topology import Topology, gib, usable
 from afserve.member import MODEL_ROLES, NodeId, Role
@@ -64,7 +64,7 @@ class LocalRun:
         topology: Topology,
         model: FoundModel,
         name: str,
-        processes: NodeProcesses,
+        processes: Launcher,
         balance: BalanceRules | None,
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
@@ -116,7 +116,14 @@ class LocalRun:
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw
         self._faults = Chaos(processes)
-        changing = Changing(self.controller, self._check_room, self._is_started_here, self._faults.begin)
+        self.on_end: Callable[[], None] = not_from_here
+        changing = Changing(
+            self.controller,
+            self._check_room,
+            self._is_started_here,
+            self._faults.begin,
+            lambda: self.on_end(),
+        )
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
         self.frontend = Frontend(queries, self._gateway, served, self._trace)
@@ -154,19 +161,23 @@ class LocalRun:
             )
             return
         self.assignment = self.assignment.having(node)
-        if self.assignment.is_here(node):
+        if self.assignment.starts(node):
             self.processes.spawn(node, self.controller.address)
 
     def _is_started_here(self, node: NodeId) -> bool:
-        return node.role is Role.GATEWAY or self.assignment.having(node).is_here(node)
+        return node.role is Role.GATEWAY or self.assignment.having(node).starts(node)
 
     def _check_room(self, role: Role, more: int) -> None:
-        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role."""
+        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role.
+
+        A cluster's engine says itself what it has no room for.
+        """
         need = self.topology.expert if role is Role.EXPERT else self.topology.attention
         if (
             more <= 0
             or role is Role.GATEWAY
             or need is None
+            or self.assignment.managed
             or self.topology.deployment.engine.device != "cpu"
         ):
             return

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,13 +28,16 @@ from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gateway_node import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
-from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment, assign, look_up, own_addresses
+from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment, HostedNode, assign, look_up, own_addresses
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
+from afserve.launch.launcher import Launcher
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.ray_launcher import RayLauncher
+from afserve.launch.ray_run import set_aside
 from afserve.launch.supervisor import INSISTED, Supervisor, Term, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
@@ -65,20 +68,60 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         log.warning(
             "%s is open to other machines and asks for no key; see --api-key-file", flags.listening.host
         )
-    cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     check_device(flags.wishes.engine.device)
+    with ExitStack() as until_end:
+        launcher: Launcher = processes
+        if flags.ray.ray is not None:
+            launcher = ray = until_end.enter_context(RayLauncher(processes))
+            site = _on_ray(flags, ray, processes)
+        else:
+            site = _here(flags, processes)
+        _serve(site, settings, launcher, processes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a run takes place. `assigned` None: all of it on this machine; `devices` tell transports who shares one."""
+
+    flags: UpFlags
+    found: FoundModel
+    machine: Machine
+    gpus: Gpus
+    assigned: HostAssignment | None = None
+    devices: tuple[HostedNode, ...] = ()
+
+
+def _here(flags: UpFlags, processes: NodeProcesses) -> _Site:
+    """This machine, or the hosts of a cluster file."""
+    cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     device = flags.wishes.engine.device if cluster is None else cluster.device
     gpus = Gpus() if device == "cpu" else probe_gpus()
     flags, assigned = _assigned(flags, cluster, gpus)
     found = find_model(flags.run.model, processes.folder)
-    balance = balance_rules(flags)
-    flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
-    topology = plan_here(flags, found, this_machine(), gpus)
-    balance = topology.keeping(balance)
-    assignment = assigned or HostAssignment.all_here(topology.deployment, gpus)
     if assigned is not None:
         _check_elsewhere(flags, assigned, found, processes.folder)
-    choice = choose_transport(flags.run.transport, assignment.hosted, gpus)
+    return _Site(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
+
+
+def _on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> _Site:
+    """The hosts that Ray finds. Raises ConfigError before Ray is asked, where a flag fits no cluster."""
+    if flags.run.cluster is not None:
+        raise ConfigError("--cluster: Ray chooses the hosts; give --cluster or --ray", param="cluster")
+    found = find_model(flags.run.model, processes.folder)
+    plan = set_aside(launcher, flags.ray, flags.wishes, found, flags.run.listen)
+    _check_elsewhere(flags, plan.assignment, found, processes.folder)
+    flags = replace(flags, wishes=plan.wishes)
+    return _Site(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
+
+
+def _serve(site: _Site, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
+    flags, found, gpus = site.flags, site.found, site.gpus
+    balance = balance_rules(flags)
+    flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
+    topology = plan_here(flags, found, site.machine, gpus)
+    balance = topology.keeping(balance)
+    assignment = site.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    choice = choose_transport(flags.run.transport, site.devices or assignment.hosted, gpus)
     topology = topology.over(choice.kind, choice.reason)
     topology = topology.verified(flags.run.verify)
     for path in filter(None, (flags.run.record_routing, flags.run.trace)):
@@ -93,7 +136,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         started = time.monotonic()
 
         def live(term: Term) -> None:
-            up = _Up(topology, found, settings, sock, processes, flags, balance, assignment, term, started)
+            up = _Up(topology, found, settings, sock, launcher, flags, balance, assignment, term, started)
             asyncio.run(up.run())
 
         processes.lend()
@@ -243,7 +286,7 @@ class _Up:
         found: FoundModel,
         settings: ServerSettings,
         sock: socket.socket,
-        processes: NodeProcesses,
+        processes: Launcher,
         flags: UpFlags,
         balance: BalanceRules,
         assignment: HostAssignment,
@@ -273,6 +316,7 @@ class _Up:
             flags.wishes.on_loss,
             term,
         )
+        self._run.on_end = self._end
         self._http: Http
         if gateways is None:
             tokenizer = Tokenizer.from_folder(found.tokenizer)
@@ -328,7 +372,7 @@ class _Up:
     def _show_commands(self) -> None:
         """How to start what is not started from here."""
         assignment, processes = self._run.assignment, self._processes
-        if not assignment.elsewhere:
+        if assignment.managed or not assignment.elsewhere:
             return
         missing = len(assignment.elsewhere)
         lines = [f"waiting {TOGETHER_SECONDS:.0f} s for {missing} node{'s' * (missing > 1)} elsewhere:"]
@@ -368,6 +412,11 @@ class _Up:
             asyncio.get_running_loop().call_later(INSIST_SECONDS, self._end_at_once)
             return
         self._console.print("stopping; once more to stop at once", style="dim")
+        self._stop.set()
+
+    def _end(self) -> None:
+        """As somebody asked over HTTP, who is answered first: the drain waits for it."""
+        self._console.print("stopping, as asked", style="dim")
         self._stop.set()
 
     def _end_at_once(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
 from afserve.control.membership.desired import MOST_GATEWAYS
+from afserve.launch.ray_settings import RaySettings
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 
@@ -131,4 +132,5 @@ class UpFlags:
     wishes: Wishes
     listening: Listening
     limits: ServerSettings
+    ray: RaySettings = field(default_factory=RaySettings)
     given: frozenset[str] = frozenset()

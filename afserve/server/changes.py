@@ -1,6 +1,6 @@
 """Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
-from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, Fault, Restart, ScaleTo
+from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, End, Fault, Restart, ScaleTo
 from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
 
@@ -34,6 +34,13 @@ def fault_of(fields: Fields) -> Fault:
     if node is None or fault is None:
         raise RequestError('say which node and how: {"node": "expert-1", "fault": "kill"}', param="node")
     return Fault(node, fault, or_else(fields.number("seconds", 0.0, MOST_FAULT_SECONDS), 0.0))
+
+
+def end_of(fields: Fields) -> End:
+    """{}"""
+    for name in fields.raw():
+        fields.refuse(name, "nothing: the body is {}")
+    return End()
 
 
 def restart_of(fields: Fields) -> Restart:

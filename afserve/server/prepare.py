@@ -15,7 +15,7 @@ from afserve.control.changes import Change
 from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
-from afserve.server.changes import drain_of, fault_of, restart_of, scale_of
+from afserve.server.changes import drain_of, end_of, fault_of, restart_of, scale_of
 from afserve.server.fields import Fields, parse_object
 from afserve.server.openai import (
     ChatRequest,
@@ -46,6 +46,7 @@ class Kind(IntEnum):
     DRAIN = 7
     RESTART = 8
     FAULT = 9
+    END = 10
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -53,6 +54,7 @@ _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.DRAIN: drain_of,
     Kind.RESTART: restart_of,
     Kind.FAULT: fault_of,
+    Kind.END: end_of,
 }
 
 

@@ -4,10 +4,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from afserve.control.changes import Change, Changed, DrainOne, Fault, Restart, ScaleTo
+from afserve.control.changes import Change, Changed, DrainOne, End, Fault, Restart, ScaleTo
 from afserve.errors import ProtocolError
 
-_KINDS: dict[str, type[Change]] = {kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, Fault)}
+_KINDS: dict[str, type[Change]] = {kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, Fault, End)}
 
 
 def encode_change(change: Change) -> bytes:
