@@ -122,7 +122,7 @@ class LocalRun:
             self._check_room,
             self._is_started_here,
             self._faults.begin,
-            lambda: self.on_end(),
+            self._end,
         )
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
@@ -147,6 +147,9 @@ class LocalRun:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
         also, shares = [self._gateway.handler], self._term is not None
         await self.controller.start(self.assignment.listen, self.assignment.port, also, shares_port=shares)
+
+    def _end(self) -> None:
+        self.on_end()
 
     def _draw(self, incident: Incident) -> None:
         if self._trace is not None:

@@ -1,8 +1,8 @@
 """The process that talks to Ray for a run: the only file that imports it. It ends with its parent.
 
 Orders and reports are JSON lines on one inherited socket, as the fork server's are. Placement groups set resources
-aside, one group per role; an actor in each bundle starts `afserve node`. What becomes of a lost node is the membership's
-business: it orders the node again, and this process finds it an actor.
+aside, one group per role; an actor in each bundle starts `afserve node`. What becomes of a lost node is for the membership
+to say: it orders the node again, and this process finds it an actor.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 from ray.exceptions import RayError
@@ -237,8 +238,9 @@ class RayHelper:
 def _connect(address: str) -> dict[str, Any]:
     """The address of this machine as Ray knows it, and those of Ray's hosts. Raises Refusal."""
     try:
+        _reach(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().splitlines()
         where = "on this machine" if address == AUTO else f"at {address}"
         raise Refusal(
@@ -247,6 +249,15 @@ def _connect(address: str) -> dict[str, Any]:
         ) from error
     alive = [node for node in ray.nodes() if node["Alive"]]
     return {"own": get_node_ip_address(), "hosts": [node["NodeManagerAddress"] for node in alive]}
+
+
+def _reach(address: str) -> None:
+    """Raises OSError or ValueError where nobody listens; Ray itself tries for minutes."""
+    if address != AUTO:
+        where = urlsplit(address if "://" in address else f"ray://{address}")
+        if not where.hostname or not where.port:
+            raise ValueError("an address is HOST:PORT or ray://HOST:PORT")
+        socket.create_connection((where.hostname, where.port), timeout=_SLICE).close()
 
 
 def _actor(seat: Seat, bundle: Bundle) -> Any:

@@ -32,7 +32,7 @@ class RaySettings:
     )
     ray_attention: str | None = setting(
         None,
-        "Ray's resources of each attention node, such as CPU=4,GPU=1,accelerator=H20.",
+        "Ray's resources of each attention node: CPU=4,GPU=1,accelerator=H20, or a number of CPUs.",
         metavar="NAME=AMOUNT,...",
     )
     ray_experts: str | None = setting(
@@ -63,10 +63,12 @@ class RaySettings:
 
 
 def bundle_of(flag: str, text: str) -> Bundle:
-    """`CPU=4,GPU=1,accelerator=H20` as Ray's resources. Raises ConfigError with the part that is none."""
+    """`CPU=4,GPU=1,accelerator=H20` as Ray's resources; a number alone is of CPUs. Raises ConfigError with the part that is none."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, amount = (word.strip() for word in part.partition("="))
+        name, equals, amount = (
+            word.strip() for word in (part if "=" in part else f"CPU={part}").partition("=")
+        )
         if name == _ACCELERATOR and amount:
             name, amount = f"accelerator_type:{amount}", str(_TRACE)
         number = _number(amount)

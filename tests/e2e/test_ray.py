@@ -1,4 +1,4 @@
-"""A run on a Ray cluster that is simulated on this machine: the same tokens, streams, lost actors and hosts, other counts.
+"""A run on a Ray cluster that is simulated here: the same tokens, streams, lost actors and hosts, other counts.
 
 Skipped where Ray is not installed (`pip install 'afserve[ray]'`).
 """
@@ -132,10 +132,10 @@ async def streamed(url: str) -> str:
     return text
 
 
-def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def until(server: Up, condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, server.printed()
         time.sleep(0.2)
 
 
@@ -171,7 +171,7 @@ def test_a_run_on_ray_from_its_start_to_afserve_down(
     before = ready(server)
     os.kill(psutil.Process(before["expert-0"]).ppid(), signal.SIGKILL)
     assert text_of(server.url) == alone
-    until(lambda: ready(server).get("expert-0", before["expert-0"]) != before["expert-0"])
+    until(server, lambda: ready(server).get("expert-0", before["expert-0"]) != before["expert-0"])
 
     # Two more nodes, and one less.
     key = ("--admin-key-file", str(admin))
@@ -186,7 +186,7 @@ def test_a_run_on_ray_from_its_start_to_afserve_down(
     asked += [text_of(server.url) for _ in range(4)]
     assert set(asked) == {alone}
     cluster.say("add")
-    until(lambda: {"expert-0", "expert-1"} <= ready(server).keys())
+    until(server, lambda: {"expert-0", "expert-1"} <= ready(server).keys())
     assert text_of(server.url) == alone
 
     family = [psutil.Process(pid) for pid in ready(server).values()]
