@@ -1,8 +1,8 @@
 """The process that talks to Ray for a run: the only file that imports it. It ends with its parent.
 
 Orders and reports are JSON lines on one inherited socket, as the fork server's are. Placement groups set resources
-aside, one group per role; an actor in each bundle starts `afserve node`. What becomes of a lost node is for the membership
-to say: it orders the node again, and this process finds it an actor.
+aside, one group per role; an actor in each bundle starts `afserve node`. What becomes of a lost node is up to the
+membership: it orders the node again, and this process finds it an actor.
 """
 
 import asyncio

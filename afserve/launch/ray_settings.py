@@ -63,7 +63,10 @@ class RaySettings:
 
 
 def bundle_of(flag: str, text: str) -> Bundle:
-    """`CPU=4,GPU=1,accelerator=H20` as Ray's resources; a number alone is of CPUs. Raises ConfigError with the part that is none."""
+    """`CPU=4,GPU=1,accelerator=H20` as Ray's resources; a number alone is of CPUs.
+
+    Raises ConfigError with the part that is none.
+    """
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, amount = (
