@@ -73,6 +73,7 @@ from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, P
 from afserve.member import NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
+from afserve.tls import Certificates, CertifiedRole
 
 log = logging.getLogger("afserve.control")
 
@@ -147,11 +148,13 @@ class Controller:
         also: Sequence[grpc.GenericRpcHandler] = (),
         *,
         shares_port: bool = False,
+        certificates: Certificates | None = None,
     ) -> str:
         """Listen, by default on loopback only, and return the address that nodes join.
 
         `also` are services of this process that are reached at the same address, such as a gateway's. `shares_port`
-        where somebody keeps the port for the next controller of this run.
+        where somebody keeps the port for the next controller of this run. With `certificates` only nodes that have one
+        of the same authority, for their role, may join.
         """
         options = channel.options(receive="from_node", shares_port=shares_port)
         self._server = grpc.aio.server(options=options)
@@ -161,7 +164,7 @@ class Controller:
         )
         where = f"[{host}]" if ":" in host else host
         try:
-            bound = self._server.add_insecure_port(f"{where}:{port}")
+            bound = channel.listen(self._server, f"{where}:{port}", certificates)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen for nodes on {where}:{port}; is the port taken?") from error
         await self._server.start()
@@ -277,6 +280,8 @@ class Controller:
             first = messages.decode_from_node(await anext(requests))
             if not isinstance(first, Register):
                 raise RendezvousError(f"a node registers first; got {type(first).__name__}")
+            if first.role in tuple(CertifiedRole):
+                await channel.certify(context, CertifiedRole(first.role))
             self.check()
             self._joining[stream.number] = stream
             back = first.standing is not None

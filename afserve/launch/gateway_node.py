@@ -180,7 +180,7 @@ class _GatewayNode:
         server.add_generic_rpc_handlers((gateway.handler,))
         host = self._stream.own_address()
         where = f"[{host}]" if ":" in host else host
-        port = server.add_insecure_port(f"{where}:0")
+        port = channel.listen(server, f"{where}:0", self._stream.certificates)
         await server.start()
         self._stream.send(Endpoint(f"{where}:{port}", {}))
         return server
