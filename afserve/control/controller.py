@@ -249,7 +249,7 @@ class Controller:
         if isinstance(who, NodeId):
             self._on(Exited(who, reason))
         else:
-            self._fail(PeerLost(who, reason))
+            self.fail(PeerLost(who, reason))
 
     # ---- one stream
 
@@ -383,7 +383,7 @@ class Controller:
             case AllDrained():
                 self._drained.set()
             case EndRun(error):
-                self._fail(error)
+                self.fail(error)
 
     def _tell(self, member: MemberId, value: ToNode) -> None:
         if (stream := self._streams.get(member)) is not None:
@@ -402,8 +402,8 @@ class Controller:
         except ConfigError as error:
             log.warning("the experts stay where they are: %s", error.message)
 
-    def _fail(self, error: AfserveError) -> None:
-        """The first reason counts."""
+    def fail(self, error: AfserveError) -> None:
+        """The run ends with this; the first reason counts."""
         if self._failure is not None or self._stopping:
             return
         self._failure = error
@@ -422,7 +422,7 @@ class Controller:
         try:
             await compared
         except AfserveError as error:
-            self._fail(error)
+            self.fail(error)
         self._settle()
 
     def known(self, things: Mapping[str, str]) -> None:
@@ -454,7 +454,7 @@ class Controller:
             if self.own is not None:
                 self.own.check(now)
         except DeadlineError as error:
-            self._fail(error)
+            self.fail(error)
 
     async def _balance(self, now: float) -> None:
         """Tokens of all requests pass this event loop: the thinking is done beside it."""
@@ -465,7 +465,7 @@ class Controller:
                 if place is not None:
                     self._on(place)
         except AfserveError as error:
-            self._fail(error)
+            self.fail(error)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -477,7 +477,7 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the controller failed", exc_info=bug)
-            self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
+            self.fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
 
 
 async def _unknown(query: Query) -> QueryAnswer:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from afserve.control.wire import channel
+from afserve.errors import ConfigError
 from afserve.launch.fork_server import Order, Signal
 from afserve.member import NodeId
 
@@ -34,7 +35,9 @@ OnExit = Callable[[NodeId | str, str], None]  # a node, or HELPER; why
 class NodeProcesses:
     """`start()` begins, `with` ends. Every node runs in the helper's session, away from the terminal's Ctrl-C."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: Path | None = None) -> None:
+        """`token` is a file with the run's token; a new one is made where none is given."""
+        self._token = token
         self._folder: Path | None = None
         self._nodes: dict[str, NodeId] = {}  # by name: what the helper reports
         self.pids: dict[str, int] = {}
@@ -70,7 +73,7 @@ class NodeProcesses:
     def start(self) -> None:
         self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="afserve-"))
-        channel.new_token(self._folder)
+        channel.new_token(self._folder, None if self._token is None else channel.read_token(self._token))
         self._socket, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self.folder)]
         with theirs, open(self._log(HELPER), "wb") as log:
@@ -94,8 +97,9 @@ class NodeProcesses:
         join: str,
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
+        certs: Path | None = None,
     ) -> None:
-        """A gateway's options go along, and the socket that it accepts on.
+        """A gateway's options go along, and the socket that it accepts on. `certs` is this host's folder of them.
 
         Where a process of this node is left, the helper kills it first; its end is not reported any more.
         """
@@ -104,7 +108,16 @@ class NodeProcesses:
         self._spawned = True
         self.pids.pop(name, None)
         self._nodes[name] = node
-        order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)), gateway)
+        order = Order(
+            name,
+            node.role,
+            node.index,
+            join,
+            str(self.token_file),
+            str(self._log(name)),
+            gateway,
+            certs=str(certs or ""),
+        )
         try:
             if listening is None:
                 self._socket.sendall(order.to_line())
@@ -117,6 +130,10 @@ class NodeProcesses:
         """The pid of its process, or None where it has none that was started from here."""
         pid = self.pids.get(str(node))
         return None if pid in self._ended else pid
+
+    def names(self) -> tuple[str, ...]:
+        """The nodes that have a process now."""
+        return tuple(name for name, pid in self.pids.items() if pid not in self._ended)
 
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         """To this process of a node, by its parent; nothing where it has ended."""
@@ -263,3 +280,13 @@ def _environment() -> dict[str, str]:
 
     kept = {name: value for name, value in os.environ.items() if is_kept(name)}
     return {**kept, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def token_at(path: Path | None) -> Path | None:
+    """A user's token file, made where there is none. Raises ConfigError where it cannot be."""
+    if path is not None and not path.exists():
+        try:
+            channel.write_token(path)
+        except OSError as error:
+            raise ConfigError(f"--token-file {path}: {error.strerror}", param="token_file") from error
+    return path

@@ -1,4 +1,4 @@
-"""How two nodes get a TCP connection: an expert node's entrance and an attention node's dial, over TLS with certificates.
+"""How two nodes get a TCP connection: an expert node's entrance, an attention node's dial, over TLS with certificates.
 
 Every newcomer is greeted in a thread of its own, so one that says nothing keeps nobody else waiting; there are never
 many of them. An address is `tcp:HOST:PORT`, or `tcp+tls:HOST:PORT`. It knows nothing of what travels.

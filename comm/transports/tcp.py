@@ -1,7 +1,7 @@
 """Between hosts without torch.distributed: mailboxes in private memory, one TCP connection per pair of nodes.
 
 `entrance` makes the connections, encrypted where there are certificates. Whoever calls `ready` or `wait` does the rest,
-and receives straight from the socket into the mailbox. Every received byte is checked. It knows nothing of what travels.
+and receives straight from the socket into the mailbox. Every byte is checked. It knows nothing of what travels.
 """
 
 import queue

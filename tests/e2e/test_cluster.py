@@ -239,19 +239,17 @@ def test_experts_on_another_host(up, hosts: Hosts, tmp_path: Path):
     assert "tcp, m = 2" in hosts.printed("up")
 
 
-def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> list["subprocess.Popen[bytes]"]:
-    """Do by hand what it says: copy the token, run the lines."""
-    commands = re.compile(rf"^{re.escape(hosts.addresses[1])}:  afserve (node .*)$", re.MULTILINE)
-    wait_for(
-        lambda: len(commands.findall(hosts.printed("up"))) == 2 or gateway.poll(), lambda: hosts.printed("up")
-    )
+def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
+    """Do by hand what it says: copy the token, run the line."""
+    command = re.compile(rf"^{re.escape(hosts.addresses[1])}:  afserve (host .*)$", re.MULTILINE)
+    wait_for(lambda: command.search(hosts.printed("up")) or gateway.poll(), lambda: hosts.printed("up"))
     copied = re.search(r"^here:  scp -p (\S+) \S+:(\S+)$", hosts.printed("up"), re.MULTILINE)
     assert copied is not None, hosts.printed("up")
     token = hosts.folder / copied[2]
     shutil.copy2(copied[1], token)
     assert token.stat().st_mode & 0o777 == 0o600
-    lines = [line.replace(copied[2], str(token)).split() for line in commands.findall(hosts.printed("up"))]
-    return [hosts.start(1, f"node-{number}", *line) for number, line in enumerate(lines)]
+    (line,) = command.findall(hosts.printed("up"))
+    return hosts.start(1, "host", *line.replace(copied[2], str(token)).split())
 
 
 def listening(hosts: Hosts, host: int) -> set[str]:

@@ -129,12 +129,16 @@ async def write(outbox: "asyncio.Queue[bytes]", context: Context) -> None:
         await context.write(await outbox.get())
 
 
-def new_token(folder: Path) -> Path:
-    """Write a fresh token into `folder`, readable by this user only, and return the file's path."""
-    path = folder / TOKEN_FILE
+def new_token(folder: Path, token: str | None = None) -> Path:
+    """Write a token, a fresh one if none is given, into `folder` and return the file's path."""
+    return write_token(folder / TOKEN_FILE, token)
+
+
+def write_token(path: Path, token: str | None = None) -> Path:
+    """Readable by this user only. Raises FileExistsError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32))
+        file.write(token or secrets.token_urlsafe(32))
     return path
 
 
