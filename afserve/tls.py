@@ -25,6 +25,7 @@ log = logging.getLogger("afserve.tls")
 AUTHORITY_FILE = "authority.pem"
 NODE_FILE = "node.pem"
 DOMAIN = "afserve.internal"  # a name that no public authority may certify
+_REFUSED = "it refuses the certificate in --certs; is it of the same authority, and still valid?"
 _KEY_END = b"-----END PRIVATE KEY-----"
 
 
@@ -74,6 +75,12 @@ class Certificates:
     def client(self) -> ssl.SSLContext:
         """For the end that dials; `server_hostname` is the role that must answer."""
         return self._context(server=False)
+
+    def new_client(self) -> ssl.SSLContext:
+        """The same, for the caller alone to change."""
+        with self._lock:
+            self._look()
+            return self._new_context(server=False)
 
     def _look(self) -> None:
         try:
@@ -157,18 +164,28 @@ def probe(address: str, certificates: Certificates, role: CertifiedRole, seconds
     gRPC itself only says that nobody is there. Where nobody is, this says nothing.
     """
     host, _, port = address.rpartition(":")
-    context = certificates.client()
+    context = certificates.new_client()
     context.set_alpn_protocols(["h2"])
     try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), seconds) as plain,
             context.wrap_socket(plain, server_hostname=role.dns) as connection,
         ):
-            connection.recv(1)  # what the other end thinks of our certificate comes after the handshake
+            _await_verdict(connection, f"{address} as {role.dns}")
     except ssl.SSLError as error:
         raise AuthError(f"{address} as {role.dns}: {why_refused(error)}") from error
     except OSError:
         return
+
+
+def _await_verdict(connection: ssl.SSLSocket, who: str) -> None:
+    """What the other end thinks of our certificate comes after the handshake: its first words, or the end."""
+    try:
+        accepted = bool(connection.recv(1))
+    except ConnectionError:
+        accepted = False
+    if not accepted:
+        raise AuthError(f"{who}: {_REFUSED}")
 
 
 def why_refused(error: ssl.SSLError) -> str:
@@ -177,9 +194,7 @@ def why_refused(error: ssl.SSLError) -> str:
         return f"its certificate is refused here: {error.verify_message}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "alert" in reason:
-        return (
-            f"it refuses the certificate in --certs ({reason}); is it of the same authority, and still valid?"
-        )
+        return f"{_REFUSED} ({reason})"
     if "wrong version" in reason or "record" in reason or "http request" in reason:
         return f"it does not speak TLS ({reason}); was it started without --certs?"
     return f"TLS failed: {reason}"

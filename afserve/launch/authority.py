@@ -61,10 +61,11 @@ def make_authority(folder: Path, days: int) -> Path:
     return folder / AUTHORITY_FILE
 
 
-def issue(authority: Path, subject: Subject, out: Path, days: float) -> Path:
+def issue(authority: Path, subject: Subject, out: Path, days: float, now: datetime | None = None) -> Path:
     """Key and certificate for one host in `out`, with the authority's certificate beside them.
 
-    A certificate that is there is replaced in one step. Raises ConfigError where the authority cannot be used.
+    It is valid from `now` on. A certificate that is there is replaced in one step. Raises ConfigError where the
+    authority cannot be used.
     """
     x509, hashes, ec, serialization = _library()
     in_range("--days", days, 0.001, MOST_DAYS)
@@ -74,7 +75,7 @@ def issue(authority: Path, subject: Subject, out: Path, days: float) -> Path:
     names += [_general_name(x509, text) for text in subject.addresses]
     if not names:
         raise ConfigError("certs issue: a certificate is for a --role or for an --address", param="role")
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _checked(subject.name))]))

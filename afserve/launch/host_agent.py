@@ -192,7 +192,13 @@ class HostAgent:
 
     def _exited(self, who: NodeId | str, reason: str) -> None:
         words = self._processes.last_words(str(who))
-        log.warning("%s: %s%s", who, reason, f"; its last words:\n{words}" if words else "")
+        log.log(
+            logging.INFO if reason.endswith("exit code 0") else logging.WARNING,
+            "%s: %s%s",
+            who,
+            reason,
+            f"; its last words:\n{words}" if words else "",
+        )
         if not isinstance(who, NodeId):
             self._inbox.put_nowait(PeerLost(who, reason))
             self._grace = 0.0

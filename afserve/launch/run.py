@@ -219,6 +219,11 @@ def _check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundMod
         )
 
 
+def _absolute(path: Path | None) -> Path | None:
+    """As other hosts are to find theirs."""
+    return None if path is None else path.resolve()
+
+
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
     source = replace(flags.source, path=str(found.folder), name=found.name)
     wishes = flags.wishes
@@ -272,7 +277,7 @@ class _Up:
             term,
             flags.run.certs,
         )
-        self._others = OtherHosts(self._run, processes.token_file, flags.run.certs, self._say)
+        self._others = OtherHosts(self._run, processes.token_file, _absolute(flags.run.certs), self._say)
         self._ssh = flags.run.ssh_command if flags.run.ssh and not term.number else ""
         self._scheme = "https" if settings.certfile else "http"
         self._http: Http

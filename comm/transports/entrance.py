@@ -78,9 +78,8 @@ class Entrance:
         connection.settimeout(_HELLO_SECONDS)
         welcome = False
         try:
-            connection = self._secured(connection)
-            with self._lock:
-                self._greeted[threading.current_thread()] = connection
+            if self._certificates is not None:
+                connection = self._secured(connection, self._certificates)
             welcome = not self._closed and self._greet(connection)
             if not welcome:
                 log.warning("%s was refused: it does not greet as an attention node of this run", peer)
@@ -94,13 +93,20 @@ class Entrance:
             if not welcome:
                 connection.close()
 
-    def _secured(self, connection: socket.socket) -> socket.socket:
-        if self._certificates is None:
-            return connection
-        secured = self._certificates.server().wrap_socket(connection, server_side=True)
-        if why := lacks(names_of(secured), CertifiedRole.ATTENTION):
+    def _secured(self, connection: socket.socket, certificates: Certificates) -> socket.socket:
+        """`close` ends a handshake that is under way."""
+        secured = certificates.server().wrap_socket(
+            connection, server_side=True, do_handshake_on_connect=False
+        )
+        with self._lock:
+            self._greeted[threading.current_thread()] = secured
+        try:
+            secured.do_handshake()
+            if why := lacks(names_of(secured), CertifiedRole.ATTENTION):
+                raise RendezvousError(why)
+        except BaseException:
             secured.close()
-            raise RendezvousError(why)
+            raise
         return secured
 
 
