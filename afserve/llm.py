@@ -34,6 +34,7 @@ from afserve.launch.wishes import Wishes
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.settings import build, keywords
 from afserve.spec import ModelSpec
+from afserve.tls import check_exposed
 from afserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class LLM:
     What is not given is picked for the machine, as in `afserve up`, whose flags have the same names. `colocated` keeps
     the experts in the attention nodes. `engine` stands for the settings of `EngineSettings`, each a keyword of its own.
     `ray` starts the nodes on a Ray cluster: "auto", an address, or `RaySettings` that say what each node takes of it.
+    Nodes beyond this machine need `certs`, a folder that every host has, or `insecure_nodes` for plain text.
     Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start, PeerLost when a node dies.
     """
 
@@ -83,6 +85,8 @@ class LLM:
         load_format: str = "safetensors",
         layers: int | None = None,
         ray: str | RaySettings | None = None,
+        certs: str | Path | None = None,
+        insecure_nodes: bool = False,
         **engine: bool | int | str,
     ) -> None:
         self._model = str(model)
@@ -100,6 +104,8 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
         self._ray = ray if isinstance(ray, RaySettings) else RaySettings(ray=ray)
+        self._certs = None if certs is None else Path(certs)
+        self._insecure = insecure_nodes
         self._processes = NodeProcesses(warm=self._ray.ray is None)
         self._launcher: Launcher = self._processes
         self._run: LocalRun | None = None
@@ -175,7 +181,7 @@ class LLM:
             topology, assignment = await self._choose_here(source, found)
         else:
             topology, assignment = await asyncio.to_thread(self._choose_on_ray, source, found)
-        self._run = LocalRun(topology, found, found.name, self._launcher, None, assignment)
+        self._run = LocalRun(topology, found, found.name, self._launcher, None, assignment, certs=self._certs)
         await self._run.start()
         self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
         await self._run.wait_ready()
@@ -191,11 +197,13 @@ class LLM:
         return topology.over(choice.kind, choice.reason), assignment
 
     def _choose_on_ray(self, source: ModelSource, found: FoundModel) -> tuple[Topology, HostAssignment]:
-        self._launcher = launcher = RayLauncher(self._processes)
+        self._launcher = launcher = RayLauncher(self._processes, insecure=self._insecure)
         launcher.start()
         plan = set_aside(launcher, self._ray, self._wishes, found, None)
+        check_exposed("nodes on Ray", plan.assignment.listen, self._certs, self._insecure)
         topology = choose(_spec(source, found), source, plan.machine, plan.wishes)
-        choice = choose_transport("auto", plan.devices, plan.gpus)
+        certified = self._certs is not None
+        choice = choose_transport("auto", plan.devices, plan.gpus, certified=certified)
         return topology.over(choice.kind, choice.reason), plan.assignment
 
     async def _stop(self) -> None:

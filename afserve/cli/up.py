@@ -22,17 +22,19 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     """Start everything on this machine, or a cluster from here, and serve the OpenAI API.
 
     What is not given is picked for the machine; the banner says what and why. With --cluster, nodes of hosts that
-    are this machine start here, and a line to run is printed for every node of the others. With --ray, the nodes start
-    on a Ray cluster.
+    are this machine start here, and a line to run is printed for each of the others; --ssh runs it. With --ray, the
+    nodes start on a Ray cluster.
 
     Each option may also stand in the environment, as AFSERVE_KV_TOKENS for --kv-tokens, or in the file of --config. A
     flag comes before the environment, and the environment before the file.
     """
-    from afserve.launch.processes import NodeProcesses
+    from afserve.launch.processes import NodeProcesses, token_at
 
     given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     asked = asked_of(flags, given)
-    with NodeProcesses(warm=asked.ray.ray is None) as processes:  # imports torch beside what follows
+    with NodeProcesses(
+        token_at(asked.run.token_file), warm=asked.ray.ray is None
+    ) as processes:  # imports torch
         from afserve.launch.run import serve_here
 
         serve_here(asked, processes)

@@ -130,7 +130,7 @@ class Changing:
         return Changed(self._counts(), notes=(f"{kind} {node}{lasting}, pid {pid}",))
 
     def _elsewhere(self, node: NodeId) -> str:
-        return f"{node} was started by hand on another host: end it there and start it again"
+        return f"{node} is on another host, which no `afserve host` carries: end it there and start it again"
 
     def _changed(self, obey: Callable[[], None]) -> Changed:
         before = self._controller.membership.staying()

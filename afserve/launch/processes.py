@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from afserve.control.wire import channel
+from afserve.errors import ConfigError
 from afserve.launch.fork_server import Order, Signal
 from afserve.launch.launcher import OnExit
 from afserve.member import NodeId
@@ -33,8 +34,12 @@ HELPER = "fork-server"
 class NodeProcesses:
     """`start()` begins, `with` ends. Every node runs in the helper's session, away from the terminal's Ctrl-C."""
 
-    def __init__(self, *, warm: bool = True) -> None:
-        """`warm`: torch is imported before the first node is asked for; in vain where this machine gets none."""
+    def __init__(self, token: Path | None = None, *, warm: bool = True) -> None:
+        """`token` is a file with the run's token; a new one is made where none is given.
+
+        `warm`: torch is imported before the first node is asked for; in vain where this machine gets none.
+        """
+        self._token = token
         self._warm = warm
         self._folder: Path | None = None
         self._nodes: dict[str, NodeId] = {}  # by name: what the helper reports
@@ -71,7 +76,7 @@ class NodeProcesses:
     def start(self) -> None:
         self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="afserve-"))
-        channel.new_token(self._folder)
+        channel.new_token(self._folder, None if self._token is None else channel.read_token(self._token))
         self._socket, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid()), str(int(self._warm)), str(self.folder)]
         with theirs, open(self._log(HELPER), "wb") as log:
@@ -95,8 +100,9 @@ class NodeProcesses:
         join: str,
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
+        certs: Path | None = None,
     ) -> None:
-        """A gateway's options go along, and the socket that it accepts on.
+        """A gateway's options go along, and the socket that it accepts on. `certs` is this host's folder of them.
 
         Where a process of this node is left, the helper kills it first; its end is not reported any more.
         """
@@ -105,7 +111,16 @@ class NodeProcesses:
         self._spawned = True
         self.pids.pop(name, None)
         self._nodes[name] = node
-        order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)), gateway)
+        order = Order(
+            name,
+            node.role,
+            node.index,
+            join,
+            str(self.token_file),
+            str(self._log(name)),
+            gateway,
+            certs=str(certs or ""),
+        )
         try:
             if listening is None:
                 self._socket.sendall(order.to_line())
@@ -118,6 +133,10 @@ class NodeProcesses:
         """The pid of its process, or None where it has none that was started from here."""
         pid = self.pids.get(str(node))
         return None if pid in self._ended else pid
+
+    def names(self) -> tuple[str, ...]:
+        """The nodes that have a process now."""
+        return tuple(name for name, pid in self.pids.items() if pid not in self._ended)
 
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         """To this process of a node, by its parent; nothing where it has ended."""
@@ -273,3 +292,13 @@ def kept_environment(also: Collection[str] = ()) -> dict[str, str]:
 
     kept = {name: value for name, value in os.environ.items() if is_kept(name)}
     return {**kept, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def token_at(path: Path | None) -> Path | None:
+    """A user's token file, made where there is none. Raises ConfigError where it cannot be."""
+    if path is not None and not path.exists():
+        try:
+            channel.write_token(path)
+        except OSError as error:
+            raise ConfigError(f"--token-file {path}: {error.strerror}", param="token_file") from error
+    return path

@@ -44,13 +44,14 @@ class NodeHost:
             }
         )
 
-    async def start(self, role: str, index: int, join: str, token: str) -> int:
+    async def start(self, role: str, index: int, join: str, token: str, certs: str, insecure: bool) -> int:
         """Returns the pid of `afserve node`. The token is in no file, argument or variable."""
         await self.kill()
         secret = os.memfd_create("afserve-token")
         try:
             os.write(secret, token.encode())
             node = ["node", "--role", role, "--index", str(index), "--join", join]
+            node += ["--certs", certs] * bool(certs) + ["--insecure-nodes"] * insecure
             self._process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-m", "afserve.launch.attached", str(os.getpid())],
                 *[*node, "--token-file", f"/dev/fd/{secret}"],

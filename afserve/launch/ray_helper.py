@@ -154,7 +154,8 @@ class RayHelper:
         pid = 0
         try:
             actor = await self._hosting(name, order["role"])
-            pid = await actor.start.remote(order["role"], order["index"], order["join"], order["token"])
+            which = order["role"], order["index"], order["join"], order["token"]
+            pid = await actor.start.remote(*which, order["certs"], order["insecure"])
             self._say({"started": name, "pid": pid, "host": self._hosts[name]})
             code = await self._follow(name, actor, pid)
             self._say({"exited": name, "pid": pid, "code": code})

@@ -34,8 +34,10 @@ _LINE = 1 << 24
 class RayLauncher:
     """`start()` begins, `with` ends; `ask` before the nodes, `spawn` and the rest as any launcher."""
 
-    def __init__(self, local: NodeProcesses) -> None:
+    def __init__(self, local: NodeProcesses, *, insecure: bool = False) -> None:
+        """`insecure`: nodes may speak plain text beyond their hosts."""
         self._local = local
+        self._insecure = insecure
         self._helper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner = 0
@@ -95,9 +97,10 @@ class RayLauncher:
         join: str,
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
+        certs: Path | None = None,
     ) -> None:
         if node.role is Role.GATEWAY:
-            self._local.spawn(node, join, gateway, listening)
+            self._local.spawn(node, join, gateway, listening, certs)
             return
         name = str(node)
         self._nodes[name] = node
@@ -109,6 +112,8 @@ class RayLauncher:
                 "index": node.index,
                 "join": join,
                 "token": read_token(self.token_file),
+                "certs": "" if certs is None else str(certs.resolve()),
+                "insecure": self._insecure,
             }
         )
 

@@ -71,7 +71,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     from afserve.control.node.wiring import build_attention
 
     progress, tell = stream.progress("attention weights"), identify(stream)
-    node, first, close = build_attention(assigned, progress, meet(stream), tell)
+    node, first, close = build_attention(assigned, progress, meet(stream), tell, stream.certificates)
     report = Reporter(heartbeat, stream, node.stats, node.take_routed)
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
@@ -79,7 +79,9 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     def attend(gateway: int) -> Attend:
         return Attend(assigned.node.index, assigned.generation, kept.held(gateway))
 
-    gateways = GatewayStreams(attend, stream.address, stream.token, stream.deliver)
+    gateways = GatewayStreams(
+        attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
+    )
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
         silence = assigned.deployment.silence
