@@ -119,6 +119,10 @@ class Client:
         """This node goes as with `drain`, and one of this role, attention or expert, starts where it was."""
         return self._post("/admin/role", {"node": node, "role": role})
 
+    def down(self) -> Mapping[str, object]:
+        """End the whole run, once running requests had their time."""
+        return self._post("/admin/down", {})
+
     def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
         """Break this node on purpose: `kill` it, `stop` it or make it `slow` for so many seconds."""
         return self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
@@ -229,6 +233,9 @@ class AsyncClient:
 
     async def change_role(self, node: str, role: str) -> Mapping[str, object]:
         return await self._post("/admin/role", {"node": node, "role": role})
+
+    async def down(self) -> Mapping[str, object]:
+        return await self._post("/admin/down", {})
 
     async def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
         return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})

@@ -20,16 +20,21 @@ from afserve.errors import AfserveError, ConfigError
 from afserve.families.table import load_spec
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.hosts import HostAssignment
+from afserve.launch.launcher import Launcher
 from afserve.launch.local_run import LocalRun
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.ray_launcher import RayLauncher
+from afserve.launch.ray_run import set_aside
+from afserve.launch.ray_settings import RaySettings
 from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import Wishes
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.settings import build, keywords
 from afserve.spec import ModelSpec
+from afserve.tls import check_exposed
 from afserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -59,6 +64,8 @@ class LLM:
 
     What is not given is picked for the machine, as in `afserve up`, whose flags have the same names. `colocated` keeps
     the experts in the attention nodes. `engine` stands for the settings of `EngineSettings`, each a keyword of its own.
+    `ray` starts the nodes on a Ray cluster: "auto", an address, or `RaySettings` that say what each node takes of it.
+    Nodes beyond this machine need `certs`, a folder that every host has, or `insecure_nodes` for plain text.
     Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start, PeerLost when a node dies.
     """
 
@@ -77,6 +84,9 @@ class LLM:
         dtype: str = "auto",
         load_format: str = "safetensors",
         layers: int | None = None,
+        ray: str | RaySettings | None = None,
+        certs: str | Path | None = None,
+        insecure_nodes: bool = False,
         **engine: bool | int | str,
     ) -> None:
         self._model = str(model)
@@ -93,7 +103,11 @@ class LLM:
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
-        self._processes = NodeProcesses()
+        self._ray = ray if isinstance(ray, RaySettings) else RaySettings(ray=ray)
+        self._certs = None if certs is None else Path(certs)
+        self._insecure = insecure_nodes
+        self._processes = NodeProcesses(warm=self._ray.ray is None)
+        self._launcher: Launcher = self._processes
         self._run: LocalRun | None = None
         self._tokenizer: Tokenizer | None = None
 
@@ -162,24 +176,40 @@ class LLM:
         self._processes.start()
         found = find_model(self._model, self._processes.folder)
         source = replace(self._source, path=str(found.folder), name=found.name)
+        check_device(self._wishes.engine.device)
+        if self._ray.ray is None:
+            topology, assignment = await self._choose_here(source, found)
+        else:
+            topology, assignment = await asyncio.to_thread(self._choose_on_ray, source, found)
+        self._run = LocalRun(topology, found, found.name, self._launcher, None, assignment, certs=self._certs)
+        await self._run.start()
+        self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
+        await self._run.wait_ready()
+
+    async def _choose_here(self, source: ModelSource, found: FoundModel) -> tuple[Topology, HostAssignment]:
         wishes, gpus = self._wishes, Gpus()
-        check_device(wishes.engine.device)
         if wishes.engine.device != "cpu":
             gpus = await asyncio.to_thread(probe_gpus)
             wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
         topology = choose(_spec(source, found), source, this_machine(), wishes)
         assignment = HostAssignment.all_here(topology.deployment, gpus)
         choice = choose_transport("auto", assignment.hosted, gpus)
-        topology = topology.over(choice.kind, choice.reason)
-        self._run = LocalRun(topology, found, found.name, self._processes, None, assignment)
-        await self._run.start()
-        self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
-        await self._run.wait_ready()
+        return topology.over(choice.kind, choice.reason), assignment
+
+    def _choose_on_ray(self, source: ModelSource, found: FoundModel) -> tuple[Topology, HostAssignment]:
+        self._launcher = launcher = RayLauncher(self._processes, insecure=self._insecure)
+        launcher.start()
+        plan = set_aside(launcher, self._ray, self._wishes, found, None)
+        check_exposed("nodes on Ray", plan.assignment.listen, self._certs, self._insecure)
+        topology = choose(_spec(source, found), source, plan.machine, plan.wishes)
+        certified = self._certs is not None
+        choice = choose_transport("auto", plan.devices, plan.gpus, certified=certified)
+        return topology.over(choice.kind, choice.reason), plan.assignment
 
     async def _stop(self) -> None:
         if self._run is not None:
             await self._run.stop()
-        self._processes.stop()
+        self._launcher.stop()
 
     async def _generate(self, requests: Sequence[tuple[int, GenerationRequest]]) -> list[Completion]:
         async with asyncio.TaskGroup() as group:

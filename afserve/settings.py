@@ -44,7 +44,8 @@ _KINDS = {
 class DeclaredSetting:
     """One declaration. `allowed` None: its limits depend on the model or the machine, and are checked there.
 
-    `metavar` stands for the value in a help text, which shows the range where `shows_range` says so.
+    `metavar` stands for the value in a help text, which shows the range where `shows_range` says so. `bare` is the
+    value of a flag that is given without one; None: it needs one.
     """
 
     name: str
@@ -54,6 +55,7 @@ class DeclaredSetting:
     allowed: Allowed = None
     metavar: str | None = None
     shows_range: bool = False
+    bare: str | None = None
 
     @property
     def flag(self) -> str:
@@ -81,10 +83,16 @@ def _missed(value: object, allowed: Range) -> str:
 
 
 def setting(
-    default: Any, help: str, allowed: Allowed = None, *, metavar: str | None = None, shows_range: bool = False
+    default: Any,
+    help: str,
+    allowed: Allowed = None,
+    *,
+    metavar: str | None = None,
+    shows_range: bool = False,
+    bare: str | None = None,
 ) -> Any:
     """The field of a group; `dataclasses.MISSING` for one without a default."""
-    notes = {_HELP: help, "allowed": allowed, "metavar": metavar, "shows_range": shows_range}
+    notes = {_HELP: help, "allowed": allowed, "metavar": metavar, "shows_range": shows_range, "bare": bare}
     return dataclasses.field(default=default, metadata=notes)
 
 

@@ -15,6 +15,7 @@ from afserve import member
 from afserve.comm.transport import HOST, Connecting, Layout, Listening, Transport
 from afserve.comm.transports import local, shm, tcp
 from afserve.errors import ConfigError, RendezvousError
+from afserve.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ TRANSPORTS: dict[str, Opening] = {
         lambda: sys.platform == "linux",
     ),
     "tcp": Opening(
-        lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host),
-        lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout),
+        lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host, at.certificates),
+        lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout, to.certificates),
     ),
     "dist": Opening(_listen_dist, _connect_dist, _has_gloo),
     "symm": Opening(_listen_symm, _connect_symm, torch.cuda.is_available),
@@ -88,13 +89,14 @@ def listen(
     layout: Layout,
     host: str = "127.0.0.1",
     device: torch.device = HOST,
+    certificates: Certificates | None = None,
 ) -> tuple[Transport, str]:
     """The expert node's end and its address. `attention_nodes` is how many may ever connect.
 
     `host` is the one address that `tcp`, `dist` and `symm` listen on; the others need none. `device` is where payloads
-    of `dist`, `symm` and `local` lie; the others have theirs in host memory.
+    of `dist`, `symm` and `local` lie; the others have theirs in host memory. With `certificates`, `tcp` is encrypted.
     """
-    return _opening(kind).listen(Listening(expert, attention_nodes, layout, host, device))
+    return _opening(kind).listen(Listening(expert, attention_nodes, layout, host, device, certificates))
 
 
 def connect(
@@ -104,6 +106,7 @@ def connect(
     layout: Layout,
     timeout: float,
     device: torch.device = HOST,
+    certificates: Certificates | None = None,
 ) -> Transport:
     """The attention node's end, by the expert nodes' indices or in their order; others may be dialled later.
 
@@ -112,10 +115,10 @@ def connect(
     if not addresses:
         raise RendezvousError(f"{member.attention_node(attention)}: there is no expert node to connect to")
     known = dict(addresses) if isinstance(addresses, Mapping) else dict(enumerate(addresses))
-    found = {address.partition(":")[0] for address in known.values()}
+    found = {address.partition(":")[0].partition("+")[0] for address in known.values()}
     if len(found) > 1:
         raise RendezvousError(f"expert nodes listen on different transports: {', '.join(sorted(found))}")
-    return _opening(found.pop()).connect(Connecting(known, attention, layout, timeout, device))
+    return _opening(found.pop()).connect(Connecting(known, attention, layout, timeout, device, certificates))
 
 
 def _opening(kind: str) -> Opening:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from afserve.member import NodeId, Role
+from afserve.tls import Certificates
 
 NO_SLOT = -1
 HOST = torch.device("cpu")
@@ -100,13 +101,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What an expert node opens: its index, how many attention nodes may ever connect, the one address to listen on."""
+    """What an expert node opens: its index, how many attention nodes may ever connect, the one address to listen on.
+
+    With `certificates`, what leaves the host is encrypted, where the transport can.
+    """
 
     expert: int
     attention_nodes: int
     layout: Layout
     host: str
     device: torch.device
+    certificates: Certificates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,7 @@ class Connecting:
     layout: Layout
     timeout: float
     device: torch.device
+    certificates: Certificates | None = None
 
 
 class Parcel(NamedTuple):

@@ -146,3 +146,24 @@ def fp8_folder(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.
     (folder / "config.json").write_text(json.dumps(config))
     save_file(stored, folder / "model.safetensors")
     return folder
+
+
+@pytest.fixture(scope="session")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`issued(role, ..., by="mine", days=1, now=None, addresses=())`: a folder with a certificate, by authority `by`.
+
+    Skips where the package that issues them is not installed.
+    """
+    pytest.importorskip("cryptography", reason="certificates need afserve[tls]")
+    from afserve.launch.authority import Subject, issue, make_authority, roles_of
+
+    top = tmp_path_factory.mktemp("certificates")
+
+    def make(*roles: str, by: str = "mine", addresses: tuple[str, ...] = (), **validity: Any) -> Path:
+        if not (top / by).exists():
+            make_authority(top / by, 1)
+        folder = top / f"host-{len(list(top.iterdir()))}"
+        subject = Subject("host", roles_of(roles), addresses)
+        return issue(top / by, subject, folder, **{"days": 1, **validity}).parent
+
+    return make

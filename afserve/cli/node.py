@@ -27,6 +27,12 @@ _OF_GATEWAYS = {one.name: one.flag for group in (Listening, ServerSettings) for 
 @click.option(
     "--index", type=click.IntRange(min=0), help="Which node of its role; any free one if not given."
 )
+@click.option(
+    "--certs",
+    type=click.Path(exists=True, file_okay=False),
+    help="This host's certificates, from `afserve certs issue`.",
+)
+@click.option("--insecure-nodes", is_flag=True, help="Speak plain text beyond this host.")
 @settings_options(Listening, ServerSettings)
 @click.option(
     "--verify",
@@ -44,6 +50,8 @@ def node(
     token_file: str,
     index: int | None,
     verify: str,
+    certs: str | None,
+    insecure_nodes: bool,
     **gateway: object,
 ) -> None:
     """Start one node that joins a controller elsewhere.
@@ -58,7 +66,7 @@ def node(
     from afserve.control.node.worker import NodeSettings, run_node
 
     _show_progress()
-    settings = NodeSettings(role, join, token_file, index, verify)
+    settings = NodeSettings(role, join, token_file, index, verify, certs or "", insecure_nodes)
     if role != Role.GATEWAY:
         _check_no_gateway(ctx, role)
         run_node(settings)

@@ -74,6 +74,7 @@ def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
         name = f"{flag}/--no-{flag[2:]}" if one.default else flag
         return click.option(name, is_flag=True, default=one.default, show_default=shown, help=one.help)
     listed = one.kind is tuple
+    without: dict[str, Any] = {} if one.bare is None else {"is_flag": False, "flag_value": one.bare}
     return click.option(
         flag,
         type=str if listed else _type(one),
@@ -82,6 +83,7 @@ def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
         metavar=one.metavar,
         callback=_parts if listed else None,
         help=one.help or None,
+        **without,
     )
 
 

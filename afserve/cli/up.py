@@ -9,28 +9,32 @@ from click.core import ParameterSource
 
 from afserve.cli.settings import ENVIRONMENT, config_option, gather, settings_options
 from afserve.config import EngineSettings, ModelSource
+from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.server.settings import Listening, ServerSettings
 
 
 @click.command(context_settings=ENVIRONMENT)
-@settings_options(RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings)
+@settings_options(RunSettings, ModelSource, Wishes, EngineSettings, RaySettings, Listening, ServerSettings)
 @config_option
 @click.pass_context
 def up(ctx: click.Context, /, **flags: object) -> None:
     """Start everything on this machine, or a cluster from here, and serve the OpenAI API.
 
     What is not given is picked for the machine; the banner says what and why. With --cluster, nodes of hosts that
-    are this machine start here, and a line to run is printed for every node of the others.
+    are this machine start here, and a line to run is printed for each of the others; --ssh runs it. With --ray, the
+    nodes start on a Ray cluster.
 
     Each option may also stand in the environment, as AFSERVE_KV_TOKENS for --kv-tokens, or in the file of --config. A
     flag comes before the environment, and the environment before the file.
     """
-    from afserve.launch.processes import NodeProcesses
+    from afserve.launch.processes import NodeProcesses, token_at
 
     given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     asked = asked_of(flags, given)
-    with NodeProcesses() as processes:  # imports torch beside what follows
+    with NodeProcesses(
+        token_at(asked.run.token_file), warm=asked.ray.ray is None
+    ) as processes:  # imports torch
         from afserve.launch.run import serve_here
 
         serve_here(asked, processes)
@@ -41,4 +45,5 @@ def asked_of(flags: dict[str, object], given: frozenset[str] = frozenset()) -> U
     run = gather(RunSettings, flags)
     source = gather(ModelSource, flags, path="", name=run.model)
     wishes = gather(Wishes, flags, engine=gather(EngineSettings, flags))
-    return UpFlags(run, source, wishes, gather(Listening, flags), gather(ServerSettings, flags), given)
+    ray, listening = gather(RaySettings, flags), gather(Listening, flags)
+    return UpFlags(run, source, wishes, listening, gather(ServerSettings, flags), ray, given)

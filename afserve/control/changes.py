@@ -62,7 +62,12 @@ class Fault:
     seconds: float = 0.0
 
 
-Change = ScaleTo | DrainOne | Restart | NewRole | Fault
+@dataclass(frozen=True, slots=True)
+class End:
+    """The whole run ends, as it does on SIGTERM: running requests have their time first."""
+
+
+Change = ScaleTo | DrainOne | Restart | NewRole | Fault | End
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from afserve.control.changes import (
     Change,
     Changed,
     DrainOne,
+    End,
     Fault,
     FaultKind,
     NewRole,
@@ -40,10 +41,14 @@ def nobody_here(node: NodeId, kind: FaultKind, seconds: float) -> int:
     raise ConfigError(f"{node} was not started from here and cannot be broken from here", param="node")
 
 
+def not_from_here() -> None:
+    raise ConfigError("this run ends with the program that started it, and not before")
+
+
 class Changing:
     """`check_room` raises DoesNotFitError where there is no memory for so many more nodes of a role; `can_start` says
-    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid. `check_role`
-    raises DoesNotFitError where a node of the new role does not fit where one of the old was."""
+    whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid; `end` ends the
+    run. `check_role` raises DoesNotFitError where a node of the new role does not fit where one of the old was."""
 
     def __init__(
         self,
@@ -52,8 +57,10 @@ class Changing:
         can_start: Callable[[NodeId], bool] = lambda node: True,
         break_node: Break = nobody_here,
         check_role: CheckRole = any_role,
+        end: Callable[[], None] = not_from_here,
     ) -> None:
         self._check_role = check_role
+        self._end = end
         self._break_node = break_node
         self._controller = controller
         self._check_room = check_room
@@ -61,6 +68,9 @@ class Changing:
 
     def change(self, change: Change) -> Changed:
         """Raises ConfigError, NotFoundError or DoesNotFitError, and changes nothing, for what cannot be."""
+        if isinstance(change, End):
+            self._end()
+            return Changed({}, going=tuple(map(str, self._controller.membership.staying())))
         if not self._controller.ready:
             raise CapacityError(
                 "the deployment is starting or stopping and cannot be changed now; try again when ready"
@@ -142,7 +152,7 @@ class Changing:
         return Changed(self._counts(), notes=(f"{kind} {node}{lasting}, pid {pid}",))
 
     def _elsewhere(self, node: NodeId) -> str:
-        return f"{node} was started by hand on another host: end it there and start it again"
+        return f"{node} is on another host, which no `afserve host` carries: end it there and start it again"
 
     def _changed(self, obey: Callable[[], None]) -> Changed:
         before = self._controller.membership.staying()

@@ -76,6 +76,7 @@ from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, P
 from afserve.member import NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
+from afserve.tls import Certificates, CertifiedRole
 
 log = logging.getLogger("afserve.control")
 
@@ -152,11 +153,13 @@ class Controller:
         also: Sequence[grpc.GenericRpcHandler] = (),
         *,
         shares_port: bool = False,
+        certificates: Certificates | None = None,
     ) -> str:
         """Listen, by default on loopback only, and return the address that nodes join.
 
         `also` are services of this process that are reached at the same address, such as a gateway's. `shares_port`
-        where somebody keeps the port for the next controller of this run.
+        where somebody keeps the port for the next controller of this run. With `certificates` only nodes that have one
+        of the same authority, for their role, may join.
         """
         options = channel.options(receive="from_node", shares_port=shares_port)
         self._server = grpc.aio.server(options=options)
@@ -166,7 +169,7 @@ class Controller:
         )
         where = f"[{host}]" if ":" in host else host
         try:
-            bound = self._server.add_insecure_port(f"{where}:{port}")
+            bound = channel.listen(self._server, f"{where}:{port}", certificates)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen for nodes on {where}:{port}; is the port taken?") from error
         await self._server.start()
@@ -255,7 +258,7 @@ class Controller:
         if isinstance(who, NodeId):
             self._on(Exited(who, reason))
         else:
-            self._fail(PeerLost(who, reason))
+            self.fail(PeerLost(who, reason))
 
     # ---- one stream
 
@@ -286,6 +289,8 @@ class Controller:
             first = messages.decode_from_node(await anext(requests))
             if not isinstance(first, Register):
                 raise RendezvousError(f"a node registers first; got {type(first).__name__}")
+            if first.role in tuple(CertifiedRole):
+                await channel.certify(context, CertifiedRole(first.role))
             self.check()
             self._joining[stream.number] = stream
             back = first.standing is not None
@@ -395,7 +400,7 @@ class Controller:
             case AllDrained():
                 self._drained.set()
             case EndRun(error):
-                self._fail(error)
+                self.fail(error)
 
     def _keeps_copies(self, member: MemberId) -> bool:
         found = self.members.get(member)
@@ -419,8 +424,8 @@ class Controller:
         except ConfigError as error:
             log.warning("the experts stay where they are: %s", error.message)
 
-    def _fail(self, error: AfserveError) -> None:
-        """The first reason counts."""
+    def fail(self, error: AfserveError) -> None:
+        """The run ends with this; the first reason counts."""
         if self._failure is not None or self._stopping:
             return
         self._failure = error
@@ -439,7 +444,7 @@ class Controller:
         try:
             await compared
         except AfserveError as error:
-            self._fail(error)
+            self.fail(error)
         self._settle()
 
     def known(self, things: Mapping[str, str]) -> None:
@@ -471,7 +476,7 @@ class Controller:
             if self.own is not None:
                 self.own.check(now)
         except DeadlineError as error:
-            self._fail(error)
+            self.fail(error)
 
     async def _balance(self, now: float) -> None:
         """Tokens of all requests pass this event loop: the thinking is done beside it."""
@@ -482,7 +487,7 @@ class Controller:
                 if place is not None:
                     self._on(place)
         except AfserveError as error:
-            self._fail(error)
+            self.fail(error)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -494,7 +499,7 @@ class Controller:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the controller failed", exc_info=bug)
-            self._fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
+            self.fail(AfserveError(f"controller: {type(bug).__name__}: {bug}"))
 
 
 async def _unknown(query: Query) -> QueryAnswer:

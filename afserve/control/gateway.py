@@ -19,6 +19,7 @@ from afserve.control.wire import channel, messages
 from afserve.control.wire.values import Attend, AttentionNodes, ToAttention, Unheard
 from afserve.engine.request import GenerationRequest
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
+from afserve.tls import CertifiedRole
 
 _TICK = 0.05
 _LOOK = 0.25  # while nobody waits and no stream is away
@@ -123,6 +124,7 @@ class Gateway:
 
     async def _attended(self, requests: AsyncIterator[bytes], context: channel.Context) -> None:
         await channel.authenticate(context, self._token)
+        await channel.certify(context, CertifiedRole.ATTENTION)
         attending = await self._enter(requests, context)
         writer = asyncio.create_task(channel.write(attending.outbox, context))
         try:

@@ -10,7 +10,7 @@ import signal
 
 from afserve.control.changes import FaultKind
 from afserve.errors import ConfigError
-from afserve.launch.processes import NodeProcesses
+from afserve.launch.launcher import Launcher
 from afserve.member import NodeId
 
 log = logging.getLogger("afserve.incidents")
@@ -20,7 +20,7 @@ _AT_REST, _AT_WORK = 0.045, 0.005  # seconds of each turn of a slow node: a tent
 class Chaos:
     """`stop()` lets everyone go on. Calls come from one event loop."""
 
-    def __init__(self, processes: NodeProcesses) -> None:
+    def __init__(self, processes: Launcher) -> None:
         self._processes = processes
         self._running: dict[int, tuple[NodeId, asyncio.Task[None]]] = {}  # by pid
 

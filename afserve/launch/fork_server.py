@@ -49,6 +49,7 @@ class Order:
         None  # of a gateway: its options; a listening socket comes with the order
     )
     listening: int | None = None
+    certs: str = ""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -202,7 +203,11 @@ def become(order: Order) -> None:
     name_process(order.name)
     faulthandler.register(signal.SIGUSR1)  # `kill -USR1` writes where every thread is into the log
     try:
-        run_node(NodeSettings(order.role, order.join, order.token_file, order.index), _roles(order))
+        # Whoever gave the order has looked at what leaves this host, and said so.
+        settings = NodeSettings(
+            order.role, order.join, order.token_file, order.index, certs=order.certs, insecure=True
+        )
+        run_node(settings, _roles(order))
     except AfserveError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -231,8 +236,8 @@ def preload() -> None:
     gc.freeze()
 
 
-def main(descriptor: int, parent: int, folder: Path) -> None:
-    """`folder` is the run's; it goes with the last process of the run."""
+def main(descriptor: int, parent: int, warm: bool, folder: Path) -> None:
+    """`folder` is the run's; it goes with the last process of the run. Not `warm`: each child imports for itself."""
     me = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ForkServer(socket.socket(fileno=descriptor))
@@ -241,7 +246,8 @@ def main(descriptor: int, parent: int, folder: Path) -> None:
     try:
         die_with_parent(parent)
         name_process("afserve-fork")
-        preload()
+        if warm:
+            preload()
         order = server.serve()
     finally:
         if os.getpid() == me:
@@ -261,4 +267,4 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1", Path(sys.argv[4]))

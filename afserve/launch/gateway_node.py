@@ -69,7 +69,8 @@ def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
         source = assigned.deployment.source
         options = options_of(asked.served_model_name or source.name, source.path, settings)
         host, port = sock.getsockname()[:2]
-        log.warning("gateway %d serves on http://%s:%d", assigned.node.index, host, port)
+        scheme = "https" if settings.certfile else "http"
+        log.warning("gateway %d serves on %s://%s:%d", assigned.node.index, scheme, host, port)
         gateway_role(options, sock)(stream, assigned, heartbeat)
 
     return run
@@ -155,7 +156,7 @@ class _GatewayNode:
         server.add_generic_rpc_handlers((gateway.handler,))
         host = self._stream.own_address()
         where = f"[{host}]" if ":" in host else host
-        port = server.add_insecure_port(f"{where}:0")
+        port = channel.listen(server, f"{where}:0", self._stream.certificates)
         await server.start()
         self._stream.send(Endpoint(f"{where}:{port}", {}))
         return server

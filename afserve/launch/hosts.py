@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from afserve.control.hosts import HostPlace
 from afserve.control.membership.desired import Deployment
 from afserve.errors import ConfigError
 from afserve.launch.cluster import Cluster, Host
@@ -40,13 +41,16 @@ class HostedNode:
 class HostAssignment:
     """All nodes of a run, each with its host and device.
 
-    `listen` is where the controller takes nodes in; port 0 takes a free one.
+    `listen` is where the controller takes nodes in; port 0 takes a free one. `managed`: the run's launcher reaches
+    every host, so that nobody types anything anywhere.
     """
 
     hosted: tuple[HostedNode, ...]
     listen: str = LOOPBACK
     port: int = 0
     unused: tuple[str, ...] = ()  # devices of this machine that no node is on
+    managed: bool = False
+    places: tuple[HostPlace, ...] = ()  # the hosts that are not this machine
 
     @classmethod
     def all_here(cls, deployment: Deployment, gpus: Gpus) -> "HostAssignment":
@@ -60,9 +64,15 @@ class HostAssignment:
         return cls(hosted, unused=tuple(d for d in every if d not in {one.device for one in hosted}))
 
     def having(self, node: NodeId) -> "HostAssignment":
-        """The same with a place for this node, if it has none: here, on the device that the fewest nodes use."""
+        """The same with a place for this node, if it has none: here, on the device that the fewest nodes use.
+
+        Where the launcher finds the host, it has a device of its own, such as its role has.
+        """
         if any(one.node == node for one in self.hosted):
             return self
+        if self.managed:
+            device = next((one.device for one in self.hosted if one.node.role is node.role), "cpu")
+            return replace(self, hosted=(*self.hosted, HostedNode(node, "", False, device)))
         used = [one.device for one in self.here]
         device = min(self.unused or dict.fromkeys(used), key=used.count, default="cpu")
         hosted = (*self.hosted, HostedNode(node, LOOPBACK, True, device))
@@ -88,8 +98,9 @@ class HostAssignment:
     def devices(self) -> dict[NodeId, str]:
         return {one.node: one.device for one in self.hosted}
 
-    def is_here(self, node: NodeId) -> bool:
-        return any(one.here for one in self.hosted if one.node == node)
+    def starts(self, node: NodeId) -> bool:
+        """Whether this run's launcher starts it."""
+        return self.managed or any(one.here for one in self.hosted if one.node == node)
 
     def shares(self) -> tuple[Share, ...]:
         """How many nodes of each role are on each host. All addresses of this machine are one host."""
@@ -107,19 +118,27 @@ class HostAssignment:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         return tuple(numbers[name] for name in names)
 
-    def commands(self, join: str, token: Path) -> list[str]:
-        """What to type so that the nodes elsewhere join: the token's copy here, then one line per node there."""
+    def commands(self, join: str, token: Path, certs: Path | None = None) -> list[str]:
+        """What to type so that the nodes elsewhere join: for each host the token's copy here, then one line there."""
         lines: list[str] = []
-        for host in dict.fromkeys(one.host for one in self.elsewhere):
+        for host in (place.name for place in self.places):
             at = f"[{host}]" if ":" in host else host
             lines.append(f"here:  scp -p {shlex.quote(str(token))} {at}:{_COPY}")
-            lines += [
-                f"{host}:  afserve node --role {one.node.role} --index {one.node.index} --join {join} "
-                f"--token-file {_COPY}"
-                for one in self.elsewhere
-                if one.host == host
-            ]
+            lines.append(f"{host}:  {host_command(join, _COPY, certs)}")
         return lines
+
+
+def host_command(join: str, token: str, certs: Path | None) -> str:
+    """One line for a shell, there. `token` is written as the shell is to read it."""
+    trust = "--insecure-nodes" if certs is None else f"--certs {shlex.quote(str(certs))}"
+    return f"afserve host --join {join} --token-file {token} {trust}"
+
+
+def check_join(address: str) -> None:
+    """Raises ConfigError for what is not HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--join {address}: is not HOST:PORT", param="join")
 
 
 def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable[str]) -> HostAssignment:
@@ -135,10 +154,11 @@ def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable
                 param="listen",
             )
         return HostAssignment(hosted)
+    places = _places(hosted, resolve)
     if listen is not None:
         host, port = _address(listen)
         _check_listen(listen, host, resolve, own)
-        return HostAssignment(hosted, host, port)
+        return HostAssignment(hosted, host, port, places=places)
     reachable = (h.address for h in cluster.hosts if mine[h.address] and not _loopback(resolve(h.address)))
     found = next(reachable, None)
     if found is None:
@@ -147,7 +167,16 @@ def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable
             "listen for them with --listen ADDRESS",
             param="cluster",
         )
-    return HostAssignment(hosted, found)
+    return HostAssignment(hosted, found, places=places)
+
+
+def _places(hosted: Iterable[HostedNode], resolve: Resolve) -> tuple[HostPlace, ...]:
+    """Hosts that are not this machine, each once, in the file's order."""
+    nodes: dict[str, list[NodeId]] = {}
+    for one in hosted:
+        if not one.here:
+            nodes.setdefault(one.host, []).append(one.node)
+    return tuple(HostPlace(name, resolve(name), tuple(there)) for name, there in nodes.items())
 
 
 def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) -> None:

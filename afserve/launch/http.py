@@ -7,21 +7,40 @@ from typing import Protocol
 
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
-from afserve.errors import CapacityError
+from afserve.errors import CapacityError, ConfigError
 from afserve.server.app import build_app
+from afserve.server.encryption import server_context
 from afserve.server.gate import hosts_of
 from afserve.server.serve import serve
 from afserve.server.service import Service
 from afserve.server.settings import Listening, ServerSettings, read_keys
+from afserve.tls import is_loopback
 from afserve.tokenizer import Tokenizer
 
 _TO_SAY_SO = 1.0  # seconds beyond the drain, for gateways to say that they are done
 
 
 def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
-    """The limits, with what the keys' files and the lists of names stand for."""
+    """The limits, with what the files and the lists of names stand for.
+
+    Raises ConfigError where other machines would send prompts and keys in plain text and nobody has said that they may.
+    """
+    if not asked.ssl_certfile and not asked.insecure_http and not is_loopback(asked.host):
+        raise ConfigError(
+            f"--host {asked.host}: other machines would send prompts and keys in plain text; give --ssl-certfile, or "
+            "--insecure-http where something in front of it speaks HTTPS",
+            param="host",
+        )
+    if asked.ssl_keyfile and not asked.ssl_certfile:
+        raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both", param="ssl_keyfile")
+    certfile = str(asked.ssl_certfile or "")
+    keyfile = str(asked.ssl_keyfile or certfile)
+    if certfile:
+        server_context(certfile, keyfile)
     return replace(
         limits,
+        certfile=certfile,
+        keyfile=keyfile,
         api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
         admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
         hosts=hosts_of(asked.host, asked.allowed_host),

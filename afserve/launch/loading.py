@@ -1,5 +1,6 @@
-"""Shows how far the nodes have loaded: bars on a terminal, one line per node elsewhere."""
+"""Shows how far the nodes have loaded, and on which hosts: bars on a terminal, one line per node elsewhere."""
 
+import socket
 from types import TracebackType
 
 from rich.console import Console
@@ -37,9 +38,9 @@ class LoadingBars:
     def update(self, member: Member) -> None:
         if not self._live:
             if member.state is State.READY:
-                self._console.print(f"{member.node} ready", highlight=False)
+                self._console.print(f"{_named(member)} ready", highlight=False)
             return
-        self._show(str(member.node), member.progress.fraction, member.progress.what)
+        self._show(_named(member), member.progress.fraction, member.progress.what)
 
     def verify(self, done: float) -> None:
         """How much of the controller's own copy has been read; called from another thread."""
@@ -50,3 +51,8 @@ class LoadingBars:
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task("", total=1.0, name=name)
         self._bars.update(self._tasks[name], completed=done, description=what)
+
+
+def _named(member: Member) -> str:
+    """With the host, where that is another one."""
+    return str(member.node) if member.host == socket.gethostname() else f"{member.node} on {member.host}"

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 import signal
 import socket
 import time
@@ -15,11 +16,12 @@ from types import TracebackType
 
 from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
-from afserve.control.changing import Changing
+from afserve.control.changing import Changing, not_from_here
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.homes import home_rules
+from afserve.control.hosts import CarriedHosts, Served
 from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
@@ -30,18 +32,21 @@ from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
+from afserve.families.table import load_spec
 from afserve.launch.chaos import Chaos
 from afserve.launch.gateway_options import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
+from afserve.launch.launcher import Launcher
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
-from afserve.launch.processes import NodeProcesses
 from afserve.launch.supervisor import Term
 from afserve.launch.topology import Topology, gib, usable
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
+from afserve.tls import opened
 from afserve.trace import Trace
 
+log = logging.getLogger("afserve.launch")
 DRAIN_SECONDS = 5.0
 ATTEND_SECONDS = 30.0  # from when all nodes are ready until each has a stream to the gateway
 
@@ -65,14 +70,19 @@ class LocalRun:
         topology: Topology,
         model: FoundModel,
         name: str,
-        processes: NodeProcesses,
+        processes: Launcher,
         balance: BalanceRules | None,
         assignment: HostAssignment,
         gateways: GatewayProcesses | None = None,
         on_loss: str = OnLoss.RECOVER,
         term: Term | None = None,
+        certs: Path | None = None,
     ) -> None:
-        """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies."""
+        """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies.
+
+        `certs` is this host's folder of certificates, for nodes beyond loopback.
+        """
+        self._certs = certs
         clock = (
             AwakeClock()
         )  # the controller polls it twice a second: a pause of this process makes nobody late
@@ -100,7 +110,15 @@ class LocalRun:
         )
         if term is not None:
             self.controller.on_wanted = term.reports.wanted
-        self.controller.on_start = self._start_here
+        self.hosts = CarriedHosts(
+            token,
+            assignment.places,
+            _served(topology.deployment),
+            self._is_there,
+            self.controller.report_exit,
+            self._host_failed,
+        )
+        self.controller.on_start = self._start
         self.controller.on_instead = self._take_place
         self.controller.on_failure = self._gateway.fail
         self.controller.on_attention = self._gateway.told
@@ -117,8 +135,14 @@ class LocalRun:
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw
         self._faults = Chaos(processes)
+        self.on_end: Callable[[], None] = not_from_here
         changing = Changing(
-            self.controller, self._check_room, self._is_started_here, self._faults.begin, self._check_role
+            self.controller,
+            self._check_room,
+            self._can_start,
+            self._faults.begin,
+            self._check_role,
+            self._end,
         )
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
@@ -141,24 +165,33 @@ class LocalRun:
 
     async def start(self) -> None:
         self._watch = asyncio.create_task(self.processes.watch(self.controller.report_exit))
-        also, shares = [self._gateway.handler], self._term is not None
-        await self.controller.start(self.assignment.listen, self.assignment.port, also, shares_port=shares)
+        await self.controller.start(
+            self.assignment.listen,
+            self.assignment.port,
+            [self._gateway.handler, self.hosts.handler],
+            shares_port=self._term is not None,
+            certificates=opened(self._certs),
+        )
+
+    def _end(self) -> None:
+        self.on_end()
 
     def _draw(self, incident: Incident) -> None:
         if self._trace is not None:
             self._trace.instant(str(incident), time.monotonic())
 
-    def _start_here(self, node: NodeId) -> None:
-        """Who is on another host is started there."""
+    def _start(self, node: NodeId) -> None:
+        """Here, or on the host that carries it."""
         if node.role is Role.GATEWAY:
             assert self._gateways is not None, "the membership asks for gateways only where there are some"
-            self.processes.spawn(
-                node, self.controller.address, self._gateways.options.to_plain(), self._gateways.listening
-            )
+            options, listening = self._gateways.options.to_plain(), self._gateways.listening
+            self.processes.spawn(node, self.controller.address, options, listening, self._certs)
             return
         self.assignment = self.assignment.having(node)
-        if self.assignment.is_here(node):
-            self.processes.spawn(node, self.controller.address)
+        if self.assignment.starts(node):
+            self.processes.spawn(node, self.controller.address, certs=self._certs)
+        else:
+            self.hosts.start(node)
 
     def _take_place(self, node: NodeId, of: NodeId) -> None:
         """What is left of a process that was told to go is ended: its memory is needed."""
@@ -166,16 +199,33 @@ class LocalRun:
         if (pid := self.processes.running(of)) is not None:
             self.processes.send_signal(of, pid, signal.SIGKILL)
 
-    def _is_started_here(self, node: NodeId) -> bool:
-        return node.role is Role.GATEWAY or self.assignment.having(node).is_here(node)
+    def _is_there(self, node: NodeId) -> bool:
+        member = self.controller.members.at(node)
+        return member is not None and member.alive
+
+    def _host_failed(self, error: AfserveError) -> None:
+        """A run that serves goes on without a host that has something else by now."""
+        if self.controller.ready:
+            log.warning("%s; it carries no nodes until that is mended", error.message)
+        else:
+            self.controller.fail(error)
+
+    def _can_start(self, node: NodeId) -> bool:
+        return (
+            node.role is Role.GATEWAY or self.assignment.having(node).starts(node) or self.hosts.carries(node)
+        )
 
     def _check_room(self, role: Role, more: int) -> None:
-        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role."""
+        """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role.
+
+        A cluster's engine says itself what it has no room for.
+        """
         need = self.topology.expert if role is Role.EXPERT else self.topology.attention
         if (
             more <= 0
             or role is Role.GATEWAY
             or need is None
+            or self.assignment.managed
             or self.topology.deployment.engine.device != "cpu"
         ):
             return
@@ -247,9 +297,18 @@ class LocalRun:
         self.frontend.close()
         await self.controller.drain(seconds)
 
+    def _why(self) -> str:
+        """What ended the run, empty where it ends by wish."""
+        try:
+            self.controller.check()
+        except AfserveError as error:
+            return error.message
+        return ""
+
     async def stop(self) -> None:
         self.frontend.close()
         self._faults.stop()
+        await self.hosts.end(self._why())
         await self.controller.stop()
         self._gateway.stop()
         await asyncio.to_thread(self.processes.stop)
@@ -258,6 +317,12 @@ class LocalRun:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def _served(deployment: Deployment) -> Served:
+    """For other hosts to compare with what they have."""
+    path = deployment.source.path
+    return Served(path, load_spec(Path(path)).fingerprint(), deployment.engine.orphan_grace)
 
 
 def _wanted(deployment: Deployment, term: Term | None) -> Deployment:

@@ -14,13 +14,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from afserve.control.wire import channel
+from afserve.errors import ConfigError
 from afserve.launch.fork_server import Order, Signal
+from afserve.launch.launcher import OnExit
 from afserve.member import NodeId
 
 _STOP_SECONDS = 6.0
@@ -28,13 +30,17 @@ _TAIL_BYTES = 8192
 _TAIL_LINES = 6
 HELPER = "fork-server"
 
-OnExit = Callable[[NodeId | str, str], None]  # a node, or HELPER; why
-
 
 class NodeProcesses:
     """`start()` begins, `with` ends. Every node runs in the helper's session, away from the terminal's Ctrl-C."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: Path | None = None, *, warm: bool = True) -> None:
+        """`token` is a file with the run's token; a new one is made where none is given.
+
+        `warm`: torch is imported before the first node is asked for; in vain where this machine gets none.
+        """
+        self._token = token
+        self._warm = warm
         self._folder: Path | None = None
         self._nodes: dict[str, NodeId] = {}  # by name: what the helper reports
         self.pids: dict[str, int] = {}
@@ -70,9 +76,9 @@ class NodeProcesses:
     def start(self) -> None:
         self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="afserve-"))
-        channel.new_token(self._folder)
+        channel.new_token(self._folder, None if self._token is None else channel.read_token(self._token))
         self._socket, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(self.folder)]
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(int(self._warm)), str(self.folder)]
         with theirs, open(self._log(HELPER), "wb") as log:
             self._helper = subprocess.Popen(
                 [sys.executable, "-m", "afserve.launch.fork_server", *arguments],
@@ -81,7 +87,7 @@ class NodeProcesses:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=_environment(),
+                env=kept_environment(),
             )
 
     def lend(self) -> None:
@@ -94,8 +100,9 @@ class NodeProcesses:
         join: str,
         gateway: dict[str, Any] | None = None,
         listening: socket.socket | None = None,
+        certs: Path | None = None,
     ) -> None:
-        """A gateway's options go along, and the socket that it accepts on.
+        """A gateway's options go along, and the socket that it accepts on. `certs` is this host's folder of them.
 
         Where a process of this node is left, the helper kills it first; its end is not reported any more.
         """
@@ -104,7 +111,16 @@ class NodeProcesses:
         self._spawned = True
         self.pids.pop(name, None)
         self._nodes[name] = node
-        order = Order(name, node.role, node.index, join, str(self.token_file), str(self._log(name)), gateway)
+        order = Order(
+            name,
+            node.role,
+            node.index,
+            join,
+            str(self.token_file),
+            str(self._log(name)),
+            gateway,
+            certs=str(certs or ""),
+        )
         try:
             if listening is None:
                 self._socket.sendall(order.to_line())
@@ -117,6 +133,10 @@ class NodeProcesses:
         """The pid of its process, or None where it has none that was started from here."""
         pid = self.pids.get(str(node))
         return None if pid in self._ended else pid
+
+    def names(self) -> tuple[str, ...]:
+        """The nodes that have a process now."""
+        return tuple(name for name, pid in self.pids.items() if pid not in self._ended)
 
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         """To this process of a node, by its parent; nothing where it has ended."""
@@ -200,13 +220,7 @@ class NodeProcesses:
 
     def last_words(self, name: str) -> str:
         """The last lines of a node's log, for the one who started it; clients never see them."""
-        try:
-            with open(self._log(name), "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+        return last_lines(self._log(name))
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -216,6 +230,17 @@ def _send_with(to: socket.socket, line: bytes, passed: socket.socket) -> None:
     """The descriptor travels with the first byte."""
     sent = socket.send_fds(to, [line], [passed.fileno()])
     to.sendall(line[sent:])
+
+
+def last_lines(path: Path) -> str:
+    """Of a log, indented; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
 
 def ended_with(code: int) -> str:
@@ -255,11 +280,25 @@ _KEPT_FAMILIES = {
 }
 
 
-def _environment() -> dict[str, str]:
-    """NumPy's BLAS starts threads on import, and a process with threads cannot be forked safely."""
+def kept_environment(also: Collection[str] = ()) -> dict[str, str]:
+    """`also` are further families of variables, by what they begin with.
+
+    NumPy's BLAS starts threads on import, and a process with threads cannot be forked safely.
+    """
 
     def is_kept(name: str) -> bool:
-        return name in _KEPT or name.rstrip("0123456789").partition("_")[0] in _KEPT_FAMILIES
+        family = name.rstrip("0123456789").partition("_")[0]
+        return name in _KEPT or family in _KEPT_FAMILIES or family in also
 
     kept = {name: value for name, value in os.environ.items() if is_kept(name)}
     return {**kept, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def token_at(path: Path | None) -> Path | None:
+    """A user's token file, made where there is none. Raises ConfigError where it cannot be."""
+    if path is not None and not path.exists():
+        try:
+            channel.write_token(path)
+        except OSError as error:
+            raise ConfigError(f"--token-file {path}: {error.strerror}", param="token_file") from error
+    return path

@@ -6,7 +6,6 @@ the loss of a node. Everything that can be refused is refused before anything is
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,13 +27,17 @@ from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gateway_options import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
-from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment, assign, look_up, own_addresses
+from afserve.launch.hosts import HostAssignment, HostedNode, assign, look_up, own_addresses
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
+from afserve.launch.launcher import Launcher
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
+from afserve.launch.other_hosts import OtherHosts
 from afserve.launch.processes import NodeProcesses
+from afserve.launch.ray_launcher import RayLauncher
+from afserve.launch.ray_run import set_aside
 from afserve.launch.supervisor import INSISTED, Supervisor, Term, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
@@ -42,6 +45,7 @@ from afserve.launch.wishes import UpFlags
 from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
 from afserve.settings import flag_of, in_range
+from afserve.tls import check_exposed, is_loopback, opened
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
@@ -61,24 +65,68 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     _log(flags)
     settings = settings_for(flags.listening, flags.limits)
-    if not settings.api_keys and _reachable(flags.listening.host):
+    if not settings.api_keys and not is_loopback(flags.listening.host):
         log.warning(
             "%s is open to other machines and asks for no key; see --api-key-file", flags.listening.host
         )
-    cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
+    opened(flags.run.certs)  # what is wrong with them is said first
     check_device(flags.wishes.engine.device)
+    with ExitStack() as until_end:
+        launcher: Launcher = processes
+        if flags.ray.ray is not None:
+            launcher = ray = until_end.enter_context(
+                RayLauncher(processes, insecure=flags.run.insecure_nodes)
+            )
+            site = _on_ray(flags, ray, processes)
+        else:
+            site = _here(flags, processes)
+        _serve(site, settings, launcher, processes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a run takes place. `assigned` None: all of it on this machine; `devices` tell transports who shares one."""
+
+    flags: UpFlags
+    found: FoundModel
+    machine: Machine
+    gpus: Gpus
+    assigned: HostAssignment | None = None
+    devices: tuple[HostedNode, ...] = ()
+
+
+def _here(flags: UpFlags, processes: NodeProcesses) -> _Site:
+    """This machine, or the hosts of a cluster file."""
+    cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     device = flags.wishes.engine.device if cluster is None else cluster.device
     gpus = Gpus() if device == "cpu" else probe_gpus()
     flags, assigned = _assigned(flags, cluster, gpus)
     found = find_model(flags.run.model, processes.folder)
-    balance = balance_rules(flags)
-    flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
-    topology = plan_here(flags, found, this_machine(), gpus)
-    balance = topology.keeping(balance)
-    assignment = assigned or HostAssignment.all_here(topology.deployment, gpus)
     if assigned is not None:
         _check_elsewhere(flags, assigned, found, processes.folder)
-    choice = choose_transport(flags.run.transport, assignment.hosted, gpus)
+    return _Site(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
+
+
+def _on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> _Site:
+    """The hosts that Ray finds. Raises ConfigError before Ray is asked, where a flag fits no cluster."""
+    if flags.run.cluster is not None:
+        raise ConfigError("--cluster: Ray chooses the hosts; give --cluster or --ray", param="cluster")
+    found = find_model(flags.run.model, processes.folder)
+    plan = set_aside(launcher, flags.ray, flags.wishes, found, flags.run.listen)
+    _check_elsewhere(flags, plan.assignment, found, processes.folder)
+    flags = replace(flags, wishes=plan.wishes)
+    return _Site(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
+
+
+def _serve(site: _Site, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
+    flags, found, gpus = site.flags, site.found, site.gpus
+    balance = balance_rules(flags)
+    flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
+    topology = plan_here(flags, found, site.machine, gpus)
+    balance = topology.keeping(balance)
+    assignment = site.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    hosted, certified = site.devices or assignment.hosted, flags.run.certs is not None
+    choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
     topology = topology.over(choice.kind, choice.reason)
     topology = topology.verified(flags.run.verify)
     for path in filter(None, (flags.run.record_routing, flags.run.trace)):
@@ -93,7 +141,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         started = time.monotonic()
 
         def live(term: Term) -> None:
-            up = _Up(topology, found, settings, sock, processes, flags, balance, assignment, term, started)
+            up = _Up(topology, found, settings, sock, launcher, flags, balance, assignment, term, started)
             asyncio.run(up.run())
 
         processes.lend()
@@ -137,8 +185,9 @@ def balance_rules(flags: UpFlags) -> BalanceRules:
 def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, HostAssignment | None]:
     """What a cluster file says, as flags, and who runs where. Raises ConfigError where a flag says otherwise."""
     if cluster is None:
-        if flags.run.listen is not None:
-            raise ConfigError("--listen: is for the nodes on other hosts of a --cluster FILE", param="listen")
+        for name in ("listen", "ssh"):
+            if getattr(flags.run, name):
+                raise ConfigError(f"--{name}: is for other hosts of a --cluster FILE", param=name)
         return flags, None
     assignment = assign(cluster, flags.run.listen, look_up, own_addresses())
     _check_cuda(cluster, assignment, gpus)
@@ -203,6 +252,7 @@ def _check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundMod
     """What works on one machine only."""
     if not assignment.elsewhere:
         return
+    check_exposed("nodes on other hosts", assignment.listen, flags.run.certs, flags.run.insecure_nodes)
     if flags.run.trace:
         raise ConfigError("--trace: the nodes on other hosts cannot write it here; drop it", param="trace")
     if found.folder.is_relative_to(scratch):
@@ -213,12 +263,9 @@ def _check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundMod
         )
 
 
-def _reachable(host: str) -> bool:
-    """Whether others than this machine's users can connect."""
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host != "localhost"
+def _absolute(path: Path | None) -> Path | None:
+    """As other hosts are to find theirs."""
+    return None if path is None else path.resolve()
 
 
 def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
@@ -243,7 +290,7 @@ class _Up:
         found: FoundModel,
         settings: ServerSettings,
         sock: socket.socket,
-        processes: NodeProcesses,
+        processes: Launcher,
         flags: UpFlags,
         balance: BalanceRules,
         assignment: HostAssignment,
@@ -272,7 +319,12 @@ class _Up:
             gateways,
             flags.wishes.on_loss,
             term,
+            flags.run.certs,
         )
+        self._run.on_end = self._end
+        self._others = OtherHosts(self._run, processes.token_file, _absolute(flags.run.certs), self._say)
+        self._ssh = flags.run.ssh_command if flags.run.ssh and not term.number else ""
+        self._scheme = "https" if settings.certfile else "http"
         self._http: Http
         if gateways is None:
             tokenizer = Tokenizer.from_folder(found.tokenizer)
@@ -298,6 +350,7 @@ class _Up:
                 if self._insisted:
                     self._end_at_once()
                 await self._save_recording()
+        await self._others.stop()
         if self._insisted:
             self._end_at_once()
 
@@ -318,6 +371,7 @@ class _Up:
         finally:
             for task in (ending, failing, starting, template):
                 task.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
     async def _save_recording(self) -> None:
         if self._record is not None:
@@ -325,16 +379,8 @@ class _Up:
             self._record.write_bytes(data)
             self._console.print(f"routing counts: {self._record} ({len(data):,} bytes)", style="dim")
 
-    def _show_commands(self) -> None:
-        """How to start what is not started from here."""
-        assignment, processes = self._run.assignment, self._processes
-        if not assignment.elsewhere:
-            return
-        missing = len(assignment.elsewhere)
-        lines = [f"waiting {TOGETHER_SECONDS:.0f} s for {missing} node{'s' * (missing > 1)} elsewhere:"]
-        lines += assignment.commands(self._run.controller.address, processes.token_file)
-        for line in lines:
-            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     async def _show_start(self) -> None:
         if self._term.number:
@@ -342,7 +388,7 @@ class _Up:
             seconds = time.monotonic() - self._started
             log.warning("the new controller serves, with the nodes that were there; it took %.2f s", seconds)
             return
-        self._show_commands()
+        await self._others.start(self._ssh)
         with LoadingBars(self._console) as bars:
             self._run.show_progress(bars.update, bars.verify)
             await self._run.wait_ready()
@@ -351,7 +397,7 @@ class _Up:
 
     def _url(self) -> str:
         host, port = self._sock.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -368,6 +414,11 @@ class _Up:
             asyncio.get_running_loop().call_later(INSIST_SECONDS, self._end_at_once)
             return
         self._console.print("stopping; once more to stop at once", style="dim")
+        self._stop.set()
+
+    def _end(self) -> None:
+        """As somebody asked over HTTP, who is answered first: the drain waits for it."""
+        self._console.print("stopping, as asked", style="dim")
         self._stop.set()
 
     def _end_at_once(self) -> None:

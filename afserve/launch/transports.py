@@ -20,9 +20,22 @@ class Choice:
     reason: str
 
 
-def choose_transport(asked: str, hosted: Sequence[HostedNode], gpus: Gpus) -> Choice:
-    """What `auto` stands for here. Raises ConfigError for one that cannot reach every node of this run."""
+def choose_transport(
+    asked: str, hosted: Sequence[HostedNode], gpus: Gpus, *, certified: bool = False
+) -> Choice:
+    """What `auto` stands for here. Raises ConfigError for one that cannot reach every node of this run.
+
+    `certified`: what travels between hosts is to be encrypted, as only tcp is.
+    """
     elsewhere = any(not one.here for one in hosted)
+    if elsewhere and certified:
+        if asked not in ("auto", "tcp"):
+            raise ConfigError(
+                f"--transport {asked}: rows would travel between hosts in plain text, although there are --certs; "
+                "use tcp, which encrypts them",
+                param="transport",
+            )
+        return Choice("tcp", "between hosts, over TLS")
     if asked == "auto":
         return _auto(hosted, gpus, elsewhere=elsewhere)
     if elsewhere and asked in ("shm", "symm"):

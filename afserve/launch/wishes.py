@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
 from afserve.control.membership.desired import MOST_GATEWAYS
+from afserve.launch.ray_settings import RaySettings
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 
@@ -103,6 +104,17 @@ class RunSettings:
     listen: str | None = setting(
         None, "With --cluster: where nodes on other hosts join, one address.", metavar="ADDRESS[:PORT]"
     )
+    token_file: Path | None = setting(
+        None, "The run's token, made where there is none; else a new one for each run.", metavar="FILE"
+    )
+    certs: Path | None = setting(
+        None, "This host's certificates, from `afserve certs issue`: nodes speak TLS.", metavar="FOLDER"
+    )
+    insecure_nodes: bool = setting(False, "Let nodes of other hosts speak plain text.")
+    ssh: bool = setting(False, "Start the other hosts of --cluster by ssh.")
+    ssh_command: str = setting(
+        "ssh -o BatchMode=yes", "With --ssh: what is given a host and a line to run there.", metavar="COMMAND"
+    )
     transport: str = setting(
         "auto",
         "Between nodes: shm on one host, tcp or dist between hosts, symm between GPUs of one NVLink domain.",
@@ -131,4 +143,5 @@ class UpFlags:
     wishes: Wishes
     listening: Listening
     limits: ServerSettings
+    ray: RaySettings = field(default_factory=RaySettings)
     given: frozenset[str] = frozenset()

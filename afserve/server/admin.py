@@ -54,8 +54,15 @@ class Admin:
         """One node is broken on purpose; /status shows what that led to."""
         return await self._change(request, Kind.FAULT)
 
+    async def down(self, request: Request) -> Response:
+        """The run ends, whether it is ready or not."""
+        return await self._changed(request, Kind.END)
+
     async def _change(self, request: Request, kind: Kind) -> Response:
         self._service.check_ready()
+        return await self._changed(request, kind)
+
+    async def _changed(self, request: Request, kind: Kind) -> Response:
         with await self._service.bodies.read(request) as body:
             asked = await self._service.text.prepare(kind, body.data)
         assert isinstance(asked, bytes)

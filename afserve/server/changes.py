@@ -1,6 +1,6 @@
 """Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
-from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, Fault, NewRole, Restart, ScaleTo
+from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, End, Fault, NewRole, Restart, ScaleTo
 from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
 
@@ -44,6 +44,13 @@ def role_of(fields: Fields) -> NewRole:
             'say which node and its new role: {"node": "expert-2", "role": "attention"}', param="node"
         )
     return NewRole(node, role)
+
+
+def end_of(fields: Fields) -> End:
+    """{}"""
+    for name in fields.raw():
+        fields.refuse(name, "nothing: the body is {}")
+    return End()
 
 
 def restart_of(fields: Fields) -> Restart:

@@ -15,7 +15,7 @@ from afserve.control.changes import Change
 from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
-from afserve.server.changes import drain_of, fault_of, restart_of, role_of, scale_of
+from afserve.server.changes import drain_of, end_of, fault_of, restart_of, role_of, scale_of
 from afserve.server.fields import Fields, parse_object
 from afserve.server.openai import (
     ChatRequest,
@@ -47,6 +47,7 @@ class Kind(IntEnum):
     RESTART = 8
     FAULT = 9
     ROLE = 10
+    END = 11
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -55,6 +56,7 @@ _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.RESTART: restart_of,
     Kind.FAULT: fault_of,
     Kind.ROLE: role_of,
+    Kind.END: end_of,
 }
 
 

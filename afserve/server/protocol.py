@@ -71,8 +71,8 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keeps the other direction open for the answer to a whole request, if somebody is there to read it."""
         self._expect_nothing()
-        if not self._answering():
-            return False
+        if not self._answering() or self.transport.get_extra_info("sslcontext"):
+            return False  # TLS ends both directions at once
         self._probe()
         self._look(0)
         return True
@@ -176,7 +176,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     def _linger(self) -> None:
         self._dropped = 0
         self._expect_nothing()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, NotImplementedError):  # TLS has no end of one direction
             self.transport.write_eof()
         self._head_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 

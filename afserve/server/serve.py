@@ -11,6 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from afserve.errors import ConfigError
+from afserve.server.encryption import renew, server_context
 from afserve.server.protocol import limited_http
 from afserve.server.service import Service
 
@@ -45,7 +46,14 @@ async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> Non
     """
     service: Service = app.state.service
     _return_freed_memory()
-    server = _Server(_config(app, service))
+    settings = service.settings
+    config = _config(app, service)
+    renewing: asyncio.Task[None] | None = None
+    if settings.certfile:
+        config.load()
+        config.ssl = server_context(settings.certfile, settings.keyfile)
+        renewing = asyncio.create_task(renew(config.ssl, settings.certfile, settings.keyfile))
+    server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -55,6 +63,8 @@ async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> Non
             log.warning("%d requests were ended while the server stopped", ended)
     finally:
         stopping.cancel()
+        if renewing is not None:
+            renewing.cancel()
         server.should_exit = True
         await serving
         sock.close()

@@ -28,6 +28,9 @@ class Listening:
     host: str = setting("127.0.0.1", "Where the API listens.")
     port: int = setting(8000, "0 takes a free one.", Range(0, 65535), shows_range=True)
     served_model_name: str | None = setting(None, "What clients call the model.")
+    ssl_certfile: Path | None = setting(None, "Serve HTTPS with this certificate chain (PEM).", File.READ)
+    ssl_keyfile: Path | None = setting(None, "Its key; not needed where it is in --ssl-certfile.", File.READ)
+    insecure_http: bool = setting(False, "Serve plain HTTP to other machines.")
     api_key_file: Path | None = setting(
         None, "Clients must send one of these keys (one per line).", File.READ
     )
@@ -44,7 +47,8 @@ class Listening:
 class ServerSettings:
     """`api_keys` empty means that no key is asked for. `admin_keys` guard what changes or shows the cluster.
 
-    `hosts` are the names that a request may call this server by, all if empty; `origins` the web pages that may post.
+    `certfile` and `keyfile` are empty where plain HTTP is served. `hosts` are the names that a request may call this
+    server by, all if empty; `origins` the web pages that may post.
     """
 
     max_body_bytes: int = _limit(8 * MIB, Range(KIB, 1 << 30), "Largest body of a request.")
@@ -72,6 +76,8 @@ class ServerSettings:
     admin_keys: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()
+    certfile: str = ""
+    keyfile: str = ""
 
     def __post_init__(self) -> None:
         check(self, flag_of)

@@ -20,7 +20,7 @@ from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent
 from afserve.comm.transport import Box, Kind, Layout
 from afserve.comm.transports.groups import ATTENTION_RANK, EXPERT_RANK, Meeting, join_store, open_store
-from afserve.comm.transports.handshake import answer, ask
+from afserve.comm.transports.handshake import answer, ask, hear
 from afserve.comm.transports.pair_stream import IN_HOST, Carriage, PairStream, follows
 from afserve.comm.transports.tcp import DialledStream, TcpTransport
 from afserve.errors import ProtocolError, RendezvousError
@@ -110,7 +110,7 @@ class _Door(threading.Thread):
             except OSError:
                 return  # closed
             connection.settimeout(_MEET_SECONDS)
-            attention = answer(connection, self._segment.map, self._turns, self._is_taken)
+            attention = answer(connection, hear(connection), self._segment.map, self._turns, self._is_taken)
             if attention is None or not self._meet(connection, attention):
                 connection.close()
 

@@ -42,13 +42,25 @@ def ask(connection: socket.socket, attention: int, expert: int, layout: Layout) 
     return nodes, turn
 
 
+def hear(connection: socket.socket) -> bytes:
+    """What a newcomer says first, of the right length; empty where it says less, or too late."""
+    try:
+        return _read(connection)
+    except (OSError, ValueError):
+        return b""
+
+
 def answer(
-    connection: socket.socket, where: SegmentMap, turns: list[int], connected: Callable[[int], bool]
+    connection: socket.socket,
+    greeting: bytes,
+    where: SegmentMap,
+    turns: list[int],
+    connected: Callable[[int], bool],
 ) -> int | None:
     """The index of an attention node that is let in, or None. Whoever is refused can read why."""
     mine = terms(where.layout, expert=where.expert, attention_nodes=where.attention_nodes)
     try:
-        theirs, attention = _unpack(_read(connection))
+        theirs, attention = _unpack(greeting)
         agreed = {
             **theirs,
             "attention_nodes": where.attention_nodes,
@@ -57,7 +69,7 @@ def answer(
         if welcome:
             turns[attention] += 1
         connection.sendall(_pack(mine, turns[attention] if welcome else 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, struct.error):
         return None
     return attention if welcome else None
 

@@ -4,6 +4,7 @@ It reads a message's header just far enough to find the message's end. The calle
 """
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -17,9 +18,11 @@ _BUFFER_BYTES = (
     4 << 20
 )  # what the kernel is asked for; its own growth starts at 16 KiB: 285 us became 128 at 128 KiB
 
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
 
 class MessageStream:
-    """Owns `connection`. `lost` says why it ended, once it has."""
+    """Owns `connection`, which may be encrypted. `lost` says why it ended, once it has."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -61,7 +64,7 @@ class MessageStream:
                     self._out.popleft()
                 else:
                     self._out[0] = self._out[0][sent:]
-        except BlockingIOError:
+        except _NOT_NOW:
             return
         except OSError as error:
             self.end(f"its connection has ended ({error.strerror})")
@@ -92,7 +95,7 @@ class MessageStream:
                 return False
             try:
                 count = self._connection.recv_into(self._into[self._done :])
-            except BlockingIOError:
+            except _NOT_NOW:
                 return False
             except OSError as error:
                 self.end(f"its connection has ended ({error.strerror})")

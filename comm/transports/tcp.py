@@ -1,8 +1,7 @@
 """Between hosts without torch.distributed: mailboxes in private memory, one TCP connection per pair of nodes.
 
-A thread of the expert node accepts attention nodes. Whoever calls `ready` or `wait` does everything else, and receives
-straight from the socket into the mailbox. The address is `tcp:HOST:PORT`. Every received byte is checked, but nothing
-is encrypted, so it belongs on a network of its own. It knows nothing of what travels.
+`entrance` makes the connections, encrypted where there are certificates. Whoever calls `ready` or `wait` does the rest,
+and receives straight from the socket into the mailbox. Every byte is checked. It knows nothing of what travels.
 """
 
 import queue
@@ -22,12 +21,12 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
 from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
-from afserve.comm.transports.handshake import answer, ask
+from afserve.comm.transports.entrance import Entrance, dial
+from afserve.comm.transports.handshake import answer, ask, hear
 from afserve.comm.transports.lost import Lost
 from afserve.comm.transports.stream import MessageStream
-from afserve.errors import ProtocolError, RendezvousError
-
-_HELLO_SECONDS = 5.0
+from afserve.errors import ProtocolError
+from afserve.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,13 @@ class DialledStream:
 class TcpTransport:
     """One end. `attention` is None on the expert node."""
 
-    def __init__(self, segments: Sequence[Segment], attention: int | None) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        attention: int | None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._certificates = certificates  # for expert nodes that are dialled later
         self._layout = segments[0].map.layout
         self._attention = attention
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
@@ -128,7 +133,9 @@ class TcpTransport:
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        return DialledStream(*_join(address, expert, self._attention, self._layout, timeout))
+        return DialledStream(
+            *_join(address, expert, self._attention, self._layout, timeout, self._certificates)
+        )
 
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledStream), "dialled on another transport"
@@ -237,72 +244,66 @@ class TcpTransport:
         self._lost.mark(peer, stream.lost or why)
 
 
-class _Acceptor(threading.Thread):
-    """Lets attention nodes in until the listening socket is closed."""
-
-    def __init__(self, listener: socket.socket, end: TcpTransport, where: SegmentMap) -> None:
-        super().__init__(name=f"afserve-expert-{where.expert}", daemon=True)
-        self._listener, self._end, self._where = listener, end, where
-        self._turns = [0] * where.attention_nodes
-
-    def run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            connection.settimeout(_HELLO_SECONDS)
-            attention = answer(connection, self._where, self._turns, self._end.connected)
-            if attention is None:
-                connection.close()
-            else:
-                self._end.welcome(attention, MessageStream(connection))
-
-
 class _Listening(TcpTransport):
-    """The expert node's end, which also owns the listening socket."""
+    """The expert node's end, which also owns the entrance."""
 
-    def __init__(self, listener: socket.socket, where: SegmentMap) -> None:
+    def __init__(self, entrance: Entrance, where: SegmentMap) -> None:
         super().__init__([Segment.private(where)], None)
-        self._listener = listener
-        self._acceptor = _Acceptor(listener, self, where)
+        self._entrance, self._where = entrance, where
+        self._turns = [0] * where.attention_nodes
+        self._greeting = threading.Lock()
 
     def start(self) -> None:
-        self._acceptor.start()
+        self._entrance.start(self._greet)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._acceptor.join()
+        self._entrance.close()
         super().close()
 
+    def _greet(self, connection: socket.socket) -> bool:
+        """By a newcomer's own thread. What it says may take seconds; who it is, is decided for one at a time."""
+        greeting = hear(connection)
+        with self._greeting:
+            attention = answer(connection, greeting, self._where, self._turns, self.connected)
+            if attention is None:
+                return False
+            self.welcome(attention, MessageStream(connection))
+        return True
 
-def listen(expert: int, attention_nodes: int, layout: Layout, host: str) -> tuple[TcpTransport, str]:
+
+def listen(
+    expert: int,
+    attention_nodes: int,
+    layout: Layout,
+    host: str,
+    certificates: Certificates | None = None,
+) -> tuple[TcpTransport, str]:
     """An expert node's end and its address. Nothing listens but on `host`."""
     check_layout(layout)
-    try:
-        listener = socket.create_server((host, 0))
-    except OSError as error:
-        raise RendezvousError(
-            f"cannot listen on {host}: {error.strerror}; give an address of this host"
-        ) from error
-    end = _Listening(listener, SegmentMap(layout, expert, attention_nodes))
+    entrance = Entrance(host, certificates)
+    end = _Listening(entrance, SegmentMap(layout, expert, attention_nodes))
     end.start()
-    return end, f"tcp:{host}:{listener.getsockname()[1]}"
+    return end, entrance.address
 
 
-def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeout: float) -> TcpTransport:
+def connect(
+    addresses: Mapping[int, str],
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    certificates: Certificates | None = None,
+) -> TcpTransport:
     """An attention node's end, with one connection per expert node."""
     check_layout(layout)
     segments, streams = [], []
     with ExitStack() as opened:
         for expert, address in addresses.items():
-            segment, stream = _join(address, expert, attention, layout, timeout)
+            segment, stream = _join(address, expert, attention, layout, timeout, certificates)
             opened.callback(stream.end, "another expert node could not be joined")
             segments.append(segment)
             streams.append(stream)
         opened.pop_all()  # they all answered: the transport closes them
-    end = TcpTransport(segments, attention)
+    end = TcpTransport(segments, attention, certificates)
     for expert, stream in zip(addresses, streams, strict=True):
         end.welcome(expert, stream)
     end.ready([])
@@ -310,23 +311,17 @@ def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeou
 
 
 def _join(
-    address: str, expert: int, attention: int, layout: Layout, timeout: float
+    address: str,
+    expert: int,
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    certificates: Certificates | None,
 ) -> tuple[Segment, MessageStream]:
     with ExitStack() as opened:
-        connection = opened.enter_context(_dial(address, str(member.expert_node(expert)), timeout))
+        connection = opened.enter_context(
+            dial(address, str(member.expert_node(expert)), timeout, certificates)
+        )
         nodes, turn = ask(connection, attention, expert, layout)
         opened.pop_all()
         return Segment.private(SegmentMap(layout, expert, nodes), attention, turn), MessageStream(connection)
-
-
-def _dial(address: str, peer: str, timeout: float) -> socket.socket:
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not host or not port.isdecimal():
-        raise RendezvousError(f"{peer}: {address!r} is not an address of the form tcp:HOST:PORT")
-    try:
-        return socket.create_connection((host, int(port)), timeout)
-    except OSError as error:
-        raise RendezvousError(
-            f"{peer}: nobody answers at {host}:{port} within {timeout:g} s; is it running, and reachable from here?"
-        ) from error

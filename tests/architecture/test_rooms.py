@@ -137,6 +137,34 @@ def test_nothing_unsafe() -> None:
     assert not found, "\n".join(found)
 
 
+def test_one_file_imports_ray_and_only_text_and_numbers_go_in_and_out_of_its_actor() -> None:
+    """Ray pickles what it carries. Of text and numbers that makes no code, and the actor's class goes by its name."""
+    launch = ROOT / "afserve/launch"
+    users = [path for path in sources() if "ray" in {t.split(".")[0] for _, t in imports(path, "ray")}]
+    assert users == [launch / "ray_helper.py"]
+    helper, actor = (ast.parse((launch / name).read_text()) for name in ("ray_helper.py", "ray_actor.py"))
+    remotes = [
+        ast.unparse(call)
+        for call in ast.walk(helper)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "ray.remote"
+    ]
+    assert remotes == ["ray.remote(NodeHost)"]
+    assert not any(
+        ast.unparse(call.func) in ("ray.put", "ray.get")
+        for call in ast.walk(helper)
+        if isinstance(call, ast.Call)
+    )
+    (host,) = (node for node in actor.body if isinstance(node, ast.ClassDef))
+    plain = {"str", "int", "float", "bool", "None"}
+    for method in host.body:
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name != "_read":
+            given = [
+                ast.unparse(one.annotation) for one in method.args.args[1:] if one.annotation is not None
+            ]
+            assert len(given) == len(method.args.args) - 1, method.name
+            assert {*given, ast.unparse(method.returns)} <= plain, method.name
+
+
 def test_rooms_named_like_packages_have_no_init() -> None:
     for room in ("kernels", "comm", "placement"):
         assert not (ROOT / room / "__init__.py").exists()

@@ -9,16 +9,21 @@ from afserve.comm.conformance import BATTERY, Ends
 from afserve.comm.mailbox import flags
 from afserve.comm.native import native_library
 from afserve.comm.transports import shm
+from afserve.tls import Certificates
 
 
-def opener(kind):
+def opener(kind, certificates=None):
     def open_ends(attention, experts, layout):
         pairs = [
-            connect.listen(kind, expert=f, attention_nodes=attention, layout=layout) for f in range(experts)
+            connect.listen(
+                kind, expert=f, attention_nodes=attention, layout=layout, certificates=certificates
+            )
+            for f in range(experts)
         ]
         addresses = [address for _, address in pairs]
         fronts = [
-            connect.connect(addresses, attention=a, layout=layout, timeout=5.0) for a in range(attention)
+            connect.connect(addresses, attention=a, layout=layout, timeout=5.0, certificates=certificates)
+            for a in range(attention)
         ]
         return Ends(fronts, [end for end, _ in pairs])
 
@@ -31,6 +36,11 @@ def opener(kind):
 )  # between processes only: kernels/triton
 def test_battery(kind, check):
     check(opener(kind))
+
+
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+def test_battery_over_tls(check, issued):
+    check(opener("tcp", Certificates(issued("attention", "expert"))))
 
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)

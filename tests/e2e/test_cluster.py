@@ -1,19 +1,21 @@
 """`afserve up --cluster FILE`: a plan started as it is, and nodes on two hosts that are network namespaces."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from afserve.clock import MonotonicClock
@@ -21,6 +23,7 @@ from afserve.config import ModelSource
 from afserve.control.controller import Controller
 from afserve.errors import ConfigError
 from afserve.families.table import load_spec
+from afserve.launch.hosts import own_addresses
 from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import choose
@@ -227,31 +230,29 @@ def test_experts_on_another_host(up, hosts: Hosts, tmp_path: Path):
     assert single.stop()[0] == 0
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
-    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000")
-    nodes = follow(hosts, gateway)
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000", "--insecure-nodes")
+    other = follow(hosts, gateway)
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
     ask = hosts.inside(0, sys.executable, "-c", ANSWER, "http://127.0.0.1:8000", json.dumps(ASK))
     assert subprocess.check_output(ask, cwd=ROOT, text=True, timeout=DEADLINE) == expected
     assert listening(hosts, 0) == {"127.0.0.1", hosts.addresses[0]}
     assert listening(hosts, 1) == {hosts.addresses[1]}
     gateway.terminate()
-    assert [process.wait(DEADLINE) for process in (gateway, *nodes)] == [0, 0, 0]
+    assert [process.wait(DEADLINE) for process in (gateway, other)] == [0, 0]
     assert "tcp, m = 2" in hosts.printed("up")
 
 
-def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> list["subprocess.Popen[bytes]"]:
-    """Do by hand what it says: copy the token, run the lines."""
-    commands = re.compile(rf"^{re.escape(hosts.addresses[1])}:  afserve (node .*)$", re.MULTILINE)
-    wait_for(
-        lambda: len(commands.findall(hosts.printed("up"))) == 2 or gateway.poll(), lambda: hosts.printed("up")
-    )
+def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
+    """Do by hand what it says: copy the token, run the line."""
+    command = re.compile(rf"^{re.escape(hosts.addresses[1])}:  afserve (host .*)$", re.MULTILINE)
+    wait_for(lambda: command.search(hosts.printed("up")) or gateway.poll(), lambda: hosts.printed("up"))
     copied = re.search(r"^here:  scp -p (\S+) \S+:(\S+)$", hosts.printed("up"), re.MULTILINE)
     assert copied is not None, hosts.printed("up")
     token = hosts.folder / copied[2]
     shutil.copy2(copied[1], token)
     assert token.stat().st_mode & 0o777 == 0o600
-    lines = [line.replace(copied[2], str(token)).split() for line in commands.findall(hosts.printed("up"))]
-    return [hosts.start(1, f"node-{number}", *line) for number, line in enumerate(lines)]
+    (line,) = command.findall(hosts.printed("up"))
+    return hosts.start(1, "host", *line.replace(copied[2], str(token)).split())
 
 
 def listening(hosts: Hosts, host: int) -> set[str]:
@@ -264,22 +265,80 @@ def listening(hosts: Hosts, host: int) -> set[str]:
 def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
-    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--port", "8000", "--on-loss", "end")
-    nodes = follow(hosts, gateway)
+    flags = ("--port", "8000", "--on-loss", "end", "--insecure-nodes")
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
+    other = follow(hosts, gateway)
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
-    nodes[1].kill()
+    os.kill(node_of(other, "expert-1"), signal.SIGKILL)
     assert gateway.wait(DEADLINE) == 1
     assert "error: expert-1" in hosts.printed("up")
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        nodes[0].wait(DEADLINE)
-    assert nodes[0].poll() == 0, hosts.printed("node-0")
+    assert other.wait(DEADLINE) == 1
+    assert "expert-1: its process was killed by SIGKILL" in hosts.printed("host")
+
+
+def node_of(host: "subprocess.Popen[bytes]", name: str) -> int:
+    """The pid of a node that this `afserve host` carries."""
+    (found,) = [p for p in psutil.Process(host.pid).children(recursive=True) if p.name() == name]
+    return int(found.pid)
+
+
+def test_ssh_starts_the_others_over_tls_and_a_killed_node_returns(issued, hosts: Hosts, tmp_path: Path):
+    """A local program stands in for ssh: it is given the host and the line, and runs the line over there."""
+    file, ssh, path = tmp_path / "cluster.toml", tmp_path / "ssh", tmp_path / "bin"
+    file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
+    path.mkdir()
+    (path / "afserve").write_text(f'#!/bin/sh\nexec {sys.executable} -m afserve "$@"\n')
+    inside = " ".join(hosts.inside(1, "sh", "-c"))
+    ssh.write_text(
+        f'#!/bin/sh\ntest "$1" = {hosts.addresses[1]} && exec env PATH={path}:$PATH {inside} "$2"\n'
+    )
+    for program in (ssh, path / "afserve"):
+        program.chmod(0o755)
+    certs = ("--certs", str(issued("controller", "gateway", "attention", "expert")))
+    secured = ("--ssl-certfile", str(issued(addresses=("127.0.0.1",)) / "node.pem"))
+    flags = ("--port", "8000", "--ssh", "--ssh-command", str(ssh), *certs, *secured)
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
+    wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
+    assert "tcp, between hosts, over TLS" in hosts.printed("up")
+    token = next(Path(tempfile.gettempdir()).glob("afserve-*/token"))
+    assert token.read_text() not in " ".join(" ".join(p.cmdline()) for p in family(gateway))
+    (killed,) = [p for p in family(gateway) if p.name() == "expert-1"]
+    killed.kill()
+    wait_for(lambda: [p for p in family(gateway) if p.name() == "expert-1" and p != killed], lambda: "")
+    ask = hosts.inside(0, sys.executable, "-c", ANSWER, "https://127.0.0.1:8000", json.dumps(ASK))
+    trust = {**os.environ, "SSL_CERT_FILE": f"{Path(secured[1]).parent}/authority.pem"}
+    assert len(subprocess.check_output(ask, cwd=ROOT, text=True, timeout=DEADLINE, env=trust)) > 10
+    gateway.terminate()
+    assert gateway.wait(DEADLINE) == 0
+    assert "expert-1: its process was killed by SIGKILL" in hosts.printed("up")
+
+
+def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
 
 
 def test_interrupted_while_it_waits_for_others(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
-    gateway = hosts.start(0, "up", "up", "--cluster", str(file), "--listen", f"{hosts.addresses[0]}:7700")
-    wait_for(lambda: "--index 1 --join 10.213.8.1:7700" in hosts.printed("up"), lambda: hosts.printed("up"))
+    flags = ("--listen", f"{hosts.addresses[0]}:7700", "--insecure-nodes")
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
+    missing = f"waiting for {hosts.addresses[1]}, which has not joined: expert-0, expert-1"
+    wait_for(lambda: missing in hosts.printed("up"), lambda: hosts.printed("up"))
     gateway.terminate()
     assert gateway.wait(DEADLINE) == 0
-    assert "waiting 300 s for 2 nodes elsewhere:" in hosts.printed("up")
+    assert "waiting 300 s for 1 host:" in hosts.printed("up")
+    assert "afserve host --join 10.213.8.1:7700" in hosts.printed("up")
+
+
+def test_plain_text_to_other_hosts_has_to_be_asked_for(tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    here = next(iter(own_addresses() - {"127.0.0.1", "::1"}), None)
+    if here is None:
+        pytest.skip("this machine has no address but loopback")
+    file.write_text(CLUSTER.format(attention=here, experts="192.0.2.9"))
+    code, printed = said_by("up", "--port", "0", "--cluster", str(file))
+    assert code == 2
+    assert f"error: nodes on other hosts: {here} is beyond this machine" in printed
+    assert said_by("up", "--port", "0", "--host", "0.0.0.0")[1].startswith(
+        "error: --host 0.0.0.0: other machines"
+    )

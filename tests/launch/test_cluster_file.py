@@ -122,9 +122,13 @@ def test_a_host_elsewhere_gets_lines_to_run(file: Path) -> None:
     assert set(hosted.shares()) == {Share(2, 0, here=True), Share(0, 3, here=False)}
     lines = hosted.commands("10.0.0.1:77", Path("/run/a b/token"))
     assert lines[0] == "here:  scp -p '/run/a b/token' there:afserve.token"
-    assert lines[3] == (
-        "there:  afserve node --role expert --index 2 --join 10.0.0.1:77 --token-file afserve.token"
-    )
+    assert lines[1:] == [
+        "there:  afserve host --join 10.0.0.1:77 --token-file afserve.token --insecure-nodes"
+    ]
+    assert hosted.commands("10.0.0.1:77", Path("t"), Path("/etc/a b"))[1].endswith(" --certs '/etc/a b'")
+    (place,) = hosted.places
+    assert (place.name, place.addresses) == ("there", {"10.0.0.2"})
+    assert [str(node) for node in place.nodes] == ["expert-0", "expert-1", "expert-2"]
 
 
 def test_all_here_needs_no_network(file: Path) -> None:

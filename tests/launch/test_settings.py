@@ -18,12 +18,13 @@ from afserve.cli.up import asked_of, up
 from afserve.config import EngineSettings, ModelSource
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError
+from afserve.launch.ray_settings import RaySettings
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.llm import LLM
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import DeclaredSetting, File, settings_of
 
-GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings)
+GROUPS = (RunSettings, ModelSource, Wishes, EngineSettings, Listening, ServerSettings, RaySettings)
 SETTINGS = [pytest.param(group, one, id=one.name) for group in GROUPS for one in settings_of(group)]
 
 
@@ -32,7 +33,15 @@ def asked(*arguments: str) -> UpFlags:
 
 
 def held(flags: UpFlags, group: type) -> Any:
-    every = (flags.run, flags.source, flags.wishes, flags.wishes.engine, flags.listening, flags.limits)
+    every = (
+        flags.run,
+        flags.source,
+        flags.wishes,
+        flags.wishes.engine,
+        flags.listening,
+        flags.limits,
+        flags.ray,
+    )
     return every[GROUPS.index(group)]
 
 

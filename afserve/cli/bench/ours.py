@@ -28,6 +28,12 @@ class Shape:
     micro_batches: str = "auto"
 
 
+def _peaks(llm: LLM) -> dict[str, float | None]:
+    """MiB of each node's process on this machine, and of this one, which is the gateway."""
+    found = {str(node): llm.run.processes.running(node) for node in llm.topology.deployment.nodes}
+    return {name: peak_mib(pid) for name, pid in found.items() if pid is not None} | {"gateway": peak_mib()}
+
+
 def measure(case: Case, shape: Shape) -> Iterator[Row]:
     """One row per batch size, all on one start."""
     llm = LLM(
@@ -55,8 +61,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
                 ttft=spread([one.ttft for one in runs])[0],
                 tpot=spread([one.tpot for one in runs])[0],
                 start_to_ready=ready,
-                peak_mib={name: peak_mib(pid) for name, pid in llm.run.processes.pids.items()}
-                | {"gateway": peak_mib()},
+                peak_mib=_peaks(llm),
                 nodes=f"{deployment.count(Role.ATTENTION)}x{deployment.count(Role.EXPERT)}",
                 micro_batches="auto" if engine.adaptive else str(engine.micro_batches),
                 threads=engine.threads,

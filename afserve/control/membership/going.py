@@ -68,11 +68,14 @@ class Going(Placing):
         return self._recovery.lost(node, reason, now, settled=self.settled)
 
     def _exited(self, event: Exited, node: NodeId, now: float) -> list[Effect]:
-        """The process of whoever was to go has gone."""
+        """The process of whoever was to go has gone, or one that had not joined yet: nobody else will tell of that."""
         self.role_changes.has_exited(node)
         unwanted = node in self._leaving or node not in self.members.places(node.role)
         if unwanted or self.renewals.has_exited(node, now):
             return []
+        member = self.members.at(node)
+        if self._recovery.awaits(node) and (member is None or not member.alive) and self._takeover is None:
+            return self._started_again(node, event.reason, now)
         return self._recovery.exited(event)
 
     def _give_up(

@@ -137,6 +137,10 @@ class Recovery:
             return type(error)(f"{node}: {error.message}", param=error.param)
         return PeerLost(node, error.message)
 
+    def awaits(self, node: NodeId) -> bool:
+        """Whether somebody was started for its place and is to join, so that the end of that one is a loss."""
+        return self.rules.recovers and node not in self._start_at and node not in self.given_up
+
     def forget(self, node: NodeId) -> None:
         """Its place is taken, or nobody wants it any more."""
         self._start_at.pop(node, None)

@@ -79,7 +79,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
 
     progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
     rendezvous = meet(stream, address_of(listener))
-    node, first, close = build_attention(assigned, progress, rendezvous, tell)
+    node, first, close = build_attention(assigned, progress, rendezvous, tell, stream.certificates)
     kv = open_kv(node, listener, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
     report = Reporter(heartbeat, stream, lambda: node.stats(kv.stats()), node.take_routed, attention=nodes)
@@ -89,7 +89,9 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     def attend(gateway: int) -> Attend:
         return Attend(assigned.node.index, assigned.generation, kept.held(gateway))
 
-    gateways = GatewayStreams(attend, stream.address, stream.token, stream.deliver)
+    gateways = GatewayStreams(
+        attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
+    )
     stream.send(Ready(heartbeat.resident_bytes()))
     try:
         silence = assigned.deployment.silence

@@ -47,7 +47,9 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
         stream.send(Endpoint(address, agreed))
 
     progress, tell = stream.progress("expert weights"), identify(stream)
-    node, filler, close = build_expert(assigned, progress, announce, tell, stream.own_address())
+    node, filler, close = build_expert(
+        assigned, progress, announce, tell, stream.own_address(), stream.certificates
+    )
     report = Reporter(heartbeat, stream, node.stats)
     freeze_heap()
     stream.send(Ready(heartbeat.resident_bytes()))

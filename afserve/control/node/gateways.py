@@ -12,6 +12,7 @@ import grpc
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.node.stream import ATTEND, Stream
 from afserve.control.wire.values import Attend, FromAttention, Gateways, ToAttention
+from afserve.tls import Certificates, CertifiedRole
 
 _AGAIN_SECONDS = 0.5  # between two attempts to reach a gateway
 
@@ -38,7 +39,9 @@ class GatewayStreams:
         token: str,
         deliver: Callable[[FromGateway], None],
         clock: Clock | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
+        self._certificates = certificates
         self._attend, self._home, self._token, self._deliver = attend, home, token, deliver
         self._clock = clock or MonotonicClock()
         self._wanted: dict[int, str] = {}
@@ -104,7 +107,9 @@ class GatewayStreams:
         def arrived(value: ToAttention) -> None:
             deliver(FromGateway(gateway, life, value))
 
-        stream = Stream(self._wanted[gateway], self._token, ATTEND, arrived, ended)
+        address = self._wanted[gateway]
+        role = CertifiedRole.CONTROLLER if address == self._home else CertifiedRole.GATEWAY
+        stream = Stream(address, self._token, ATTEND, arrived, ended, self._certificates, role)
         self._streams[gateway] = life, stream
         stream.send(replace(self._attend(gateway), stream=life))
         stream.start()

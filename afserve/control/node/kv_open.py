@@ -17,9 +17,13 @@ from afserve.engine.attention_node import AttentionNode
 
 
 def listen(stream: ControlStream) -> socket.socket:
-    """Inside this host where the controller is on its loopback, else on the address that reaches the controller."""
+    """Inside this host where the controller is on its loopback, else on the address that reaches the controller.
+
+    Blocks are not encrypted, so a run with certificates moves them inside a host only; elsewhere it computes again.
+    """
     host = stream.own_address()
-    return listen_here() if ipaddress.ip_address(host).is_loopback else listen_on(host)
+    inside = ipaddress.ip_address(host).is_loopback or stream.certificates is not None
+    return listen_here() if inside else listen_on(host)
 
 
 def open_kv(

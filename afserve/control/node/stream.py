@@ -24,6 +24,7 @@ from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import FromAttention, FromNode, Progress, ToAttention, ToNode
 from afserve.errors import AuthError, DeadlineError, PeerLost, RendezvousError
+from afserve.tls import Certificates, CertifiedRole, probe
 
 CONTROLLER = "controller"
 CONNECT_SECONDS = 20.0
@@ -66,11 +67,14 @@ class Stream(Generic[Sent, Received]):
         wire: Wire[Sent, Received],
         on_value: Callable[[Received], None],
         on_end: Callable[[grpc.RpcError | None], None],
+        certificates: Certificates | None = None,
+        role: CertifiedRole = CertifiedRole.CONTROLLER,
     ) -> None:
+        """With `certificates` it is encrypted, and whoever answers has to have one for `role`."""
         self._wire, self._on_value, self._on_end = wire, on_value, on_end
         self._metadata = ((channel.TOKEN_KEY, f"Bearer {token}"),)
         self._outbox: queue.SimpleQueue[Sent | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(address, options=channel.options(receive=wire.receive))
+        self._channel = channel.dial(address, wire.receive, certificates, role)
         self._call: Any = None
         self._reader = threading.Thread(target=self._read, name="control-reader", daemon=True)
 
@@ -127,9 +131,10 @@ class Stream(Generic[Sent, Received]):
 class ControlStream:
     """`with ControlStream(address, token) as stream:` connects, registers nothing, and closes on the way out."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, certificates: Certificates | None = None) -> None:
         self.address = address
         self.token = token
+        self.certificates = certificates
         self.on_break: Callable[[], None] = lambda: (
             None
         )  # by another thread, when the node begins to dial again
@@ -150,12 +155,15 @@ class ControlStream:
         self.close()
 
     def start(self) -> None:
-        """Raises DeadlineError when no controller answers there."""
+        """Raises DeadlineError when no controller answers there, AuthError where a certificate is refused."""
+        if self.certificates is not None:
+            probe(self.address, self.certificates, CertifiedRole.CONTROLLER)
         stream = self._new()
         if not stream.wait_open(CONNECT_SECONDS):
             stream.close()
             raise DeadlineError(
-                f"no controller at {self.address} after {CONNECT_SECONDS:.0f} s; is `afserve up` running there?"
+                f"no controller at {self.address} after {CONNECT_SECONDS:.0f} s; is `afserve up` running there, "
+                f"{'with' if self.certificates else 'without'} --certs?"
             )
         self._stream = stream
         stream.start()
@@ -169,7 +177,7 @@ class ControlStream:
             stream.close()
 
     def _new(self) -> "Stream[FromNode, ToNode]":
-        return Stream(self.address, self.token, JOIN, self._arrived, self._over)
+        return Stream(self.address, self.token, JOIN, self._arrived, self._over, self.certificates)
 
     def own_address(self) -> str:
         """Of this host, where the controller's host can reach it. Nothing is sent to find out."""
@@ -285,7 +293,7 @@ class ControlStream:
 def reason_of(error: grpc.RpcError, peer: str) -> Exception:
     """Why a stream to `peer` ended."""
     code, details = error.code(), error.details()
-    if code is grpc.StatusCode.UNAUTHENTICATED:
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return AuthError(details)
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return RendezvousError(details)

@@ -37,6 +37,7 @@ from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import Identity
 from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
+from afserve.tls import Certificates
 from afserve.trace import Trace
 
 CONNECT_SECONDS = 30.0
@@ -47,7 +48,11 @@ AnyNode = AttentionNode[Any]  # over whichever link's tickets
 
 
 def build_attention(
-    assigned: Assigned, progress: Progress, meet: Callable[[Agreed], Peers], tell: Tell
+    assigned: Assigned,
+    progress: Progress,
+    meet: Callable[[Agreed], Peers],
+    tell: Tell,
+    certificates: Certificates | None = None,
 ) -> tuple[AnyNode, Peers, Close]:
     """`meet` tells what this node will put on the data plane and returns the expert nodes to connect to.
 
@@ -65,7 +70,12 @@ def build_attention(
         return node, first, close
     addresses = {peer.index: peer.address for peer in first.experts}
     transport = connect.connect(
-        addresses, attention=assigned.node.index, layout=layout, timeout=CONNECT_SECONDS, device=ops.device
+        addresses,
+        attention=assigned.node.index,
+        layout=layout,
+        timeout=CONNECT_SECONDS,
+        device=ops.device,
+        certificates=certificates,
     )
     link = ExpertLink(
         transport,
@@ -120,7 +130,12 @@ def _colocated(
 
 
 def build_expert(
-    assigned: Assigned, progress: Progress, announce: Callable[[str, Agreed], None], tell: Tell, host: str
+    assigned: Assigned,
+    progress: Progress,
+    announce: Callable[[str, Agreed], None],
+    tell: Tell,
+    host: str,
+    certificates: Certificates | None = None,
 ) -> tuple[ExpertNode, Filler, Close]:
     """Listens before it reads weights, so that attention nodes connect meanwhile; between hosts only on `host`.
 
@@ -139,6 +154,7 @@ def build_expert(
         layout=layout,
         host=host,
         device=ops.device,
+        certificates=certificates,
     )
     announce(address, _agreed(layout, deployment, spec))
     _first(deployment, identity)

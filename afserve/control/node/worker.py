@@ -22,6 +22,7 @@ from afserve.control.wire.values import Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
 from afserve.member import Role
+from afserve.tls import check_exposed, opened
 
 JOIN_SECONDS = 30.0
 _EMPTY: dict[Role, Stats] = {
@@ -33,13 +34,18 @@ Serve = Callable[[ControlStream, Assigned, HeartbeatThread], None]
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Where to join and as what. `index` None takes any free place of the role; `verify` "full" overrules the run."""
+    """Where to join and as what. `index` None takes any free place of the role; `verify` "full" overrules the run.
+
+    `certs` is a folder of certificates, empty for none. Without one nothing leaves this host unless `insecure`.
+    """
 
     role: str
     join: str
     token_file: str
     index: int | None = None
     verify: str = SAMPLES
+    certs: str = ""
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in tuple(Role):
@@ -52,8 +58,11 @@ class NodeSettings:
 def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) -> None:
     """Serve until the controller says stop. Raises what made the node unable to; the controller was told."""
     signal.signal(signal.SIGTERM, _leave)
+    certificates = opened(settings.certs)
+    if not settings.insecure:
+        check_exposed("--join", settings.join.rpartition(":")[0], certificates, insecure=False)
     token = channel.read_token(Path(settings.token_file))
-    with ControlStream(settings.join, token) as stream:
+    with ControlStream(settings.join, token, certificates) as stream:
         stream.send(Register(settings.role, settings.index, os.getpid(), socket.gethostname(), __version__))
         assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
         assert isinstance(assigned, Assigned)

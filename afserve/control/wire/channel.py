@@ -5,15 +5,20 @@ The token lives in a file that only this user can read, never in an argument lis
 
 import asyncio
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import grpc
 import grpc.aio
 
 from afserve.errors import ConfigError
+from afserve.tls import Certificates, CertifiedRole, Pems, lacks
+
+log = logging.getLogger("afserve.control")
 
 SERVICE = "afserve.control.Controller"
 JOIN = "Join"
@@ -57,13 +62,65 @@ def options(*, receive: str, shares_port: bool = False) -> Sequence[tuple[str, i
 Context: TypeAlias = grpc.aio.ServicerContext
 
 
+def dial(address: str, receive: str, certificates: Certificates | None, role: CertifiedRole) -> grpc.Channel:
+    """The end that calls. With certificates, whoever answers has to have one for `role`."""
+    settings = options(receive=receive)
+    if certificates is None:
+        return grpc.insecure_channel(address, options=settings)
+    pems = certificates.current()
+    return grpc.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(pems.authority, pems.key, pems.certificate),
+        options=(*settings, ("grpc.ssl_target_name_override", role.dns)),
+    )
+
+
+def listen(server: grpc.aio.Server, where: str, certificates: Certificates | None) -> int:
+    """The port. With certificates, whoever calls has to have one of the same authority. Raises RuntimeError."""
+    if certificates is None:
+        return int(server.add_insecure_port(where))
+    last = certificates.current()
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """Asked before each handshake; None leaves everything as it is."""
+        nonlocal last
+        now = certificates.current()
+        if now is last:
+            return None
+        last = now
+        return _configuration(now)
+
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _configuration(last), renewed, require_client_authentication=True
+    )
+    return int(server.add_secure_port(where, credentials))
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(pems.key, pems.certificate)], root_certificates=pems.authority
+    )
+
+
 async def authenticate(context: Context, token: str) -> None:
     """Ends the call of whoever has not the run's token."""
     given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
     if not hmac.compare_digest(str(given).encode(), f"Bearer {token}".encode()):
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED, "the token is not this run's; pass the controller's --token-file"
-        )
+        why = "the token is not this run's; pass the controller's --token-file"
+        log.warning("%s was refused: %s", context.peer(), why)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+
+
+async def certify(context: Context, role: CertifiedRole) -> None:
+    """Ends the call of whoever came over TLS with a certificate that is for other roles."""
+    found = context.auth_context()
+    if b"ssl" not in found.get("transport_security_type", ()):
+        return
+    names = [name.decode(errors="replace") for name in found.get("x509_subject_alternative_name", ())]
+    if why := lacks(names, role):
+        who = b", ".join(found.get("x509_common_name", ())).decode(errors="replace")
+        log.warning("%s (%s) was refused: %s", who, context.peer(), why)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{why}; `afserve certs issue --role {role}`")
 
 
 async def write(outbox: "asyncio.Queue[bytes]", context: Context) -> None:
@@ -72,12 +129,16 @@ async def write(outbox: "asyncio.Queue[bytes]", context: Context) -> None:
         await context.write(await outbox.get())
 
 
-def new_token(folder: Path) -> Path:
-    """Write a fresh token into `folder`, readable by this user only, and return the file's path."""
-    path = folder / TOKEN_FILE
+def new_token(folder: Path, token: str | None = None) -> Path:
+    """Write a token, a fresh one if none is given, into `folder` and return the file's path."""
+    return write_token(folder / TOKEN_FILE, token)
+
+
+def write_token(path: Path, token: str | None = None) -> Path:
+    """Readable by this user only. Raises FileExistsError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32))
+        file.write(token or secrets.token_urlsafe(32))
     return path
 
 

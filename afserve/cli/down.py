@@ -1,0 +1,43 @@
+"""`afserve down`: ends a running server with all its nodes, on this machine, on Ray or on other hosts."""
+
+import time
+
+import click
+
+from afserve.cli.connection import admin_options, connect
+from afserve.client import Client
+from afserve.errors import CapacityError, DeadlineError, PeerError
+
+_LOOK_SECONDS = 0.2
+
+
+@click.command()
+@admin_options
+def down(url: str, admin_key_file: str | None, no_wait: bool, timeout: float) -> None:
+    """End a running server and its nodes. Running requests have as long as `--drain-seconds` of `afserve up` says."""
+    with connect(url, admin_key_file) as client:
+        going = client.down()["going"]
+        assert isinstance(going, list)
+        click.echo(f"ending: {', '.join(going)}")
+        if not no_wait:
+            _wait(client, timeout)
+            click.echo("it has ended")
+
+
+def _wait(client: Client, timeout: float) -> None:
+    until = time.monotonic() + timeout
+    while _answers(client):
+        if time.monotonic() > until:
+            raise DeadlineError(f"the server still answers after {timeout:g} s; it goes on ending")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _answers(client: Client) -> bool:
+    """A server that drains does, with a refusal."""
+    try:
+        client.status()
+    except (CapacityError, DeadlineError):
+        return True
+    except PeerError:
+        return False
+    return True

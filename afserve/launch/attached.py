@@ -1,0 +1,13 @@
+"""`python -m afserve.launch.attached PID ARGUMENTS`: one afserve command that ends with the process PID, its parent.
+
+The kernel is asked before anything else happens; `fork_server` does the same for the nodes of one machine.
+"""
+
+import os
+import sys
+
+from afserve.launch.fork_server import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execv(sys.executable, [sys.executable, "-m", "afserve", *sys.argv[2:]])  # noqa: S606  no shell is wanted
