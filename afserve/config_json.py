@@ -17,14 +17,14 @@ class ConfigFields:
     def __init__(self, config: Config, where: str, refusal: type[UserError] = CheckpointError) -> None:
         self.config = config
         self.where = where
-        self._refusal = refusal
+        self.refusal = refusal
 
     def has(self, name: str) -> bool:
         return self.config.get(name) is not None
 
     def inner(self, config: Config, name: str) -> "ConfigFields":
         """A view of a section of this config, under its own name."""
-        return ConfigFields(config, f"{self.where}: {name}", self._refusal)
+        return ConfigFields(config, f"{self.where}: {name}", self.refusal)
 
     def integer(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that is there. Raises the refusal on any other value than one of its range."""
@@ -62,6 +62,10 @@ class ConfigFields:
             raise self.refuse(name, f"is not a list of at most {most} numbers, each {each}")
         return tuple(value)
 
+    def reals(self, name: str, each: Range, most: int) -> tuple[float, ...]:
+        """The same for numbers of any kind that `each` allows."""
+        return tuple(map(float, self.integers(name, each, most)))
+
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One id or several; none where it is absent or null."""
         value = self.config.get(name)
@@ -88,7 +92,7 @@ class ConfigFields:
 
     def error(self, why: str, name: str) -> UserError:
         """For what is wrong with more than one field; `name` is the one to look at first."""
-        return self._refusal(f"{self.where}: {why}", param=name)
+        return self.refusal(f"{self.where}: {why}", param=name)
 
     def _number(self, names: tuple[str, ...], default: float | None) -> float:
         """Defaults are checked as well: some are computed from other fields."""
