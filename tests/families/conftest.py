@@ -11,6 +11,15 @@ from tests.families.tiny import TINY, build
 NEW = 24
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Products of a few rows are slower on two threads, and much slower where others use the cores too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     made = {}
