@@ -14,10 +14,18 @@ class ConfigFields:
     Whatever is wrong raises `refusal`: CheckpointError for who serves the model, ConfigError for who plans with it.
     """
 
-    def __init__(self, config: Config, where: str, refusal: type[UserError] = CheckpointError) -> None:
+    def __init__(
+        self,
+        config: Config,
+        where: str,
+        refusal: type[UserError] = CheckpointError,
+        called: Mapping[str, str] | None = None,
+    ) -> None:
+        """`called`: names of fields that this config.json has under another name."""
         self.config = config
         self.where = where
         self.refusal = refusal
+        self.called = called or {}
 
     def has(self, name: str) -> bool:
         return self.config.get(name) is not None
@@ -92,7 +100,9 @@ class ConfigFields:
 
     def error(self, why: str, name: str) -> UserError:
         """For what is wrong with more than one field; `name` is the one to look at first."""
-        return self.refusal(f"{self.where}: {why}", param=name)
+        own = [f"{new} is {old} here" for new, old in self.called.items() if new in why]
+        told = f" ({', '.join(own)})" if own else ""
+        return self.refusal(f"{self.where}: {why}{told}", param=name)
 
     def _number(self, names: tuple[str, ...], default: float | None) -> float:
         """Defaults are checked as well: some are computed from other fields."""

@@ -15,6 +15,7 @@ from afserve.kernels import _native, tiled
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
+from afserve.kernels.norms import layer_norm
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
@@ -52,7 +53,7 @@ class Native(NativeProducts):
         return out
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        return self._fall_back("layer_norm", "LayerNorm").layer_norm(x_TH, weight_H, bias_H, eps)
+        return layer_norm(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         code, wide = CODES.get(x_TH.dtype), y_TH.dtype is FLOAT32

@@ -34,10 +34,14 @@ class Family:
         for section in self.sections:
             flat.update(given(fields.section(section)))
         flat.update(given(fields.config))
-        for old, new in self.renames:
-            if old in flat and new not in given(fields.config):
-                flat[new] = flat[old]
-        return ConfigFields(flat, fields.where, fields.refusal)
+        called = {new: old for old, new in self.renames if old in flat and new not in given(fields.config)}
+        flat.update((new, flat[old]) for new, old in called.items())
+        return ConfigFields(flat, fields.where, fields.refusal, {**fields.called, **called})
+
+    def read(self, fields: ConfigFields) -> tuple[LayerSpec, ...]:
+        """The layers of a view; how many there are is asked first."""
+        fields.integer("num_hidden_layers")
+        return self.layers(fields)
 
 
 def given(config: Config) -> dict[str, object]:

@@ -10,7 +10,7 @@ from afserve.config_ranges import MOST_ROUTED
 from afserve.errors import CheckpointError, shown
 from afserve.families.read_ffn import CLAMPED_SWIGLU, EXPERT_FIELDS
 from afserve.spec import ModelSpec
-from afserve.spec_parts import AttentionSpec, LayerSpec
+from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
 
 _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 _ACTIVATIONS = ("silu",)
@@ -41,6 +41,8 @@ def _not_run(layer: LayerSpec) -> Iterator[str]:
     known = _EXPERT_ACTIVATIONS if lone else _ACTIVATIONS
     if layer.ffn.activation not in known:
         yield _unsupported(f"hidden_act: {shown(layer.ffn.activation)}", "silu")
+    if layer.moe and (layer.moe.limit is None) == (layer.moe.activation == CLAMPED_SWIGLU):
+        yield _unsupported(f"swiglu_limit: {layer.moe.limit} with {layer.moe.activation}", CLAMPED_SWIGLU)
 
 
 def _attention(a: AttentionSpec) -> Iterator[str]:
@@ -48,6 +50,9 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla")
     if a.rope is not None and a.rope.kind not in _ROPE_KINDS:
         yield _unsupported(f"rope_type {shown(a.rope.kind)}", *_ROPE_KINDS)
+    elif a.rope is not None and not _divided(a.rope):
+        each = f"one number in each for {a.rope.dim // 2} frequencies"
+        yield _unsupported("rope_type 'longrope' with other short_factor and long_factor", each)
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
     if a.indexer:
@@ -55,6 +60,11 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
     if a.gated:
         yield _unsupported("attn_output_gate", "attention without a gate")
     yield from _latent(a) if a.kind == "mla" else _grouped(a)
+
+
+def _divided(rope: RopeSpec) -> bool:
+    """Whether longrope has a divisor for every frequency; other kinds need none."""
+    return rope.kind != "longrope" or len(rope.short_factor) == len(rope.long_factor) == rope.dim // 2
 
 
 def _grouped(a: AttentionSpec) -> Iterator[str]:

@@ -70,7 +70,8 @@ def _routed(fields: ConfigFields) -> frozenset[int]:
         found = frozenset(range(step - 1, layers, step))
     if min(found, default=layers) >= layers:
         raise fields.error(
-            f"moe_layers, interleave_moe_layer_step leave none of {layers} layers with experts", "moe_layers"
+            f"moe_layers or interleave_moe_layer_step leave none of num_hidden_layers {layers} with experts",
+            "moe_layers",
         )
     return found
 

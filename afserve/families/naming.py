@@ -30,7 +30,7 @@ class Naming:
     """`stem` holds the decoder; the other names but `head` are below `stem.layers.<i>.`, or below `moe` there.
 
     Projections of attention are `q_proj`, `k_proj`, `v_proj` or one `qkv`; MLA's are DeepSeek's. A bias is called as
-    its weight with another ending. Each expert has a `gate`, an `up` and a `down` of its own, unless they are `stacked`.
+    its weight with another ending. An expert has a `gate`, an `up` and a `down` of its own, unless they are `stacked`.
     """
 
     moe: str = "mlp"

@@ -3,6 +3,7 @@
 Field meanings follow transformers' configuration classes of the same `model_type`.
 """
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -62,8 +63,8 @@ def _turned(fields: ConfigFields, head_dim: int, partial: float) -> int:
     turned = int(head_dim * share)
     if not turned or turned % 2 or turned > head_dim:
         raise fields.error(
-            f"partial_rotary_factor: {share:g} of {head_dim} numbers of a head is {turned}, not an even number from 2 "
-            f"to {head_dim}",
+            f"rotary_dim or partial_rotary_factor: {share:g} of {head_dim} numbers (head_dim, or hidden_size "
+            f"over num_attention_heads) is {turned}, not an even number from 2 to {head_dim}",
             "partial_rotary_factor",
         )
     return turned
@@ -102,7 +103,9 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
     inner = fields.inner({k: v for k, v in raw.items() if v is not None}, "rope_parameters")
     kind = str(inner.config.get("rope_type", inner.config.get("type", "default")))
     theta = inner.number("rope_theta", default=fields.number("rope_theta", default=theta))
-    if kind == "dynamic" and inner.has("alpha"):  # NTK-aware: another base, the same at every length
+    if (
+        kind == "dynamic" and inner.has("alpha") and dim > 2
+    ):  # NTK-aware: another base, the same at every length
         return RopeSpec("default", theta * inner.number("alpha") ** (dim / (dim - 2)), dim, interleaved)
     if kind == "longrope":
         return _longrope(fields, inner, RopeSpec(kind, theta, dim, interleaved))
@@ -145,19 +148,20 @@ def alternating(fields: ConfigFields, first: str, second: str) -> tuple[str, ...
 
 
 def _longrope(fields: ConfigFields, inner: ConfigFields, rope: RopeSpec) -> RopeSpec:
-    """Phi's: a divisor for every frequency, and a factor of cos and sin, for short contexts and for long ones."""
-    for name in ("short_factor", "long_factor"):
-        if len(inner.reals(name, ROPE_DIVISOR, rope.dim // 2)) != rope.dim // 2:
-            raise inner.refuse(name, f"is not one number for each of {rope.dim // 2} frequencies")
+    """A divisor for every frequency, and a factor of cos and sin, for short contexts and for long ones."""
+    longest = fields.integer("max_position_embeddings")
+    named = fields.integer("original_max_position_embeddings", default=longest)
+    original = inner.integer("original_max_position_embeddings", default=named)
+    stretch = max(longest / original, 1.0)
+    factor = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
+    factor = inner.number("attention_factor", default=factor)
     return replace(
         rope,
-        original_max=inner.integer(
-            "original_max_position_embeddings", default=fields.optional("original_max_position_embeddings")
-        ),
+        original_max=original,
         short_factor=inner.reals("short_factor", ROPE_DIVISOR, rope.dim // 2),
         long_factor=inner.reals("long_factor", ROPE_DIVISOR, rope.dim // 2),
-        short_mscale=inner.number("short_mscale"),
-        long_mscale=inner.number("long_mscale"),
+        short_mscale=inner.number("short_mscale", default=factor),
+        long_mscale=inner.number("long_mscale", default=factor),
     )
 
 

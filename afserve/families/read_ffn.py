@@ -6,7 +6,8 @@ from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
-EXPERT_FIELDS = "n_routed_experts, num_experts or num_local_experts"
+EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
+TOP_K_FIELDS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k")
 CLAMPED_SWIGLU = "clamped_swiglu"
 
 
@@ -19,7 +20,8 @@ def stack(
     if not moe_ids:
         raise fields.error(
             f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
-            "mlp_only_layers or decoder_sparse_step; afserve serves Mixture-of-Experts models",
+            "mlp_only_layers, decoder_sparse_step, moe_layer_start_index, "
+            "moe_layer_end_index or moe_layer_interval; afserve serves Mixture-of-Experts models",
             "num_hidden_layers",
         )
     if len(moe_ids) < layers and not dense_inner:
@@ -32,7 +34,8 @@ def stack(
 
 def check_top_k(fields: ConfigFields, moe: MoeSpec) -> None:
     if moe.top_k > moe.experts:
-        raise fields.refuse("num_experts_per_tok", f"is more than the {moe.experts} of {EXPERT_FIELDS}")
+        name = next(name for name in TOP_K_FIELDS if fields.has(name))
+        raise fields.refuse(name, f"is more than the {moe.experts} of {EXPERT_FIELDS}")
 
 
 def dense_then_moe(fields: ConfigFields, default: int) -> range:

@@ -37,6 +37,7 @@ from afserve.spec_parts import LayerSpec
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
+    "kimi_k2": deepseek_v3.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "mixtral": mixtral.FAMILY,
@@ -81,7 +82,7 @@ def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
 def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     """Every decoder layer, also of a family that the engine does not serve and with what it cannot run."""
     found = _family(fields.config)
-    return planned.layers(fields) if found is None else found.layers(found.view(fields))
+    return planned.layers(fields) if found is None else found.read(found.view(fields))
 
 
 def naming_of(spec: ModelSpec) -> Naming:
@@ -94,7 +95,7 @@ def _family(config: Mapping[str, object]) -> Family | None:
 
 
 def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
-    kinds, pattern = distinct(family.layers(fields))
+    kinds, pattern = distinct(family.read(fields))
     vocab_size = fields.integer("vocab_size")
     return ModelSpec(
         family=str(fields.config["model_type"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming, Stacked
+from afserve.families.naming import Naming, Stacked, bias_of
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
@@ -31,8 +31,12 @@ def read_expert(
         return _Reader(spec, source, naming, naming.stacked, layer, expert, dtype).read()
     hidden, inner = spec.hidden, spec.moe.inner
     gate, up, down = naming.expert(layer, expert)
-    both = (source.tensor(name, (inner, hidden), dtype) for name in (gate, up))
-    return ExpertTensors(torch.cat(tuple(both)), source.tensor(down, (hidden, inner), dtype))
+    both = torch.cat([source.tensor(name, (inner, hidden), dtype) for name in (gate, up)])
+    down_HI = source.tensor(down, (hidden, inner), dtype)
+    if not spec.moe.expert_bias:
+        return ExpertTensors(both, down_HI)
+    both_bias = torch.cat([source.tensor(bias_of(name), (inner,), dtype) for name in (gate, up)])
+    return ExpertTensors(both, down_HI, both_bias, source.tensor(bias_of(down), (hidden,), dtype))
 
 
 @dataclass(frozen=True, slots=True)

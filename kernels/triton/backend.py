@@ -15,6 +15,7 @@ from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.half import half_of_ops, routed_half
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.norms import layer_norm
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -33,7 +34,7 @@ from afserve.kernels.triton.tiles import TileTable
 
 
 class TritonBackend:
-    """Dense products, argmax and the caches' memory are PyTorch's by choice, which is no fallback.
+    """Dense products, LayerNorm, argmax and the caches' memory are PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip.
@@ -208,8 +209,7 @@ class TritonBackend:
         return triton_norm.rms_norm(x_TH, weight_H, eps)
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        self.fallbacks.note("layer_norm", "LayerNorm")
-        return self._plain.layer_norm(x_TH, weight_H, bias_H, eps)
+        return layer_norm(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
