@@ -14,17 +14,25 @@ class ConfigFields:
     Whatever is wrong raises `refusal`: CheckpointError for who serves the model, ConfigError for who plans with it.
     """
 
-    def __init__(self, config: Config, where: str, refusal: type[UserError] = CheckpointError) -> None:
+    def __init__(
+        self,
+        config: Config,
+        where: str,
+        refusal: type[UserError] = CheckpointError,
+        called: Mapping[str, str] | None = None,
+    ) -> None:
+        """`called`: names of fields that this config.json has under another name."""
         self.config = config
         self.where = where
-        self._refusal = refusal
+        self.refusal = refusal
+        self.called = called or {}
 
     def has(self, name: str) -> bool:
         return self.config.get(name) is not None
 
     def inner(self, config: Config, name: str) -> "ConfigFields":
         """A view of a section of this config, under its own name."""
-        return ConfigFields(config, f"{self.where}: {name}", self._refusal)
+        return ConfigFields(config, f"{self.where}: {name}", self.refusal)
 
     def integer(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that is there. Raises the refusal on any other value than one of its range."""
@@ -62,6 +70,10 @@ class ConfigFields:
             raise self.refuse(name, f"is not a list of at most {most} numbers, each {each}")
         return tuple(value)
 
+    def reals(self, name: str, each: Range, most: int) -> tuple[float, ...]:
+        """The same for numbers of any kind that `each` allows."""
+        return tuple(map(float, self.integers(name, each, most)))
+
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One id or several; none where it is absent or null."""
         value = self.config.get(name)
@@ -88,7 +100,9 @@ class ConfigFields:
 
     def error(self, why: str, name: str) -> UserError:
         """For what is wrong with more than one field; `name` is the one to look at first."""
-        return self._refusal(f"{self.where}: {why}", param=name)
+        own = [f"{new} is {old} here" for new, old in self.called.items() if new in why]
+        told = f" ({', '.join(own)})" if own else ""
+        return self.refusal(f"{self.where}: {why}{told}", param=name)
 
     def _number(self, names: tuple[str, ...], default: float | None) -> float:
         """Defaults are checked as well: some are computed from other fields."""

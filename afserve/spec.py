@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from afserve.errors import ConfigError
-from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
+from afserve.spec_parts import PLAIN_AROUND, Around, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
@@ -36,6 +36,7 @@ class ModelSpec:
     pattern: tuple[int, ...]
     bos_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
+    around: Around = PLAIN_AROUND
 
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""

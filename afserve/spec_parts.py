@@ -12,8 +12,9 @@ from typing import Literal
 class RopeSpec:
     """Rotary embedding of the first `dim` numbers of a head; a `dim` below the head's size is a partial one.
 
-    `kind` is config.json's `rope_type` ("default", "linear", "yarn" ...); `factor` is linear's and yarn's, the fields
-    after it are yarn's.
+    `kind` is config.json's `rope_type` ("default", "linear", "yarn", "longrope" ...); `factor` is linear's and yarn's,
+    the fields after it are yarn's, then llama3's two, and longrope's: divisors and a factor of cos and sin for contexts
+    up to `original_max`, and others for longer ones.
     """
 
     kind: str
@@ -28,6 +29,12 @@ class RopeSpec:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    short_mscale: float = 1.0
+    long_mscale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ class AttentionSpec:
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
     `sinks` are learned logits, one a head, that take weight and give no value. `gated`: the query projection also makes
     a gate for the output. `rope` None is a layer without rotary embedding.
+
+    `qk_norm`: queries and keys are normalised, `head` by head or over the `width` of all heads; `late` after the rotary
+    embedding; `unit` without weights. `clip` bounds what the projections of q, k and v give. `scale` of the softmax is
+    one over the root of `head_dim` where it is None, `out_scale` multiplies the output. `temperature` (f, s) multiplies
+    the query at position p by 1 + s ln(1 + floor((p + 1) / f)).
     """
 
     kind: Literal["gqa", "mla", "mfa", "linear"]
@@ -61,7 +73,11 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["", "head", "width", "late", "unit"] = ""
+    clip: float | None = None
+    scale: float | None = None
+    out_scale: float = 1.0
+    temperature: tuple[float, float] | None = None
     window: int | None = None
     chunk: int | None = None
     sinks: bool = False
@@ -82,18 +98,25 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection."""
+    """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection; all have a `bias` or
+    none has."""
 
     inner: int
     activation: str = "silu"
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
     """Routed experts of one layer, and a shared one of `shared_inner` (0: none).
 
-    `scoring` and `selection` are names of kernels/routing.py's enums. `router_bias` is added to the router's logits,
-    `correction_bias` only to what experts are chosen by; `expert_bias`: the experts' projections have biases.
+    `scoring` and `selection` are names of kernels/routing.py's enums, `jitter` is the sparse mixer's. `router_bias` is
+    added to the router's logits, `correction_bias` only to what experts are chosen by; `expert_bias`: the experts'
+    projections have biases. `weigh_input`: an expert's weight multiplies its input, not its output. `shared_gate`: a
+    sigmoid of one number weighs the shared expert; `shared_bias` is that of its projections.
+
+    `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
+    it on both sides (gpt-oss).
     """
 
     experts: int
@@ -111,7 +134,31 @@ class MoeSpec:
     correction_bias: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    weigh_input: bool = False
+    shared_gate: bool = False
+    shared_bias: bool = False
+    jitter: float = 0.0
     activation: str = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is the same in all layers, and what is before and after them.
+
+    Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Rows of the
+    embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first.
+    """
+
+    centred: bool = False
+    norm_bias: bool = False
+    head_bias: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+
+
+PLAIN_AROUND = Around()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.fallbacks import Fallbacks
+from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -38,15 +39,31 @@ class Backend(Protocol):
     def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear: ...
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads: ...
     def empty_experts(
-        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        int8: bool = False,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
     ) -> PackedExperts: ...
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts: ...
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None: ...
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up_JH: Tensor,
+        down_HI: Tensor,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None: ...
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
     ) -> None: ...
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor: ...
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor: ...
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None: ...
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor: ...
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor: ...
@@ -55,7 +72,12 @@ class Backend(Protocol):
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor: ...
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor: ...
     def route(
-        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+        self,
+        x_TH: Tensor,
+        gate_EH: Tensor,
+        bias_E: Tensor | None,
+        rule: RouterRule,
+        gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
     def expert_ffn(
         self,

@@ -6,31 +6,61 @@ It knows no backend. Shapes as in `ops.py`.
 from torch import Tensor
 
 from afserve.kernels.backend import Backend
+from afserve.kernels.chunks import cut
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.tiled import shape_of
 
 
 def half_of_ops(ops: Backend, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
     layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
-    heads, groups = layer.heads, layer.groups
-    normed = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
-    qkv = ops.linear(normed, layer.qkv).view(-1, heads + 2 * groups, layer.head_dim)
-    q, k, v = qkv.split((heads, groups, groups), dim=1)
-    if layer.q_norm_D is not None:
-        q = ops.rms_norm(q, layer.q_norm_D, layer.eps)
-    if layer.k_norm_D is not None:
-        k = ops.rms_norm(k, layer.k_norm_D, layer.eps)
+    q, k, v = _heads(ops, x_TH, layer)
+    if not layer.steps.late:
+        q, k = _head_norms(ops, q, k, layer)
     q = ops.rope(q, layer.cos_PD, layer.sin_PD, batch.position_T, False)
     k = ops.rope(k, layer.cos_PD, layer.sin_PD, batch.position_T, False)
+    if layer.steps.late:
+        q, k = _head_norms(ops, q, k, layer)
+    if layer.steps.q_scale_P is not None:
+        q = (q * layer.steps.q_scale_P[batch.position_T][:, None, None]).to(q.dtype)
     ops.write_kv(k, v, k_NGBD, v_NGBD, batch.kv_slot_T)
+    if layer.steps.chunk is not None:
+        batch = cut(batch, layer.steps.chunk, shape_of(k_NGBD)[2])
     seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
     return routed_half(ops, x_TH, layer, seen)
+
+
+def _heads(ops: Backend, x_TH: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, A, D), (T, G, D) and (T, G, D): queries, keys and values before norms of heads and rotary embedding."""
+    heads, groups, size = layer.heads, layer.groups, layer.head_dim
+    if layer.steps.centred:
+        normed = ops.layer_norm(x_TH, layer.input_norm_H, layer.steps.input_bias_H, layer.eps)
+    else:
+        normed = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
+    qkv = ops.linear(normed, layer.qkv)
+    q, k, v = qkv.split((heads * size, groups * size, groups * size), dim=1)
+    if layer.wide_norms and layer.q_norm_D is not None and layer.k_norm_D is not None:
+        q = ops.rms_norm(q, layer.q_norm_D, layer.eps)
+        k = ops.rms_norm(k, layer.k_norm_D, layer.eps)
+    if layer.steps.clip is not None:
+        q, k, v = (part.clamp(-layer.steps.clip, layer.steps.clip) for part in (q, k, v))
+    return q.unflatten(1, (heads, size)), k.unflatten(1, (groups, size)), v.unflatten(1, (groups, size))
+
+
+def _head_norms(ops: Backend, q_TAD: Tensor, k_TGD: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor]:
+    if layer.q_norm_D is None or layer.k_norm_D is None or layer.wide_norms:
+        return q_TAD, k_TGD
+    return ops.rms_norm(q_TAD, layer.q_norm_D, layer.eps), ops.rms_norm(k_TGD, layer.k_norm_D, layer.eps)
 
 
 def routed_half(ops: Backend, x_TH: Tensor, layer: GqaLayer, seen_TAD: Tensor) -> Half:
     """From what the heads saw: output projection, residual, norm, router."""
     attended = ops.linear(seen_TAD.flatten(1), layer.out)
-    normed = ops.add_rms_norm(x_TH, attended, layer.post_norm_H, layer.eps)
+    if layer.steps.centred:
+        x_TH += attended
+        normed = ops.layer_norm(x_TH, layer.post_norm_H, layer.steps.post_bias_H, layer.eps)
+    else:
+        normed = ops.add_rms_norm(x_TH, attended, layer.post_norm_H, layer.eps)
     if layer.gate_EH is None or layer.rule is None:
         return Half(normed, None, None)
-    return Half(normed, *ops.route(normed, layer.gate_EH, layer.bias_E, layer.rule))
+    return Half(normed, *ops.route(normed, layer.gate_EH, layer.bias_E, layer.rule, layer.gate_bias_E))

@@ -13,10 +13,44 @@ from afserve.kernels.routing import RouterRule
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """What few families do in an attention half. A backend's fused half has none of it; single ops do all of it.
+
+    `centred`: both norms subtract the mean (LayerNorm) and add their biases, if they have any. `clip` bounds q, k and v
+    on both sides. `late`: the norms of q and k follow the rotary embedding. `chunk`: attention ends at the beginning of
+    an aligned chunk of so many positions; a multiple of the block size. `q_scale_P` multiplies queries by position.
+    """
+
+    centred: bool = False
+    input_bias_H: Tensor | None = None
+    post_bias_H: Tensor | None = None
+    clip: float | None = None
+    late: bool = False
+    chunk: int | None = None
+    q_scale_P: Tensor | None = None
+
+    def names(self) -> str:
+        """For the log; empty where there is none."""
+        told = (
+            (self.centred, "LayerNorm"),
+            (self.clip is not None, "clipped projections"),
+            (self.late, "norms after the rotary embedding"),
+            (self.chunk is not None, "attention in chunks"),
+            (self.q_scale_P is not None, "queries scaled by position"),
+        )
+        return ", ".join(name for there, name in told if there)
+
+
+NO_STEPS = Steps()
+
+
+@dataclass(frozen=True, slots=True)
 class GqaLayer:
     """Projections are packed: `qkv` stacks heads of q, then k, then v. Norms have the rows' dtype.
 
-    `sink_A` is a logit per head that takes weight and gives no value. Without a router `gate_EH` and `rule` are None.
+    `q_norm_D` and `k_norm_D` are norms of each head, or (A D) and (G D) of all heads together. `sink_A` is a logit per
+    head that takes weight and gives no value. Without a router `gate_EH` and `rule` are None; `gate_bias_E` is added to
+    the router's logits, `bias_E` only to what experts are chosen by.
     """
 
     input_norm_H: Tensor
@@ -37,6 +71,18 @@ class GqaLayer:
     scale: float
     window: int | None = None
     sink_A: Tensor | None = None
+    gate_bias_E: Tensor | None = None
+    steps: Steps = NO_STEPS
+
+    @property
+    def wide_norms(self) -> bool:
+        """Whether queries and keys are normalised over all heads together."""
+        return self.q_norm_D is not None and self.q_norm_D.shape[0] != self.head_dim
+
+    def unusual(self) -> str:
+        """What no fused half does, for the log; empty for a layer without."""
+        wide = "norms of all heads together" if self.wide_norms else ""
+        return ", ".join(filter(None, (self.steps.names(), wide)))
 
 
 @dataclass(frozen=True, slots=True)

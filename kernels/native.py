@@ -15,6 +15,7 @@ from afserve.kernels import _native, tiled
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
+from afserve.kernels.norms import layer_norm
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 
@@ -50,6 +51,9 @@ class Native(NativeProducts):
             out.data_ptr(),
         )
         return out
+
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        return layer_norm(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         code, wide = CODES.get(x_TH.dtype), y_TH.dtype is FLOAT32
@@ -254,7 +258,7 @@ class Native(NativeProducts):
         kept_EH = gate_EH.to(dtype)
         if not ((kept_EH.float() == gate_EH.float()) | gate_EH.isnan()).all():
             return None
-        handle = self.pack_linear(kept_EH, None).handle
+        handle = self.pack_linear(kept_EH, layer.gate_bias_E).handle
         return handle if isinstance(handle, _native.Linear) else None
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
@@ -290,8 +294,18 @@ class Native(NativeProducts):
         return Half(normed, expert, weight)
 
     def route(
-        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+        self,
+        x_TH: Tensor,
+        gate_EH: Tensor,
+        bias_E: Tensor | None,
+        rule: RouterRule,
+        gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if gate_bias_E is not None or rule.scoring not in SCORINGS:
+            reason = (
+                f"scoring {rule.scoring.value}" if gate_bias_E is None else "a bias of the router's logits"
+            )
+            return self._fall_back("route", reason).route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
         code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
         if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():
             return self._fall_back("route", _odd(x_TH, gate_EH)).route(x_TH, gate_EH, bias_E, rule)
@@ -390,6 +404,10 @@ def _why_not_fused(layer: GqaLayer, gate: _native.Linear | None) -> str:
         return f"heads of {layer.head_dim} elements"
     if layer.sink_A is not None:
         return "attention sinks"
+    if layer.unusual():
+        return layer.unusual()
+    if layer.rule and layer.rule.scoring not in SCORINGS:
+        return f"scoring {layer.rule.scoring.value}"
     return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
 
 

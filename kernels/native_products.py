@@ -9,6 +9,7 @@ from torch import Tensor
 
 from afserve.kernels import _native
 from afserve.kernels.fallbacks import Fallbacks
+from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference, no_fp8
 from afserve.kernels.scaled import BlockScaled, dequantised
@@ -71,18 +72,33 @@ class NativeProducts:
         return PackedLinear(outputs, inputs, None, None, handle, weight_OI.dtype)
 
     def empty_experts(
-        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        int8: bool = False,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
     ) -> PackedExperts:
         kept = self._weight_code(dtype, int8)
-        if kept is None:
-            plain = self._fall_back("expert_ffn", f"{dtype} weights")
-            return plain.empty_experts(slots, hidden, inner, dtype, int8)
+        if kept is None or bias or gating != SWIGLU:
+            plain = self._fall_back("expert_ffn", _odd_experts(dtype, bias, gating))
+            return plain.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
         handle = _native.Experts(slots, hidden, inner, kept)
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
 
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up_JH: Tensor,
+        down_HI: Tensor,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
         if not isinstance(experts.handle, _native.Experts):
-            self._plain.set_expert(experts, slot, gate_up_JH, down_HI)
+            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
             return
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
@@ -167,7 +183,8 @@ class NativeProducts:
     ) -> None:
         handle = experts.handle
         if not isinstance(handle, _native.Experts):
-            fallback = self._fall_back("expert_ffn", f"{experts.dtype} weights")
+            biased = experts.gate_up_bias_EJ is not None
+            fallback = self._fall_back("expert_ffn", _odd_experts(experts.dtype, biased, experts.gating))
             fallback.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
         if (
@@ -207,6 +224,16 @@ class NativeProducts:
         out = out_RH.float().contiguous() if add else torch.empty(out_RH.shape, dtype=torch.float32)
         self.expert_ffn(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, out, add)
         out_RH.copy_(out)
+
+
+def _odd_experts(dtype: torch.dtype, bias: bool, gating: Gating) -> str:
+    """What the library can't take of experts."""
+    told = (
+        (bias, "biases"),
+        (gating != SWIGLU, "a clamped SwiGLU"),
+        (dtype not in CODES, f"{dtype} weights"),
+    )
+    return ", ".join(name for odd, name in told if odd)
 
 
 def matrix(x_RC: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from afserve.errors import ConfigError
 from afserve.kernels.backend import Backend
 from afserve.kernels.cache import LayerCache, LayerShape, PagedCache
 from afserve.kernels.fallbacks import Fallback
+from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -85,25 +86,45 @@ class Ops:
         dtype: torch.dtype,
         int8: bool = False,
         fp8: bool = False,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
     ) -> PackedExperts:
         """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
 
         int8: weights are kept as int8 with a scale per output; rows stay in `dtype`.
         fp8: weights are kept as e4m3 with a scale per 128x128 block, rows and activations are rounded to e4m3 per
         128 columns on the way; needs `holds_fp8`, or raises ConfigError.
+        bias: slots have biases of both projections; gating: how gate and up are joined. Neither goes with fp8.
         """
         if int8 and fp8:
             raise ValueError("int8, fp8: weights are kept as one of the two")
+        if fp8 and (bias or gating != SWIGLU):
+            raise ValueError("fp8: only experts of a plain SwiGLU without biases are kept so")
         if fp8:
             return self._backend.empty_experts_fp8(slots, hidden, inner, dtype)
-        return self._backend.empty_experts(slots, hidden, inner, dtype, int8)
+        return self._backend.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
 
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
-        """Replace one slot's weights. No `expert_ffn` may name the slot meanwhile."""
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up_JH: Tensor,
+        down_HI: Tensor,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        """Replace one slot's weights, and its biases where slots have them. No `expert_ffn` may name it meanwhile."""
         _shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
         _shape("down_HI", down_HI, (experts.hidden, experts.inner))
         _slot(slot, experts)
-        self._backend.set_expert(experts, slot, gate_up_JH, down_HI)
+        if (experts.gate_up_bias_EJ is None) != (gate_up_bias_J is None) or (gate_up_bias_J is None) != (
+            down_bias_H is None
+        ):
+            raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
+        if gate_up_bias_J is not None and down_bias_H is not None:
+            _shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
+            _shape("down_bias_H", down_bias_H, (experts.hidden,))
+        self._backend.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
@@ -119,6 +140,13 @@ class Ops:
         """weight * x / sqrt(mean(x^2) + eps), the mean in float32, over the last dimension."""
         _shape("weight_H", weight_H, (x_TH.shape[-1],))
         return self._backend.rms_norm(x_TH, weight_H, eps)
+
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        """weight * (x - mean) / sqrt(variance + eps) + bias over the last dimension, in float32, rounded once."""
+        _shape("weight_H", weight_H, (x_TH.shape[-1],))
+        if bias_H is not None:
+            _shape("bias_H", bias_H, (x_TH.shape[-1],))
+        return self._backend.layer_norm(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None = None, layer: int = 0) -> None:
         """x_TH += y_TH in place, rounded once; y_TH is float32 or of the same dtype.
@@ -277,9 +305,12 @@ class Ops:
         _shape("post_norm_H", layer.post_norm_H, (hidden,))
         _fits("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
         _fits("out", layer.out, hidden, layer.heads * size)
-        for name, norm in (("q_norm_D", layer.q_norm_D), ("k_norm_D", layer.k_norm_D)):
+        for name, norm, count in (
+            ("q_norm_D", layer.q_norm_D, layer.heads),
+            ("k_norm_D", layer.k_norm_D, layer.groups),
+        ):
             if norm is not None:
-                _shape(name, norm, (size,))
+                _shape(name, norm, (size * (count if layer.wide_norms else 1),))
         if layer.sink_A is not None:
             _shape("sink_A", layer.sink_A, (layer.heads,))
         _shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
@@ -288,8 +319,9 @@ class Ops:
             raise ValueError("gate_EH: a router needs both its gate and its rule")
         if layer.gate_EH is not None:
             _last("gate_EH", layer.gate_EH, hidden)
-            if layer.bias_E is not None:
-                _shape("bias_E", layer.bias_E, (layer.gate_EH.shape[0],))
+            for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
+                if bias is not None:
+                    _shape(name, bias, (layer.gate_EH.shape[0],))
         return self._backend.prepare_gqa(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
@@ -300,6 +332,13 @@ class Ops:
             raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
         if values != wanted:
             raise ValueError(f"v_NGBD: shape {values}, expected {wanted}")
+        chunk = prepared.layer.steps.chunk
+        if chunk is not None and chunk % keys[2]:
+            raise ConfigError(
+                f"block_size: {keys[2]} tokens do not divide the {chunk} of the model's attention_chunk_size; "
+                "use a block size that does",
+                param="block_size",
+            )
         return self._backend.bind_gqa(prepared, k_NGBD, v_NGBD)
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
@@ -315,15 +354,21 @@ class Ops:
         return self._backend.gqa_half(x_TH, bound, batch)
 
     def route(
-        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+        self,
+        x_TH: Tensor,
+        gate_EH: Tensor,
+        bias_E: Tensor | None,
+        rule: RouterRule,
+        gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Scores in float32 -> expert_TK (int32), weight_TK (float32).
 
         A row whose logits are not all finite gets experts 0 .. K - 1 with weights that are NaN, so that its sum is
-        found by `add_sums`; a NaN in bias_E does that to every row. Ids are below E whatever comes in.
+        found by `add_sums`; a NaN in bias_E does that to every row. Ids are below E whatever comes in. `gate_bias_E` is
+        added to the logits, `bias_E` only to what experts are chosen by.
         """
         _last("x_TH", x_TH, gate_EH.shape[1])
-        return self._backend.route(x_TH, gate_EH, bias_E, rule)
+        return self._backend.route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
 
     def expert_ffn(
         self,

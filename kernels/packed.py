@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.kernels.gating import SWIGLU, Gating
+
 
 @dataclass(slots=True)
 class PackedLinear:
@@ -36,7 +38,7 @@ class PackedHeads:
 
 @dataclass(slots=True)
 class PackedExperts:
-    """E slots of a SwiGLU FFN: gate_up_EJH stacks gate over up (J = 2 I)."""
+    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases or none."""
 
     experts: int
     hidden: int
@@ -46,6 +48,14 @@ class PackedExperts:
     handle: object | None = None
     dtype: torch.dtype = torch.float32
     int8: bool = False
+    gating: Gating = SWIGLU
+    gate_up_bias_EJ: Tensor | None = None
+    down_bias_EH: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """SwiGLU without biases, which every backend knows."""
+        return self.gating == SWIGLU and self.gate_up_bias_EJ is None
 
 
 def int8_rounded(weight_OI: Tensor) -> Tensor:

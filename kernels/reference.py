@@ -14,8 +14,10 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
+from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.norms import layer_norm
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear, int8_rounded
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -59,16 +61,39 @@ class Reference:
         return logits_RV.argmax(-1).int().masked_fill(~logits_RV.isfinite().all(-1), -1)
 
     def empty_experts(
-        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        int8: bool = False,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
     ) -> PackedExperts:
         gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
         down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
-        return PackedExperts(slots, hidden, inner, gate_up, down, dtype=dtype, int8=int8)
+        up_bias = torch.zeros((slots, 2 * inner), dtype=dtype, device=self.device) if bias else None
+        down_bias = torch.zeros((slots, hidden), dtype=dtype, device=self.device) if bias else None
+        return PackedExperts(
+            slots, hidden, inner, gate_up, down, None, dtype, int8, gating, up_bias, down_bias
+        )
 
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up_JH: Tensor,
+        down_HI: Tensor,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
         assert experts.gate_up_EJH is not None and experts.down_EHI is not None
         experts.gate_up_EJH[slot] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
         experts.down_EHI[slot] = int8_rounded(down_HI) if experts.int8 else down_HI
+        if experts.gate_up_bias_EJ is not None and experts.down_bias_EH is not None:
+            assert gate_up_bias_J is not None and down_bias_H is not None, "checked at the door"
+            experts.gate_up_bias_EJ[slot] = gate_up_bias_J
+            experts.down_bias_EH[slot] = down_bias_H
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
         raise no_fp8(self.name)
@@ -82,6 +107,9 @@ class Reference:
         x = x_TH.float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         return weight_H * x.to(x_TH.dtype)
+
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        return layer_norm(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         x_TH += y_TH
@@ -206,9 +234,15 @@ class Reference:
         return half_of_ops(self, x_TH, bound, batch)
 
     def route(
-        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+        self,
+        x_TH: Tensor,
+        gate_EH: Tensor,
+        bias_E: Tensor | None,
+        rule: RouterRule,
+        gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        logits_TE = F.linear(x_TH.float(), gate_EH.float())
+        added_E = None if gate_bias_E is None else gate_bias_E.float()
+        logits_TE = F.linear(x_TH.float(), gate_EH.float(), added_E)
         return choose(logits_TE, bias_E, rule)
 
     def expert_ffn(
@@ -242,8 +276,10 @@ def sums_by_slot(
         if slot < 0:
             continue
         row, choice = torch.where(slot_RK == slot)
-        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot]).chunk(2, dim=-1)
-        y = F.linear(F.silu(gate) * up, experts.down_EHI[slot]).float()
+        up_bias_J = None if experts.gate_up_bias_EJ is None else experts.gate_up_bias_EJ[slot]
+        down_bias_H = None if experts.down_bias_EH is None else experts.down_bias_EH[slot]
+        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[slot], up_bias_J).chunk(2, dim=-1)
+        y = F.linear(experts.gating.join(gate, up), experts.down_EHI[slot], down_bias_H).float()
         part = y * weight_RK[row, choice].float()[:, None]
         total_RH.index_add_(0, row, part.to(x_RH.dtype).float())
 
@@ -262,8 +298,12 @@ def sums_by_choice(
             slot = slot_RK[rows, k].long()
             safe = slot.clamp(min=0)
             both = torch.bmm(experts.gate_up_EJH[safe], x_RH[rows].unsqueeze(2)).squeeze(2)
-            gate, up = both.chunk(2, dim=-1)
-            y = torch.bmm(experts.down_EHI[safe], (F.silu(gate) * up).unsqueeze(2)).squeeze(2).float()
+            if experts.gate_up_bias_EJ is not None:
+                both = both + experts.gate_up_bias_EJ[safe]
+            joined = experts.gating.join(*both.chunk(2, dim=-1))
+            y = torch.bmm(experts.down_EHI[safe], joined.unsqueeze(2)).squeeze(2).float()
+            if experts.down_bias_EH is not None:
+                y = y + experts.down_bias_EH[safe].float()
             part = (y * weight_RK[rows, k].float()[:, None]).to(x_RH.dtype).float()
             total_RH[rows] += part.masked_fill((slot < 0)[:, None], 0.0)
 
@@ -294,6 +334,9 @@ def choose(logits_TE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[
 
     Where logits are not finite, or the bias holds a NaN, nothing can be chosen: experts 0 .. K - 1, weights NaN.
     """
+    if rule.scoring is Scoring.SPARSE_MIXER:
+        mixed_TK, weight_TK = _mix(logits_TE, rule.jitter)
+        return mixed_TK, weight_TK * rule.scale
     if rule.scoring is Scoring.SIGMOID:
         score_TE = logits_TE.sigmoid()
     elif rule.scoring is Scoring.SOFTMAX:
@@ -315,6 +358,22 @@ def choose(logits_TE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[
     first_K = torch.arange(rule.top_k, device=expert_TK.device)
     expert_TK = torch.where(lost_T1, first_K, expert_TK)
     return expert_TK.int(), (weight_TK * rule.scale).masked_fill(lost_T1, float("nan"))
+
+
+def _mix(logits_TE: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """Phi's sparse mixer (arXiv 2409.12136): the best expert, then the best of the others. Each has its weight from a
+    softmax over what is left and within 2 jitter of it, relative to the larger of its value and a logit's size."""
+    left_TE, experts, weights = logits_TE, [], []
+    for _ in range(2):
+        best_T1, expert_T1 = left_TE.max(-1, keepdim=True)
+        far_TE = (best_T1 - logits_TE) / logits_TE.abs().clamp(min=best_T1) > 2 * jitter
+        weights.append(left_TE.masked_fill(far_TE, float("-inf")).softmax(-1).gather(1, expert_T1))
+        experts.append(expert_T1)
+        left_TE = left_TE.scatter(1, expert_T1, float("-inf"))
+    lost_T1 = ~logits_TE.isfinite().all(-1, keepdim=True)
+    first_K = torch.arange(2, device=logits_TE.device)
+    expert_TK = torch.where(lost_T1, first_K, torch.cat(experts, 1))
+    return expert_TK.int(), torch.cat(weights, 1).masked_fill(lost_T1, float("nan"))
 
 
 def _open_groups(ranked_TE: Tensor, rule: RouterRule) -> Tensor:

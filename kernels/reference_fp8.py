@@ -29,7 +29,15 @@ class BlockReference(Reference):
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
         return PackedExperts(slots, hidden, inner, None, None, _Slots(), dtype=dtype)
 
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up_JH: Tensor,
+        down_HI: Tensor,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
         if not isinstance(experts.handle, _Slots):
             super().set_expert(experts, slot, gate_up_JH, down_HI)
             return

@@ -8,6 +8,7 @@ class Scoring(Enum):
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
     TOPK_SOFTMAX = "topk_softmax"  # top-k of the logits, softmax over those k (gpt_oss)
+    SPARSE_MIXER = "sparse_mixer"  # two experts one after the other, each weighed among near ones (phimoe)
 
 
 class Selection(Enum):
@@ -18,7 +19,8 @@ class Selection(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RouterRule:
-    """`closed_value` replaces scores of groups not chosen (transformers: 0.0 or -inf by family)."""
+    """`closed_value` replaces scores of groups not chosen (transformers: 0.0 or -inf by family); `jitter` is how near
+    a logit is to the best one for the sparse mixer."""
 
     top_k: int
     scoring: Scoring
@@ -29,3 +31,4 @@ class RouterRule:
     epsilon: float = 0.0
     scale: float = 1.0
     closed_value: float = 0.0
+    jitter: float = 0.0

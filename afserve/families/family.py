@@ -1,16 +1,49 @@
 """What a family's file provides: how its layers follow from a config.json, and what its tensors are called."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from afserve.config_json import ConfigFields
+from afserve.config_json import Config, ConfigFields
 from afserve.families.naming import Naming
-from afserve.spec_parts import LayerSpec
+from afserve.spec_parts import Around, LayerSpec
+
+
+def plain(fields: ConfigFields) -> Around:
+    """RMS norms, and nothing but embedding and head around the layers."""
+    return Around()
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`layers` reads every decoder layer, the first one first. Its refusals name the field of config.json."""
+    """`layers` reads every decoder layer, the first one first. Its refusals name the field of config.json.
+
+    Fields of `sections` are read as if they were not in a section, those of `renames` (old, new) by both names;
+    `defaults` are for fields that are absent.
+    """
 
     layers: Callable[[ConfigFields], tuple[LayerSpec, ...]]
     naming: Naming
+    around: Callable[[ConfigFields], Around] = plain
+    sections: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def view(self, fields: ConfigFields) -> ConfigFields:
+        """The config as `layers` and `around` read it. What is not in a section counts more than what is."""
+        flat = dict(self.defaults)
+        for section in self.sections:
+            flat.update(given(fields.section(section)))
+        flat.update(given(fields.config))
+        called = {new: old for old, new in self.renames if old in flat and new not in given(fields.config)}
+        flat.update((new, flat[old]) for new, old in called.items())
+        return ConfigFields(flat, fields.where, fields.refusal, {**fields.called, **called})
+
+    def read(self, fields: ConfigFields) -> tuple[LayerSpec, ...]:
+        """The layers of a view; how many there are is asked first."""
+        fields.integer("num_hidden_layers")
+        return self.layers(fields)
+
+
+def given(config: Config) -> dict[str, object]:
+    """Without what is null."""
+    return {name: value for name, value in config.items() if value is not None}

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from afserve.config_ranges import MOST_ROUTED
 from afserve.errors import CheckpointError, shown
-from afserve.families.read_ffn import EXPERT_FIELDS
+from afserve.families.read_ffn import CLAMPED_SWIGLU, EXPERT_FIELDS
 from afserve.spec import ModelSpec
-from afserve.spec_parts import AttentionSpec, LayerSpec
+from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
 
-_ROPE_KINDS = ("default", "linear", "yarn")
+_ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 _ACTIVATIONS = ("silu",)
+_EXPERT_ACTIVATIONS = ("silu", CLAMPED_SWIGLU)
 
 
 def check(spec: ModelSpec, where: str) -> None:
@@ -36,23 +37,24 @@ def check(spec: ModelSpec, where: str) -> None:
 
 def _not_run(layer: LayerSpec) -> Iterator[str]:
     yield from _attention(layer.attention)
-    if layer.ffn.activation not in _ACTIVATIONS:
-        yield _unsupported(f"hidden_act: {shown(layer.ffn.activation)}", *_ACTIVATIONS)
-    if layer.moe and layer.moe.expert_bias:
-        yield _unsupported("experts with biases", "experts without")
-    if layer.moe and layer.moe.router_bias:
-        yield _unsupported("a bias of the router's logits", "one that only choosing experts sees")
+    lone = layer.moe is not None and not layer.moe.shared_inner
+    known = _EXPERT_ACTIVATIONS if lone else _ACTIVATIONS
+    if layer.ffn.activation not in known:
+        yield _unsupported(f"hidden_act: {shown(layer.ffn.activation)}", "silu")
+    if layer.moe and (layer.moe.limit is None) == (layer.moe.activation == CLAMPED_SWIGLU):
+        yield _unsupported(f"swiglu_limit: {layer.moe.limit} with {layer.moe.activation}", CLAMPED_SWIGLU)
 
 
 def _attention(a: AttentionSpec) -> Iterator[str]:
     if a.kind not in ("gqa", "mla"):
         yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla")
-    if a.rope is None:
-        yield _unsupported("attention without rotary embedding", "a rope_type in every layer")
-    elif a.rope.kind not in _ROPE_KINDS:
+    if a.rope is not None and a.rope.kind not in _ROPE_KINDS:
         yield _unsupported(f"rope_type {shown(a.rope.kind)}", *_ROPE_KINDS)
-    if a.chunk:
-        yield _unsupported(f"attention_chunk_size: {a.chunk}", "sliding_window")
+    elif a.rope is not None and not _divided(a.rope):
+        each = f"one number in each for {a.rope.dim // 2} frequencies"
+        yield _unsupported("rope_type 'longrope' with other short_factor and long_factor", each)
+    if a.chunk and a.window:
+        yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
     if a.indexer:
         yield _unsupported(f"index_topk: {a.indexer.top}", "attention without an indexer")
     if a.gated:
@@ -60,12 +62,19 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
     yield from _latent(a) if a.kind == "mla" else _grouped(a)
 
 
+def _divided(rope: RopeSpec) -> bool:
+    """Whether longrope has a divisor for every frequency; other kinds need none."""
+    return rope.kind != "longrope" or len(rope.short_factor) == len(rope.long_factor) == rope.dim // 2
+
+
 def _grouped(a: AttentionSpec) -> Iterator[str]:
-    if a.rope and a.rope.dim != a.head_dim:
-        whole = "rotary embedding of the whole head"
-        yield _unsupported(f"partial_rotary_factor: {a.rope.dim} of {a.head_dim} numbers of a head", whole)
-    if a.rope and a.rope.interleaved:
-        yield _unsupported("rope_interleave with grouped-query attention", "halves that are turned together")
+    if a.rope and (a.rope.dim > a.head_dim or a.rope.dim % 2):
+        even = "an even number of them, up to all"
+        yield _unsupported(f"rotary embedding of {a.rope.dim} of {a.head_dim} numbers of a head", even)
+    if a.rope is None and a.qk_norm == "late":
+        yield _unsupported(
+            "norms after the rotary embedding without one", "a rotary embedding in every layer"
+        )
     if a.value_dim != a.head_dim:
         yield _unsupported(f"v_head_dim: {a.value_dim} beside a head_dim of {a.head_dim}", "the same size")
     if a.heads % a.kv_heads:
@@ -79,7 +88,9 @@ def _grouped(a: AttentionSpec) -> Iterator[str]:
 
 
 def _latent(a: AttentionSpec) -> Iterator[str]:
-    if a.rope and a.rope.dim != a.rope_dim:
+    if a.rope is None:
+        yield _unsupported("latent attention without rotary embedding", "a rope_type in every layer")
+    elif a.rope.dim != a.rope_dim:
         yield _unsupported(f"rotary embedding of {a.rope.dim} numbers", f"qk_rope_head_dim, {a.rope_dim}")
     if a.kv_heads != 1 or a.head_dim != a.nope_dim + a.rope_dim:
         yield _unsupported(
@@ -90,6 +101,10 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"sliding_window: {a.window} with latent attention", "all of the context")
     if a.sinks:
         yield _unsupported("attention sinks with latent attention", "grouped-query attention")
+    if a.chunk:
+        yield _unsupported(f"attention_chunk_size: {a.chunk} with latent attention", "all of the context")
+    if a.clip is not None or a.scale is not None or a.out_scale != 1.0 or a.temperature is not None:
+        yield _unsupported("clipped or scaled latent attention", "grouped-query attention")
     if a.qk_norm:
         yield _unsupported("norms on the heads of latent attention", "norms on its two latents")
 

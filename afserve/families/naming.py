@@ -4,57 +4,95 @@ from dataclasses import dataclass
 
 Names = tuple[str, str, str]
 _PARTS = ("gate_proj", "up_proj", "down_proj")
+ROUTED = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.")
+"""What names of routed experts' tensors have in them: expert nodes read those, attention nodes all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Experts that lie in tensors of all experts, below `moe`. An expert's gate and up are (I, H), its down is (H, I).
+
+    `gate_up` holds both, gate first, or every other one where they are `interleaved`; or `up` is a tensor of its own.
+    With `transposed` the last two dimensions of what both hold are swapped. `flat`: no dimension for experts, their
+    rows lie one after the other, and down is stored as gate and up are. Biases are called `NAME_bias`.
+    """
+
+    gate_up: str
+    down: str
+    up: str = ""
+    transposed: bool = False
+    interleaved: bool = False
+    flat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
     """`stem` holds the decoder; the other names but `head` are below `stem.layers.<i>.`, or below `moe` there.
 
-    Projections of attention are `q_proj`, `k_proj`, `v_proj`, `o_proj`, MLA's are DeepSeek's. Whatever has `.experts.`
-    in its name is a routed expert's, and expert nodes read it; attention nodes read the rest.
+    Projections of attention are `q_proj`, `k_proj`, `v_proj` or one `qkv`; MLA's are DeepSeek's. A bias is called as
+    its weight with another ending. An expert has a `gate`, an `up` and a `down` of its own, unless they are `stacked`.
     """
 
     moe: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacked: Stacked | None = None
     shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate.weight"
     router_weight: str = "gate.weight"
     correction_bias: str = "gate.e_score_correction_bias"
+    correction_row: bool = False  # stored as a matrix of one row
+    dense_ffn: str = "mlp"
     attention: str = "self_attn"
+    qkv: str = ""
+    out: str = "o_proj"
+    q_norm: str = "q_norm.weight"
+    k_norm: str = "k_norm.weight"
     input_norm: str = "input_layernorm.weight"
     post_norm: str = "post_attention_layernorm.weight"
     stem: str = "model"
+    layers: str = "layers"
+    embed: str = "embed_tokens.weight"
+    last_norm: str = "norm.weight"
     head: str = "lm_head.weight"
 
     @property
     def embedding(self) -> str:
-        return f"{self.stem}.embed_tokens.weight"
+        return f"{self.stem}.{self.embed}"
 
     @property
     def final_norm(self) -> str:
-        return f"{self.stem}.norm.weight"
+        return f"{self.stem}.{self.last_norm}"
 
     def layer(self, layer: int, rest: str) -> str:
-        return f"{self.stem}.layers.{layer}.{rest}"
+        return f"{self.stem}.{self.layers}.{layer}.{rest}"
 
     def router(self, layer: int) -> str:
-        return self.layer(layer, f"{self.moe}.{self.router_weight}")
+        return self.in_moe(layer, self.router_weight)
 
     def router_bias(self, layer: int) -> str:
         """The bias that only choosing experts sees."""
-        return self.layer(layer, f"{self.moe}.{self.correction_bias}")
+        return self.in_moe(layer, self.correction_bias)
+
+    def in_moe(self, layer: int, rest: str) -> str:
+        return self.layer(layer, f"{self.moe}.{rest}")
 
     def expert(self, layer: int, expert: int) -> Names:
-        """Gate, up and down of one routed expert."""
-        return _weights(self.layer(layer, f"{self.moe}.experts.{expert}"), (self.gate, self.up, self.down))
+        """Gate, up and down of one routed expert that has tensors of its own."""
+        return _weights(self.in_moe(layer, f"experts.{expert}"), (self.gate, self.up, self.down))
 
     def dense(self, layer: int) -> Names:
         """Gate, up and down of a dense layer's FFN."""
-        return _weights(self.layer(layer, "mlp"), _PARTS)
+        return _weights(self.layer(layer, self.dense_ffn), _PARTS)
 
     def shared_expert(self, layer: int) -> Names:
-        return _weights(self.layer(layer, f"{self.moe}.{self.shared}"), _PARTS)
+        return _weights(self.in_moe(layer, self.shared), _PARTS)
+
+
+def bias_of(weight: str) -> str:
+    """What the bias beside a weight is called."""
+    return f"{weight.removesuffix('weight')}bias"
 
 
 def _weights(stem: str, parts: Names) -> Names:

@@ -32,10 +32,9 @@ def flat_fields(config: Config, where: str, refusal: type[UserError]) -> ConfigF
     flat = dict(config)
     for key in ("text_config", "attn_config", "ffn_config"):
         flat.update(ConfigFields(config, where, refusal).section(key))
-    for old, new in _RENAMES.items():
-        if old in flat and flat.get(new) is None:
-            flat[new] = flat[old]
-    return ConfigFields(flat, where, refusal)
+    called = {new: old for old, new in _RENAMES.items() if old in flat and flat.get(new) is None}
+    flat.update((new, flat[old]) for new, old in called.items())
+    return ConfigFields(flat, where, refusal, called)
 
 
 def layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:

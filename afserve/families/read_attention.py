@@ -3,19 +3,30 @@
 Field meanings follow transformers' configuration classes of the same `model_type`.
 """
 
+import math
+from dataclasses import replace
+from typing import Literal
+
 from afserve.config_json import ConfigFields
+from afserve.config_ranges import ROPE_DIVISOR
 from afserve.spec_parts import AttentionSpec, RopeSpec
+
+QkNorm = Literal["", "head", "width", "late", "unit"]
 
 
 def gqa(
     fields: ConfigFields,
     *,
     theta: float,
-    qk_norm: bool = False,
+    qk_norm: QkNorm = "",
     bias: bool = False,
+    out_bias: bool | None = None,
     window: int | None = None,
+    interleaved: bool = False,
+    partial: float = 1.0,
 ) -> AttentionSpec:
-    """Grouped-query attention whose projections all have a bias or none has; `theta` where config.json has none."""
+    """Grouped-query attention. `theta`, and the `partial` of a head that turns, are for a config.json without them;
+    `out_bias` None is `bias`, that of the projections of q, k and v."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.optional("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -33,12 +44,35 @@ def gqa(
         kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=head_dim,
-        rope=rope(fields, head_dim, False, theta),
+        rope=rope(fields, _turned(fields, head_dim, partial), interleaved, theta),
         qkv_bias=bias,
-        out_bias=bias,
+        out_bias=bias if out_bias is None else out_bias,
         qk_norm=qk_norm,
         window=window,
     )
+
+
+def _turned(fields: ConfigFields, head_dim: int, partial: float) -> int:
+    """How many numbers of a head the rotary embedding turns."""
+    raw = fields.inner(fields.section("rope_parameters"), "rope_parameters")
+    named = fields.optional("rotary_dim")
+    default = named / head_dim if named else partial
+    share = raw.number(
+        "partial_rotary_factor", default=fields.number("partial_rotary_factor", default=default)
+    )
+    turned = int(head_dim * share)
+    if not turned or turned % 2 or turned > head_dim:
+        raise fields.error(
+            f"rotary_dim or partial_rotary_factor: {share:g} of {head_dim} numbers (head_dim, or hidden_size "
+            f"over num_attention_heads) is {turned}, not an even number from 2 to {head_dim}",
+            "partial_rotary_factor",
+        )
+    return turned
+
+
+def clip_qkv(fields: ConfigFields) -> float | None:
+    """What the projections of q, k and v are clipped to."""
+    return fields.number("clip_qkv") if fields.has("clip_qkv") else None
 
 
 def mla(fields: ConfigFields, *, interleaved: bool) -> AttentionSpec:
@@ -69,6 +103,23 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
     inner = fields.inner({k: v for k, v in raw.items() if v is not None}, "rope_parameters")
     kind = str(inner.config.get("rope_type", inner.config.get("type", "default")))
     theta = inner.number("rope_theta", default=fields.number("rope_theta", default=theta))
+    if (
+        kind == "dynamic" and inner.has("alpha") and dim > 2
+    ):  # NTK-aware: another base, the same at every length
+        return RopeSpec("default", theta * inner.number("alpha") ** (dim / (dim - 2)), dim, interleaved)
+    if kind == "longrope":
+        return _longrope(fields, inner, RopeSpec(kind, theta, dim, interleaved))
+    if kind == "llama3":
+        return RopeSpec(
+            kind,
+            theta,
+            dim,
+            interleaved,
+            factor=inner.number("factor"),
+            original_max=inner.integer("original_max_position_embeddings"),
+            low_freq_factor=inner.number("low_freq_factor"),
+            high_freq_factor=inner.number("high_freq_factor"),
+        )
     if kind not in ("linear", "yarn"):
         return RopeSpec(kind, theta, dim, interleaved)
     longest = fields.integer("max_position_embeddings")
@@ -86,6 +137,31 @@ def rope(fields: ConfigFields, dim: int, interleaved: bool, theta: float) -> Rop
         mscale=inner.number("mscale", default=0.0),
         mscale_all_dim=inner.number("mscale_all_dim", default=0.0),
         truncate=inner.flag("truncate", True),
+    )
+
+
+def alternating(fields: ConfigFields, first: str, second: str) -> tuple[str, ...]:
+    """The `layer_types` of config.json, or these two in turn."""
+    if fields.has("layer_types"):
+        return layer_types(fields, first, second)
+    return tuple((first, second)[layer % 2] for layer in range(fields.integer("num_hidden_layers")))
+
+
+def _longrope(fields: ConfigFields, inner: ConfigFields, rope: RopeSpec) -> RopeSpec:
+    """A divisor for every frequency, and a factor of cos and sin, for short contexts and for long ones."""
+    longest = fields.integer("max_position_embeddings")
+    named = fields.integer("original_max_position_embeddings", default=longest)
+    original = inner.integer("original_max_position_embeddings", default=named)
+    stretch = max(longest / original, 1.0)
+    factor = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
+    factor = inner.number("attention_factor", default=factor)
+    return replace(
+        rope,
+        original_max=original,
+        short_factor=inner.reals("short_factor", ROPE_DIVISOR, rope.dim // 2),
+        long_factor=inner.reals("long_factor", ROPE_DIVISOR, rope.dim // 2),
+        short_mscale=inner.number("short_mscale", default=factor),
+        long_mscale=inner.number("long_mscale", default=factor),
     )
 
 

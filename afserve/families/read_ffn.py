@@ -3,34 +3,53 @@
 from collections.abc import Collection
 
 from afserve.config_json import ConfigFields
+from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
-EXPERT_FIELDS = "n_routed_experts, num_experts or num_local_experts"
+EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
+TOP_K_FIELDS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k")
+CLAMPED_SWIGLU = "clamped_swiglu"
 
 
 def stack(
     fields: ConfigFields, attention: AttentionSpec, moe: MoeSpec, moe_ids: Collection[int], dense_inner: int
 ) -> tuple[LayerSpec, ...]:
-    """Layers with one attention: those of `moe_ids` with experts, the others with a dense FFN of `dense_inner`."""
+    """Layers with one attention: those of `moe_ids` with experts, the others with a dense FFN of `dense_inner`, which
+    has biases where the shared expert does."""
     layers = fields.integer("num_hidden_layers")
     if not moe_ids:
         raise fields.error(
             f"no MoE layer at all is left of num_hidden_layers {layers} by first_k_dense_replace, "
-            "mlp_only_layers or decoder_sparse_step; afserve serves Mixture-of-Experts models",
+            "mlp_only_layers, decoder_sparse_step, moe_layer_start_index, "
+            "moe_layer_end_index or moe_layer_interval; afserve serves Mixture-of-Experts models",
             "num_hidden_layers",
         )
     if len(moe_ids) < layers and not dense_inner:
         raise fields.error("intermediate_size: missing, for layers without experts", "intermediate_size")
-    if moe.top_k > moe.experts:
-        raise fields.refuse("num_experts_per_tok", f"is more than the {moe.experts} of {EXPERT_FIELDS}")
-    routed, dense = LayerSpec(attention, moe), LayerSpec(attention, DenseSpec(dense_inner, moe.activation))
+    check_top_k(fields, moe)
+    ffn = DenseSpec(dense_inner, moe.activation, moe.shared_bias)
+    routed, dense = LayerSpec(attention, moe), LayerSpec(attention, ffn)
     return tuple(routed if layer in moe_ids else dense for layer in range(layers))
+
+
+def check_top_k(fields: ConfigFields, moe: MoeSpec) -> None:
+    if moe.top_k > moe.experts:
+        name = next(name for name in TOP_K_FIELDS if fields.has(name))
+        raise fields.refuse(name, f"is more than the {moe.experts} of {EXPERT_FIELDS}")
 
 
 def dense_then_moe(fields: ConfigFields, default: int) -> range:
     """The MoE layers, where the first few of all are dense."""
     first = fields.integer("first_k_dense_replace", default=default)
     return range(first, fields.integer("num_hidden_layers"))
+
+
+def sparse_steps(fields: ConfigFields) -> frozenset[int]:
+    """Qwen's MoE layers: every `decoder_sparse_step`-th one that `mlp_only_layers` does not name."""
+    step = fields.integer("decoder_sparse_step", default=1)
+    dense = frozenset(fields.integers("mlp_only_layers", LAYER_COUNT, MOST_LAYERS))
+    layers = range(fields.integer("num_hidden_layers"))
+    return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)
 
 
 def activation(fields: ConfigFields) -> str:

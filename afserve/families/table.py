@@ -10,7 +10,25 @@ from pathlib import Path
 from afserve.config_json import Config, ConfigFields
 from afserve.config_ranges import Range
 from afserve.errors import CheckpointError, shown
-from afserve.families import deepseek_v2, deepseek_v3, limits, mixtral, planned, qwen3_moe
+from afserve.families import (
+    dbrx,
+    deepseek_v2,
+    deepseek_v3,
+    ernie4_5_moe,
+    glm4_moe,
+    gpt_oss,
+    granitemoe,
+    hunyuan_v1_moe,
+    limits,
+    llama4,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    phimoe,
+    planned,
+    qwen2_moe,
+    qwen3_moe,
+)
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.json_file import read_object
@@ -19,9 +37,22 @@ from afserve.spec_parts import LayerSpec
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
+    "kimi_k2": deepseek_v3.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "mixtral": mixtral.FAMILY,
+    "olmoe": olmoe.FAMILY,
+    "qwen2_moe": qwen2_moe.FAMILY,
+    "glm4_moe": glm4_moe.FAMILY,
+    "ernie4_5_moe": ernie4_5_moe.FAMILY,
+    "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,
+    "granitemoe": granitemoe.FAMILY,
+    "phimoe": phimoe.FAMILY,
+    "minimax_m2": minimax_m2.FAMILY,
+    "dbrx": dbrx.FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
+    "llama4_text": llama4.FAMILY,
+    "llama4": llama4.WITH_VISION,
 }
 """config.json's `model_type` -> family."""
 
@@ -43,8 +74,7 @@ def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
         known = ", ".join(FAMILIES)
         named = shown(config.get("model_type") or "missing")
         raise CheckpointError(f"{where}: model_type {named} is not supported; supported: {known}")
-    fields = ConfigFields(config, where)
-    spec = _spec(fields, found.layers(fields))
+    spec = _spec(found.view(ConfigFields(config, where)), found)
     limits.check(spec, where)
     return spec
 
@@ -52,7 +82,7 @@ def spec_from_config(config: Config, where: str = "config.json") -> ModelSpec:
 def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     """Every decoder layer, also of a family that the engine does not serve and with what it cannot run."""
     found = _family(fields.config)
-    return planned.layers(fields) if found is None else found.layers(fields)
+    return planned.layers(fields) if found is None else found.read(found.view(fields))
 
 
 def naming_of(spec: ModelSpec) -> Naming:
@@ -64,8 +94,8 @@ def _family(config: Mapping[str, object]) -> Family | None:
     return FAMILIES.get(name) if isinstance(name, str) else None
 
 
-def _spec(fields: ConfigFields, layers: tuple[LayerSpec, ...]) -> ModelSpec:
-    kinds, pattern = distinct(layers)
+def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
+    kinds, pattern = distinct(family.read(fields))
     vocab_size = fields.integer("vocab_size")
     return ModelSpec(
         family=str(fields.config["model_type"]),
@@ -80,6 +110,7 @@ def _spec(fields: ConfigFields, layers: tuple[LayerSpec, ...]) -> ModelSpec:
         pattern=pattern,
         bos_ids=fields.token_ids("bos_token_id", vocab_size),
         eos_ids=fields.token_ids("eos_token_id", vocab_size),
+        around=family.around(fields),
     )
 
 

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import LayerCache, LayerShape
-from afserve.kernels.layer import BoundGqa, GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.models.rope import Rotary, mla_scale
+from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
 from afserve.models.router import Router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -60,6 +60,10 @@ class LayerTensors:
     def attention(self, part: str, *shape: int) -> Tensor:
         return self(f"{self.naming.attention}.{part}", *shape)
 
+    def norm_biases(self, hidden: int) -> tuple[Tensor, Tensor]:
+        names = bias_of(self.naming.input_norm), bias_of(self.naming.post_norm)
+        return self(names[0], hidden), self(names[1], hidden)
+
     def norms(self, hidden: int) -> tuple[Tensor, Tensor]:
         """The one before attention and the one before the FFN."""
         return self(self.naming.input_norm, hidden), self(self.naming.post_norm, hidden)
@@ -78,41 +82,87 @@ class GroupedQueryHalf:
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
     ) -> None:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
-        self._ops = ops
+        self._ops, self._order = ops, head_order(a)
         self.keeps = LayerShape(a.kv_heads, a.head_dim, a.value_dim)
         input_norm, post_norm = tensors.norms(h)
+        naming = tensors.naming
         self._prepared = ops.prepare_gqa(
             GqaLayer(
                 input_norm_H=input_norm,
                 qkv=self._qkv(a, h, tensors),
-                q_norm_D=tensors.attention("q_norm.weight", a.head_dim) if a.qk_norm else None,
-                k_norm_D=tensors.attention("k_norm.weight", a.head_dim) if a.qk_norm else None,
+                q_norm_D=self._head_norm(a, naming.q_norm, a.heads, tensors),
+                k_norm_D=self._head_norm(a, naming.k_norm, a.kv_heads, tensors),
                 cos_PD=rope.cos_PD,
                 sin_PD=rope.sin_PD,
                 out=self._out(a, h, tensors),
                 post_norm_H=post_norm,
                 gate_EH=router.gate_EH if router else None,
                 bias_E=router.bias_E if router else None,
+                gate_bias_E=router.gate_bias_E if router else None,
                 rule=router.rule if router else None,
                 heads=a.heads,
                 groups=a.kv_heads,
                 head_dim=a.head_dim,
                 eps=spec.eps,
-                scale=a.head_dim**-0.5,
+                scale=a.head_dim**-0.5 if a.scale is None else a.scale,
                 window=a.window,
                 sink_A=tensors.attention("sinks", a.heads) if a.sinks else None,
+                steps=self._steps(spec, a, tensors, len(rope.cos_PD)),
             )
         )
 
+    def _steps(self, spec: ModelSpec, a: AttentionSpec, tensors: LayerTensors, positions: int) -> Steps:
+        """A chunk that no context leaves is left out, since then the fused half does the layer."""
+        biases = tensors.norm_biases(spec.hidden) if spec.around.norm_bias else (None, None)
+        scale_P = query_scale(a, positions)
+        return Steps(
+            centred=spec.around.centred,
+            input_bias_H=biases[0],
+            post_bias_H=biases[1],
+            clip=a.clip,
+            late=a.qk_norm == "late",
+            chunk=a.chunk if a.chunk is not None and a.chunk < positions else None,
+            q_scale_P=None if scale_P is None else scale_P.to(self._ops.device),
+        )
+
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
-        widths = {"q": a.heads * a.head_dim, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}
-        weight = torch.cat([tensors.attention(f"{p}_proj.weight", n, h) for p, n in widths.items()])
-        bias = [tensors.attention(f"{p}_proj.bias", n) for p, n in widths.items()] if a.qkv_bias else []
-        return self._ops.pack_linear(weight, torch.cat(bias) if bias else None)
+        d, naming = a.head_dim, tensors.naming
+        widths = (a.heads * d, a.kv_heads * d, a.kv_heads * d)
+        if naming.qkv:
+            parts = tensors.attention(f"{naming.qkv}.weight", sum(widths), h).split(widths)
+        else:
+            parts = tuple(
+                tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("qkv", widths, strict=True)
+            )
+        weight = torch.cat((self._ordered(parts[0], d), self._ordered(parts[1], d), parts[2]))
+        if not a.qkv_bias:
+            return self._ops.pack_linear(weight)
+        q, k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("qkv", widths, strict=True))
+        return self._ops.pack_linear(weight, torch.cat((self._ordered(q, d), self._ordered(k, d), v)))
+
+    def _head_norm(self, a: AttentionSpec, name: str, heads: int, tensors: LayerTensors) -> Tensor | None:
+        """Of each head, or of all heads together (`width`)."""
+        if not a.qk_norm:
+            return None
+        if a.qk_norm == "unit":
+            return torch.ones(a.head_dim, dtype=tensors.dtype, device=self._ops.device)
+        size = a.head_dim * (heads if a.qk_norm == "width" else 1)
+        return self._ordered(tensors.attention(name, size), a.head_dim)
+
+    def _ordered(self, x_R: Tensor, head_dim: int) -> Tensor:
+        """Rows, or numbers, of one head after the other in the kernels' order."""
+        if self._order is None:
+            return x_R
+        order = self._order.to(x_R.device)
+        return x_R.view(-1, head_dim, *x_R.shape[1:]).index_select(1, order).flatten(0, 1)
 
     def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
-        bias = tensors.attention("o_proj.bias", h) if a.out_bias else None
-        return self._ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.head_dim), bias)
+        naming = tensors.naming
+        weight = tensors.attention(f"{naming.out}.weight", h, a.heads * a.head_dim)
+        bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias else None
+        if a.out_scale != 1.0:
+            weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
+        return self._ops.pack_linear(weight, bias)
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         k_NGBD, v_NGBD = cache

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.models.attention import BoundHalf, LayerTensors, load_attention
-from afserve.models.rope import Rotary, tables
+from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
-from afserve.spec_parts import DenseSpec, RopeSpec
+from afserve.spec_parts import AttentionSpec, DenseSpec, RopeSpec
 
 
 class DecoderLayer:
@@ -34,15 +34,25 @@ class DecoderLayer:
         self._half = load_attention(spec, tensors, ops, rope, router)
         inner = ffn.inner if isinstance(ffn, DenseSpec) else ffn.shared_inner
         names = naming.dense(layer) if dense else naming.shared_expert(layer)
-        self._ffn = self._load_ffn(names, (inner, spec.hidden), tensors) if inner else None
+        bias = ffn.bias if isinstance(ffn, DenseSpec) else ffn.shared_bias
+        self._ffn = self._load_ffn(names, (inner, spec.hidden), bias, tensors) if inner else None
+        self._gate = None
+        if inner and not isinstance(ffn, DenseSpec) and ffn.shared_gate:
+            weight = tensors(f"{naming.moe}.{naming.shared_gate}", 1, spec.hidden)
+            self._gate = ops.pack_linear(weight)
 
     def _load_ffn(
-        self, names: tuple[str, str, str], shape: tuple[int, int], tensors: LayerTensors
+        self, names: tuple[str, str, str], shape: tuple[int, int], bias: bool, tensors: LayerTensors
     ) -> tuple[PackedLinear, PackedLinear]:
         gate, up, down = names
-        read, dtype = tensors.source.tensor, tensors.dtype
+        (inner, hidden), read, dtype = shape, tensors.source.tensor, tensors.dtype
         gate_up = torch.cat((read(gate, shape, dtype), read(up, shape, dtype)))
-        return self._ops.pack_linear(gate_up), self._ops.pack_linear(read(down, shape[::-1], dtype))
+        both_bias = down_bias = None
+        if bias:
+            both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in (gate, up)])
+            down_bias = read(bias_of(down), (hidden,), dtype)
+        down_weight = read(down, shape[::-1], dtype)
+        return self._ops.pack_linear(gate_up, both_bias), self._ops.pack_linear(down_weight, down_bias)
 
     @property
     def keeps(self) -> LayerShape:
@@ -55,7 +65,10 @@ class DecoderLayer:
 
     def local_ffn(self, normed_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither."""
-        return None if self._ffn is None else self._ops.mlp(normed_TH, *self._ffn)
+        if self._ffn is None:
+            return None
+        out_TH = self._ops.mlp(normed_TH, *self._ffn)
+        return out_TH if self._gate is None else out_TH * self._ops.linear(normed_TH, self._gate).sigmoid()
 
 
 class AttentionModel:
@@ -75,17 +88,22 @@ class AttentionModel:
         shape = (spec.vocab_size, spec.hidden)
         self._embed_VH = source.tensor(naming.embedding, shape, dtype)
         head = self._embed_VH if spec.tied else source.tensor(naming.head, shape, dtype)
-        self._head = ops.pack_linear(head)
-        self._norm = source.tensor(naming.final_norm, (spec.hidden,), dtype)
-        made: dict[RopeSpec, Rotary] = {}  # layers that turn alike share their tables
+        around, hidden = spec.around, (spec.hidden,)
+        head_bias = source.tensor(bias_of(naming.head), shape[:1], dtype) if around.head_bias else None
+        self._head = ops.pack_linear(head, head_bias)
+        self._norm = source.tensor(naming.final_norm, hidden, dtype)
+        self._norm_bias = (
+            source.tensor(bias_of(naming.final_norm), hidden, dtype) if around.norm_bias else None
+        )
+        made: dict[tuple[RopeSpec | None, int], Rotary] = {}  # layers that turn alike share their tables
         self.layers: list[DecoderLayer] = []
         for layer in range(spec.layers):
-            rope = spec.layer(layer).attention.rope
-            assert rope is not None, "refused by families/limits.py"
-            if rope not in made:
-                made[rope] = tables(rope, max_positions, dtype, ops.device)
+            attention = spec.layer(layer).attention
+            kind = attention.rope, attention.head_dim
+            if kind not in made:
+                made[kind] = _rotary(attention, max_positions, dtype, ops.device)
             tensors = LayerTensors(source, naming, layer, dtype)
-            self.layers.append(DecoderLayer(spec, tensors, ops, made[rope]))
+            self.layers.append(DecoderLayer(spec, tensors, ops, made[kind]))
             progress((layer + 1) / spec.layers)
 
     def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
@@ -94,8 +112,24 @@ class AttentionModel:
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""
-        return torch.index_select(self._embed_VH, 0, token_T)
+        x_TH = torch.index_select(self._embed_VH, 0, token_T)
+        scale = self.spec.around.embedding_scale
+        return x_TH if scale == 1.0 else x_TH.mul_(scale)
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""
-        return self.ops.logits(self.ops.rms_norm(x_RH, self._norm, self.spec.eps), self._head)
+        around, eps = self.spec.around, self.spec.eps
+        if around.centred:
+            normed_RH = self.ops.layer_norm(x_RH, self._norm, self._norm_bias, eps)
+        else:
+            normed_RH = self.ops.rms_norm(x_RH, self._norm, eps)
+        logits_RV = self.ops.logits(normed_RH, self._head)
+        return logits_RV if around.logit_scale == 1.0 else logits_RV.mul_(around.logit_scale)
+
+
+def _rotary(a: AttentionSpec, positions: int, dtype: torch.dtype, device: torch.device) -> Rotary:
+    """Of the rotary part of a head for latent attention, of whole heads for any other."""
+    if a.kind != "mla":
+        return head_tables(a, positions, dtype, device)
+    assert a.rope is not None, "refused by families/limits.py"
+    return tables(a.rope, positions, dtype, device)

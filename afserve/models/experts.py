@@ -12,9 +12,11 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.families.naming import Naming
+from afserve.kernels.gating import Gating
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.scaled import GROUP
+from afserve.models.expert_tensors import read_expert
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
 
@@ -42,8 +44,10 @@ class ExpertBank:
             )
         self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
         self._fp8 = [not int8 and self._stays_fp8(layer) for layer in range(spec.moe_layers)]
+        bias, gating = spec.moe.expert_bias, Gating(spec.moe.limit, spec.moe.alpha)
         self._layers: list[PackedExperts] = [
-            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype, int8, fp8) for fp8 in self._fp8
+            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype, int8, fp8, bias, gating)
+            for fp8 in self._fp8
         ]
         self.slots = slots
         self.expert_bytes = spec.expert_parameters() * (1 if int8 or all(self._fp8) else dtype.itemsize)
@@ -51,6 +55,8 @@ class ExpertBank:
     def _stays_fp8(self, layer: int) -> bool:
         """A checkpoint may leave some layers' experts in 16 bits; those have no scales."""
         if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
+            return False
+        if self._naming.stacked is not None:
             return False
         gate, _, _ = self._naming.expert(self._spec.moe_layer_ids[layer], 0)
         return self._source.has(gate + SCALE_SUFFIX)
@@ -67,20 +73,41 @@ class ExpertBank:
             raise ConfigError(
                 f"slot {slot} of MoE layer {layer}: there are {self.slots} in {len(self._layers)} layers"
             )
+        if self._fp8[layer] and self._fill_fp8(layer, slot, expert):
+            return
+        read = read_expert(
+            self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert, self._dtype
+        )
+        self._ops.set_expert(
+            self._layers[layer], slot, read.gate_up_JH, read.down_HI, read.gate_up_bias_J, read.down_bias_H
+        )
+
+    def _fill_fp8(self, layer: int, slot: int, expert: int) -> bool:
+        """Whether the checkpoint has this expert in blocks, which then are in the slot as they are."""
         hidden, inner = self._spec.hidden, self._spec.moe.inner
         shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
         names = self._naming.expert(self._spec.moe_layer_ids[layer], expert)
-        if self._fp8[layer]:
-            stored = [self._source.blocks(name, shape) for name, shape in zip(names, shapes, strict=True)]
-            gate_block, up_block, down_block = stored
-            if gate_block is not None and up_block is not None and down_block is not None:
-                self._ops.set_expert_fp8(self._layers[layer], slot, gate_block, up_block, down_block)
-                return
-        gate, up, down = (
-            self._source.tensor(name, shape, self._dtype) for name, shape in zip(names, shapes, strict=True)
-        )
-        self._ops.set_expert(self._layers[layer], slot, torch.cat((gate, up)), down)
+        gate, up, down = (self._source.blocks(name, shape) for name, shape in zip(names, shapes, strict=True))
+        if gate is None or up is None or down is None:
+            return False
+        self._ops.set_expert_fp8(self._layers[layer], slot, gate, up, down)
+        return True
 
     def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
         """out_RH = weighted sum over each row's slots, negative slots skipped."""
+        if self._spec.moe.weigh_input:
+            self._forward_weighed(layer, x_RH, slot_RK, weight_RK, out_RH)
+            return
         self._ops.expert_ffn(x_RH, slot_RK, weight_RK, self._layers[layer], out_RH)
+
+    def _forward_weighed(
+        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor
+    ) -> None:
+        """Every choice of a row is a row of its own, already multiplied by its weight."""
+        (rows, choices), hidden = slot_RK.shape, x_RH.shape[1]
+        x_NH = (x_RH.unsqueeze(1) * weight_RK.unsqueeze(2).to(x_RH.dtype)).flatten(0, 1)
+        out_NH = torch.empty((rows * choices, hidden), dtype=torch.float32, device=x_RH.device)
+        one_N1 = torch.ones((rows * choices, 1), dtype=torch.float32, device=x_RH.device)
+        slot_N1 = slot_RK.reshape(-1, 1)
+        self._ops.expert_ffn(x_NH, slot_N1, one_N1, self._layers[layer], out_NH)
+        out_RH.copy_(out_NH.unflatten(0, (rows, choices)).sum(1))

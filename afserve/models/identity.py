@@ -17,6 +17,7 @@ from pathlib import Path
 from afserve.config import ModelSource
 from afserve.digest_cache import DigestCache
 from afserve.errors import CheckpointError
+from afserve.families.naming import ROUTED
 from afserve.member import MODEL_ROLES, Role
 from afserve.models.shards import SINGLE, ShardFile, Stored, read_index
 from afserve.models.tally import HOW, Tally, complete, sampled
@@ -52,7 +53,7 @@ def is_full(things: Mapping[str, str]) -> bool:
 
 def role_of(name: str) -> str:
     """Which nodes read a tensor: expert nodes the routed experts (`...mlp.experts.7...`), attention nodes the rest."""
-    return "expert" if ".experts." in name else "attention"
+    return "expert" if any(mark in name for mark in ROUTED) else "attention"
 
 
 def identify(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming
+from afserve.families.naming import Naming, bias_of
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -17,6 +17,7 @@ class Router:
     gate_EH: Tensor
     bias_E: Tensor | None
     rule: RouterRule
+    gate_bias_E: Tensor | None = None
 
 
 def rule_of(moe: MoeSpec) -> RouterRule:
@@ -30,19 +31,22 @@ def rule_of(moe: MoeSpec) -> RouterRule:
         epsilon=moe.epsilon,
         scale=moe.scale,
         closed_value=0.0 if moe.closed_to_zero else float("-inf"),
+        jitter=moe.jitter,
     )
 
 
 def load_router(
     spec: ModelSpec, layer: int, source: TensorSource, naming: Naming, dtype: torch.dtype
 ) -> Router:
-    """The gate keeps the checkpoint's precision, in float32; the selection bias is always float32."""
+    """The gate keeps the checkpoint's precision, in float32; biases are always float32."""
     moe = spec.layer(layer).moe
     assert moe is not None, "a dense layer has no router"
-    gate = source.tensor(naming.router(layer), (moe.experts, spec.hidden), dtype).float()
-    bias = (
-        source.tensor(naming.router_bias(layer), (moe.experts,), torch.float32)
-        if moe.correction_bias
-        else None
-    )
-    return Router(gate, bias, rule_of(moe))
+    e = moe.experts
+    gate = source.tensor(naming.router(layer), (e, spec.hidden), dtype).float()
+    bias = added = None
+    if moe.correction_bias:
+        shape = (1, e) if naming.correction_row else (e,)
+        bias = source.tensor(naming.router_bias(layer), shape, torch.float32).view(e)
+    if moe.router_bias:
+        added = source.tensor(bias_of(naming.router(layer)), (e,), torch.float32)
+    return Router(gate, bias, rule_of(moe), added)

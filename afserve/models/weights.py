@@ -21,6 +21,12 @@ from afserve.models.shards import INDEX, SINGLE, read_index
 
 SCALE_SUFFIX = "_scale_inv"
 CPU = torch.device("cpu")
+NORMS = (
+    "norm.weight",
+    "norm_1.weight",
+    "norm_2.weight",
+    "norm_f.weight",
+)  # those that random weights leave at 1
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -29,6 +35,10 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; may be a read-only view of a mapped file."""
+        ...
+
+    def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
+        """`count` rows of the tensor `name` of `shape`, from row `first` on; the others are not read."""
         ...
 
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
@@ -55,6 +65,12 @@ class Checkpoint:
         raw = self._shaped(name, shape)
         if raw.dtype == FP8:
             return self._dequantised(name, raw).to(self._device, dtype)
+        return self._plain(name, raw, dtype)
+
+    def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
+        return self._plain(name, self._shaped(name, shape)[first : first + count], dtype)
+
+    def _plain(self, name: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
         if raw.dtype not in FLOATS:
             raise CheckpointError(
                 f"{self._where(name)}: {name} has dtype {raw.dtype}, which afserve cannot serve"
@@ -139,8 +155,11 @@ class DummyCheckpoint:
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None
 
+    def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
+        return self.tensor(f"{name}[{first}:{first + count}]", (count, *shape[1:]), dtype)
+
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if name.endswith(("norm.weight", "layernorm.weight")):
+        if name.endswith(NORMS):
             return torch.ones(shape, dtype=dtype, device=self._device)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

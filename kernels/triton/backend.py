@@ -12,12 +12,14 @@ from torch import Tensor
 import triton
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
-from afserve.kernels.half import routed_half
+from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.half import half_of_ops, routed_half
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.norms import layer_norm
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
-from afserve.kernels.routing import RouterRule
+from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import kv as triton_kv
@@ -32,7 +34,7 @@ from afserve.kernels.triton.tiles import TileTable
 
 
 class TritonBackend:
-    """Dense products, argmax and the caches' memory are PyTorch's by choice, which is no fallback.
+    """Dense products, LayerNorm, argmax and the caches' memory are PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip.
@@ -118,8 +120,18 @@ class TritonBackend:
         return batch
 
     def empty_experts(
-        self, slots: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool = False
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        int8: bool = False,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
     ) -> PackedExperts:
+        if bias or gating != SWIGLU:
+            self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
+            return self._plain.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
         gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
         down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
         handle = ExpertWeights(gate_up, down)
@@ -143,9 +155,17 @@ class TritonBackend:
         )
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype=dtype)
 
-    def set_expert(self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor) -> None:
-        if not _weights(experts).scaled:
-            self._plain.set_expert(experts, slot, gate_up_JH, down_HI)
+    def set_expert(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up_JH: Tensor,
+        down_HI: Tensor,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        if not experts.plain or not _weights(experts).scaled:
+            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
             return
         blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
         self.set_expert_fp8(experts, slot, *blocks)
@@ -173,6 +193,9 @@ class TritonBackend:
         out_RH: Tensor,
         add: bool,
     ) -> None:
+        if not experts.plain:  # empty_experts said why
+            self._plain.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
+            return
         weights = _weights(experts)
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
         tiles = self.tiles.experts(weights.kind, -(-slot_RK.numel() // experts.experts))
@@ -185,6 +208,9 @@ class TritonBackend:
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         return triton_norm.rms_norm(x_TH, weight_H, eps)
 
+    def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        return layer_norm(x_TH, weight_H, bias_H, eps)
+
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
 
@@ -195,8 +221,16 @@ class TritonBackend:
         return self.linear(triton_norm.silu_mul(self.linear(x_TH, gate_up)), down)
 
     def route(
-        self, x_TH: Tensor, gate_EH: Tensor, bias_E: Tensor | None, rule: RouterRule
+        self,
+        x_TH: Tensor,
+        gate_EH: Tensor,
+        bias_E: Tensor | None,
+        rule: RouterRule,
+        gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if gate_bias_E is not None or rule.scoring is Scoring.SPARSE_MIXER:
+            self.fallbacks.note("route", "a bias of the router's logits, or the sparse mixer")
+            return self._plain.route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
         return triton_router.route(x_TH, gate_EH, bias_E, rule, self.tiles.router())
 
     def rope(
@@ -215,6 +249,9 @@ class TritonBackend:
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
         """The reference's steps; head norms, rotation and the cache write are one launch."""
         layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
+        if layer.unusual():
+            self.fallbacks.note("gqa_half", layer.unusual())
+            return half_of_ops(self, x_TH, bound, batch)
         normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
         heads = self.linear(normed, layer.qkv).view(-1, layer.heads + 2 * layer.groups, layer.head_dim)
         q, k, v = heads.split((layer.heads, layer.groups, layer.groups), dim=1)

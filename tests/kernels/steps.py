@@ -121,6 +121,7 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     )  # fmt: skip
     experts = ops.empty_experts(8, hidden, 48, dtype, fp8=fp8)
     ops.rms_norm(x, norm, 1e-6)
+    ops.layer_norm(x, norm, norm, 1e-6)
     ops.add_rms_norm(x, x, norm, 1e-6)
     ops.add_sums(x, x.float())
     ops.add_sums(x, x, zeros(tokens, dtype=torch.int32), 7)

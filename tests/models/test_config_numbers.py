@@ -45,7 +45,46 @@ CONFIGS = {
         "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 20,
     },
     "mixtral": {**COMMON, "num_local_experts": 12, "sliding_window": 20},
+    "olmoe": {**COMMON, "num_experts": 12, "clip_qkv": 2.5},
+    "qwen2_moe": {
+        **COMMON, "num_experts": 12, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+        "decoder_sparse_step": 1, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 20,
+        "max_window_layers": 2,
+    },
+    "glm4_moe": {
+        **COMMON, "head_dim": 16, "n_routed_experts": 12, "moe_intermediate_size": 24, "n_shared_experts": 1,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+        "partial_rotary_factor": 0.5,
+    },
+    "ernie4_5_moe": {
+        **COMMON, "moe_num_experts": 12, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_norm_min": 1e-12,
+    },
+    "hunyuan_v1_moe": {**COMMON, "num_experts": 12, "moe_topk": [3, 3, 3], "head_dim": 16},
+    "granitemoe": {
+        **COMMON, "num_local_experts": 12, "attention_multiplier": 0.2, "residual_multiplier": 0.3,
+        "embedding_multiplier": 12.0, "logits_scaling": 6.0,
+    },
+    "phimoe": {
+        **COMMON, "num_experts_per_tok": 2, "num_local_experts": 12, "sliding_window": 20, "router_jitter_noise": 0.01,
+    },
+    "minimax_m2": {**COMMON, "num_local_experts": 12, "head_dim": 16, "rotary_dim": 8, "attn_type_list": [1, 1, 1]},
+    "dbrx": {
+        "d_model": 48, "n_heads": 4, "n_layers": 3, "max_seq_len": 256, "vocab_size": 211, "rope_theta": 1e4,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 12, "moe_top_k": 3, "moe_normalize_expert_weights": 1},
+    },
+    "gpt_oss": {
+        **COMMON, "num_local_experts": 12, "head_dim": 16, "sliding_window": 20, "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+    "llama4_text": {
+        **COMMON, "num_local_experts": 12, "head_dim": 16, "intermediate_size_mlp": 56, "attention_chunk_size": 32,
+        "interleave_moe_layer_step": 2, "no_rope_layers": [1, 1, 0], "floor_scale": 64, "attn_scale": 0.1,
+    },
 }  # fmt: skip
+CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
+CONFIGS["llama4"] = CONFIGS["llama4_text"]
 MACHINE = Machine(8, 64 << 30, 64 << 30, "")
 PLACES = {
     family: [(name,) for name, value in config.items() if not isinstance(value, dict | str | bool)]

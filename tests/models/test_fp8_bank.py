@@ -18,9 +18,9 @@ class Watched(BlockReference):
         super().__init__()
         self.plain, self.stored = 0, []
 
-    def set_expert(self, experts, slot, gate_up_JH, down_HI):
+    def set_expert(self, experts, slot, gate_up_JH, down_HI, *biases):
         self.plain += 1
-        super().set_expert(experts, slot, gate_up_JH, down_HI)
+        super().set_expert(experts, slot, gate_up_JH, down_HI, *biases)
 
     def set_expert_fp8(self, experts, slot, gate, up, down):
         self.stored.append((gate, up, down))

@@ -1,6 +1,7 @@
 """A layer is what its spec says: no field is passed over, layers may differ, and what cannot run is refused."""
 
 from dataclasses import fields, replace
+from functools import cache
 
 import pytest
 import torch
@@ -25,7 +26,14 @@ GQA = AttentionSpec("gqa", 4, 2, 16, 16, ROPE)
 MLA = AttentionSpec(
     "mla", 4, 1, 28, 16, replace(ROPE, interleaved=True), q_lora_rank=12, kv_lora_rank=20, nope_dim=12, rope_dim=16
 )  # fmt: skip
+LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, high_freq_factor=8.0))
+LONGROPE = replace(
+    GQA, rope=replace(ROPE, kind="longrope", original_max=8, short_factor=(1.0,) * 8, long_factor=(2.0,) * 8)
+)
+SHORT = replace(LONGROPE, rope=replace(LONGROPE.rope, original_max=64))
 MOE = MoeSpec(8, 2, 24, 16, "softmax", groups=2, top_groups=1, selection="group_max", renormalise=True)
+CLAMPED = replace(MOE, shared_inner=0, activation="clamped_swiglu", alpha=1.5, limit=1.0)
+MIXED = replace(MOE, scoring="sparse_mixer", jitter=0.01)
 DENSE = DenseSpec(40)
 REFUSED = "refused"
 
@@ -86,19 +94,24 @@ def same(one, other) -> bool:
 
 # What one field is changed to; where the engine cannot run it, REFUSED beside it.
 OF_ROPE = {
-    "kind": "default", "theta": 1e5, "dim": (8, REFUSED), "interleaved": (True, REFUSED), "factor": 2.0,
+    "kind": "default", "theta": 1e5, "dim": 8, "interleaved": True, "factor": 2.0,
     "original_max": 512, "beta_fast": 1.5, "beta_slow": 0.1, "attention_factor": 1.5, "mscale": 0.5,
     "mscale_all_dim": 0.4, "truncate": False,
 }  # fmt: skip
+OF_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 20.0}
+OF_LONGROPE = {"long_factor": ((3.0,) * 8, ""), "long_mscale": 1.5}
+OF_SHORT = {"short_factor": ((3.0,) * 8, ""), "short_mscale": 1.5}
 OF_GQA = {
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": (32, REFUSED), "value_dim": (8, REFUSED),
-    "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": True, "window": 5, "chunk": (8, REFUSED),
-    "sinks": True, "gated": (True, REFUSED), "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
+    "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
+    "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5), ""), "sinks": True,
+    "gated": (True, REFUSED), "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
 OF_MLA = {
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
-    "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": (True, REFUSED), "window": (5, REFUSED),
+    "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
+    "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5), REFUSED),
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED), "q_lora_rank": None,
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
@@ -106,33 +119,42 @@ OF_MLA = {
 OF_MOE = {
     "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
-    "correction_bias": True, "router_bias": (True, REFUSED), "expert_bias": (True, REFUSED),
-    "activation": ("gelu", REFUSED),
+    "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
+    "shared_gate": True, "shared_bias": True, "activation": ("gelu", REFUSED),
 }  # fmt: skip
-OF_DENSE = {"inner": 48, "activation": ("gelu", REFUSED)}
+OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}
+OF_MIXED = {"jitter": 0.4}
+OF_DENSE = {"inner": 48, "activation": ("gelu", REFUSED), "bias": True}
 CASES = [
     *((GQA, "rope", name, value) for name, value in OF_ROPE.items()),
     *((GQA, "", name, value) for name, value in OF_GQA.items()),
     *((MLA, "rope", "interleaved", value) for value in (False,)),
     *((MLA, "", name, value) for name, value in OF_MLA.items()),
+    *((LLAMA3, "rope", name, value) for name, value in OF_LLAMA3.items()),
+    *((LONGROPE, "rope", name, value) for name, value in OF_LONGROPE.items()),
+    *((SHORT, "rope", name, value) for name, value in OF_SHORT.items()),
+    *((GQA, "", "qk_norm", value) for value in ("width", "late", "unit")),
     *((MOE, "", name, value) for name, value in OF_MOE.items()),
+    *((CLAMPED, "", name, value) for name, value in OF_CLAMPED.items()),
+    *((MIXED, "", name, value) for name, value in OF_MIXED.items()),
     *((DENSE, "", name, value) for name, value in OF_DENSE.items()),
 ]
 
 
 def test_every_field_has_its_case():
-    parts = (RopeSpec, OF_ROPE), (AttentionSpec, OF_GQA), (AttentionSpec, OF_MLA), (MoeSpec, OF_MOE)
+    ropes, experts = OF_ROPE | OF_LLAMA3 | OF_LONGROPE | OF_SHORT, OF_MOE | OF_CLAMPED | OF_MIXED
+    parts = (RopeSpec, ropes), (AttentionSpec, OF_GQA), (AttentionSpec, OF_MLA), (MoeSpec, experts)
     for part, cases in (*parts, (DenseSpec, OF_DENSE)):
         assert {field.name for field in fields(part)} == {*cases}
 
 
-@pytest.fixture(scope="module")
-def plain():
-    return {a: run(checked(LayerSpec(a, DENSE), LayerSpec(a, MOE))) for a in (GQA, MLA)}
+@cache
+def unchanged(attention, moe):
+    return run(checked(LayerSpec(attention, DENSE), LayerSpec(attention, moe)))
 
 
 @pytest.mark.parametrize(("base", "part", "name", "value"), CASES)
-def test_no_field_is_passed_over(base, part, name, value, plain):
+def test_no_field_is_passed_over(base, part, name, value):
     """Another value asks for other tensors, gives other logits or another rule of routing, or is refused."""
     value, refused = value if isinstance(value, tuple) else (value, "")
     changed = replace(base, **({part: replace(base.rope, **{name: value})} if part else {name: value}))
@@ -143,7 +165,9 @@ def test_no_field_is_passed_over(base, part, name, value, plain):
         with pytest.raises(CheckpointError, match=r"here: .* is not supported; supported: .* \(layer [01]\)"):
             checked(first, second)
     else:
-        assert not same(run(checked(first, second)), plain[base if isinstance(base, AttentionSpec) else GQA])
+        attention = base if isinstance(base, AttentionSpec) else GQA
+        moe = base if isinstance(base, MoeSpec) else MOE
+        assert not same(run(checked(first, second)), unchanged(attention, moe))
 
 
 def test_layers_may_differ():

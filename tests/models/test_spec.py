@@ -44,7 +44,11 @@ def test_family_names_unsupported(v3):
         ("num_experts_per_tok", 7, "topk_group: 2 of n_group leave 6 of n_routed_experts"),
         ("first_k_dense_replace", 3, "no MoE layer at all"),
         ("dtype", "int8", "dtype: 'int8' is not one of"),
-        ("rope_parameters", {"rope_type": "longrope"}, "rope_type 'longrope' is not supported"),
+        (
+            "rope_parameters",
+            {"rope_type": "longrope"},
+            "rope_type 'longrope' with other short_factor and long_factor is not supported",
+        ),
         ("rope_parameters", 3, "rope_parameters: 3 is not an object"),
         ("quantization_config", {"quant_method": "awq"}, "method 'awq' is not supported"),
         ("quantization_config", {"quant_method": "fp8"}, "weight_block_size: None is not two sizes"),

@@ -1,0 +1,43 @@
+"""gpt-oss (`GptOssForCausalLM`): sinks, windows in every other layer, biases of experts, clamped SwiGLU."""
+
+from dataclasses import replace
+
+from afserve.config_json import ConfigFields
+from afserve.families.family import Family
+from afserve.families.naming import Naming, Stacked
+from afserve.families.read_attention import alternating, gqa
+from afserve.families.read_ffn import CLAMPED_SWIGLU, activation, check_top_k
+from afserve.spec_parts import LayerSpec, MoeSpec
+
+
+def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    bias = fields.flag("attention_bias", True)
+    full = replace(gqa(fields, theta=150000.0, bias=bias), sinks=True)
+    narrow = replace(full, window=fields.integer("sliding_window", default=128))
+    if activation(fields) != "silu":
+        raise fields.refuse("hidden_act", "is not silu, which is what the clamped SwiGLU is made of")
+    moe = MoeSpec(
+        experts=fields.integer("num_local_experts", "num_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("intermediate_size"),
+        shared_inner=0,
+        scoring="topk_softmax",
+        router_bias=True,
+        expert_bias=True,
+        activation=CLAMPED_SWIGLU,
+        alpha=fields.number("swiglu_alpha", default=1.702),
+        limit=fields.number("swiglu_limit", default=7.0),
+    )
+    check_top_k(fields, moe)
+    attention = {"sliding_attention": narrow, "full_attention": full}
+    return tuple(LayerSpec(attention[name], moe) for name in alternating(fields, *attention))
+
+
+FAMILY = Family(
+    _layers,
+    Naming(
+        router_weight="router.weight",
+        stacked=Stacked("experts.gate_up_proj", "experts.down_proj", transposed=True, interleaved=True),
+    ),
+    defaults={"rms_norm_eps": 1e-5},
+)

@@ -1,0 +1,46 @@
+"""Hunyuan-A13B (`HunYuanMoEV1ForCausalLM`): norms of queries and keys after the rotary embedding, softmax router."""
+
+from afserve.config_json import ConfigFields
+from afserve.config_ranges import EXPERTS, MOST_LAYERS
+from afserve.families.family import Family
+from afserve.families.naming import Naming
+from afserve.families.read_attention import gqa
+from afserve.families.read_ffn import activation, stack
+from afserve.spec_parts import LayerSpec, MoeSpec
+
+
+def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    attention = gqa(fields, theta=10000.0, qk_norm="late", bias=fields.flag("attention_bias", False))
+    inner = fields.integer("intermediate_size")
+    moe = MoeSpec(
+        experts=_of_all_layers(fields, "num_experts"),
+        top_k=_of_all_layers(fields, "moe_topk"),
+        inner=inner,
+        shared_inner=inner,
+        scoring="softmax",
+        renormalise=True,
+        activation=activation(fields),
+    )
+    return stack(fields, attention, moe, range(fields.integer("num_hidden_layers")), 0)
+
+
+def _of_all_layers(fields: ConfigFields, name: str) -> int:
+    """A number, or a list of one number for each layer."""
+    if not isinstance(fields.config.get(name), list):
+        return fields.integer(name)
+    numbers = frozenset(fields.integers(name, EXPERTS, MOST_LAYERS))
+    if len(numbers) != 1:
+        raise fields.refuse(name, "is not the same for all layers, which afserve needs")
+    return min(numbers)
+
+
+FAMILY = Family(
+    _layers,
+    Naming(
+        shared="shared_mlp",
+        router_weight="gate.wg.weight",
+        q_norm="query_layernorm.weight",
+        k_norm="key_layernorm.weight",
+    ),
+    defaults={"rms_norm_eps": 1e-5},
+)

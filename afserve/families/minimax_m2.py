@@ -1,0 +1,34 @@
+"""MiniMax-M2 (`MiniMaxM2ForCausalLM`): norms over the width of all heads, partial rotary embedding, sigmoid router."""
+
+from afserve.config_json import ConfigFields
+from afserve.families.family import Family
+from afserve.families.naming import Naming
+from afserve.families.read_attention import gqa
+from afserve.families.read_ffn import activation, stack
+from afserve.spec_parts import LayerSpec, MoeSpec
+
+
+def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    layers = fields.integer("num_hidden_layers")
+    if any(kind != 1 for kind in fields.items("attn_type_list", layers)):
+        raise fields.refuse(
+            "attn_type_list", "has layers other than 1, softmax attention, which are not supported"
+        )
+    attention = gqa(fields, theta=5e6, qk_norm="width")
+    moe = MoeSpec(
+        experts=fields.integer("num_local_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("intermediate_size"),
+        shared_inner=0,
+        scoring="sigmoid",
+        renormalise=True,
+        correction_bias=True,
+        activation=activation(fields),
+    )
+    return stack(fields, attention, moe, range(layers), 0)
+
+
+FAMILY = Family(
+    _layers,
+    Naming(moe="block_sparse_moe", gate="w1", up="w3", down="w2", correction_bias="e_score_correction_bias"),
+)

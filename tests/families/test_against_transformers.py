@@ -1,0 +1,54 @@
+"""Every family against transformers: logits of a prompt, and greedy tokens however the engine is cut."""
+
+import pytest
+import torch
+
+from afserve.config import ModelSource
+from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.request import GenerationRequest, SamplingParams
+from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.families.conftest import NEW
+from tests.families.tiny import TINY
+
+GREEDY = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+
+
+def asked():
+    return requests(prompts(), GREEDY)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_of_a_prompt_in_chunks(name, checkpoint, truth):
+    prompt = prompts()[2]
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+    node = colocated(ModelSource(str(checkpoint(name)), name), config(max_batch_tokens=10))
+    (event,) = drive(node, [GenerationRequest(0, prompt, params)])
+    with torch.no_grad():
+        wanted = truth(name)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    got = torch.tensor([entry.logprob for entry in event.prompt_logprobs[1:]])
+    expected = wanted[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("attention", "experts", "micro_batches"), [(1, 1, 1), (2, 3, 2)])
+@pytest.mark.parametrize("name", TINY)
+def test_topologies_and_cached_prefixes(name, attention, experts, micro_batches, checkpoint, continued):
+    """The second round finds the prompts' whole blocks in the cache."""
+    source = ModelSource(str(checkpoint(name)), name)
+    cluster = LocalCluster.build(
+        source, config(micro_batches=micro_batches, max_batch_tokens=12), attention=attention, experts=experts
+    )
+    assert collect(cluster.run(asked())) == continued(name)
+    again = list(cluster.run(asked()))
+    assert collect(again) == continued(name)
+    if attention == 1:
+        assert sum(event.cached_tokens for event in again) == 16 + 32
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_preemption(name, checkpoint, continued):
+    source = ModelSource(str(checkpoint(name)), name)
+    cluster = LocalCluster.build(source, config(kv_blocks=10, micro_batches=2, max_batch_tokens=9), experts=2)
+    assert collect(cluster.run(asked())) == continued(name)
+    assert cluster.attention[0].stats().preemptions > 0
+    cluster.attention[0].check()

@@ -1,0 +1,115 @@
+"""Tiny random checkpoints of the families of this folder: transformers' classes, a few sizes, and shapes that are odd.
+
+Norms and biases are random too: transformers starts them at one and zero, where a wrong one would not be seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "initializer_range": 0.15, "eos_token_id": None, "bos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+ONE_GROUP = {"num_key_value_heads": 1}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3, 1.5, 1.7, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], "short_mscale": 1.2, "long_mscale": 1.4,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 32, "rope_theta": 150000.0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+DBRX: dict[str, Any] = {
+    "vocab_size": 211, "d_model": 48, "n_heads": 4, "n_layers": 3, "max_seq_len": 256, "initializer_range": 0.15,
+    "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+QWEN2 = {
+    **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_experts": 7, "num_experts_per_tok": 3,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+GLM = {
+    **SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "head_dim": 16, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+}  # fmt: skip
+ERNIE = {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 2}
+LOCAL = {**SIZES, "intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 2}
+OLMOE = {**SIZES, "intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
+
+# name -> (transformers class, config fields)
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmoe": ("Olmoe", {**OLMOE, "clip_qkv": 1.5}),
+    "olmoe-one-group": ("Olmoe", {**OLMOE, **ONE_GROUP, "norm_topk_prob": True, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2Moe", {**QWEN2, "mlp_only_layers": [0]}),
+    "qwen2-windows": (
+        "Qwen2Moe",
+        {**QWEN2, **ONE_GROUP, "use_sliding_window": True, "sliding_window": 5, "norm_topk_prob": True},
+    ),
+    "glm4": ("Glm4Moe", {**GLM, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
+    "glm4-no-shared": (
+        "Glm4Moe",
+        {**GLM, **ONE_GROUP, "n_shared_experts": 0, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 0,
+         "partial_rotary_factor": 0.25},
+    ),
+    "ernie": ("Ernie4_5_Moe", {**ERNIE, "use_bias": True}),
+    "ernie-no-shared": (
+        "Ernie4_5_Moe",
+        {**ERNIE, **ONE_GROUP, "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "moe_layer_interval": 2,
+         "tie_word_embeddings": False},
+    ),
+    "hunyuan": ("HunYuanMoEV1", {**SIZES, "intermediate_size": 40, "num_experts": 6, "moe_topk": 2, "head_dim": 12}),
+    "granite": (
+        "GraniteMoe",
+        {**LOCAL, "attention_multiplier": 0.2, "residual_multiplier": 0.35, "embedding_multiplier": 3.0,
+         "logits_scaling": 2.0, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "phimoe": ("Phimoe", {**LOCAL, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2}),
+    "phimoe-window": ("Phimoe", {**LOCAL, **ONE_GROUP, "sliding_window": 5, "rope_parameters": LONGROPE}),
+    "minimax": ("MiniMaxM2", {**LOCAL, "head_dim": 16, "rotary_dim": 8}),
+    "dbrx": (
+        "Dbrx",
+        {**DBRX, "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 10000.0},
+         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 2}},
+    ),
+    "gptoss": ("GptOss", {**LOCAL, "head_dim": 16, "sliding_window": 6, "rope_parameters": YARN, "swiglu_limit": 1.0}),
+    "llama4": (
+        "Llama4",
+        {**LOCAL, "head_dim": 16, "intermediate_size_mlp": 56, "num_experts_per_tok": 1, "num_hidden_layers": 4,
+         "interleave_moe_layer_step": 2, "attention_chunk_size": 16, "floor_scale": 16, "attn_scale": 0.3},
+    ),
+    "llama4-top2": (
+        "Llama4",
+        {**LOCAL, **ONE_GROUP, "head_dim": 16, "intermediate_size_mlp": 56, "attention_chunk_size": 8,
+         "no_rope_layers": [1, 0, 1], "use_qk_norm": False, "rope_parameters": LLAMA3},
+    ),
+}  # fmt: skip
+
+
+def build(name: str, folder: Path) -> Path:
+    import warnings
+
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    family, fields = TINY[name]
+    torch.manual_seed(len(name))
+    config = "Llama4TextConfig" if family == "Llama4" else family + "Config"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # a shared expert of no width
+        model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, config)(**fields))
+    with torch.no_grad():
+        for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if key.endswith(("bias", "sinks")):
+                tensor.add_(torch.randn_like(tensor) * 0.2)
+            elif tensor.dim() == 1 and "inv_freq" not in key:
+                tensor.mul_(1 + torch.randn_like(tensor) * 0.2)
+    model.save_pretrained(folder)
+    return folder
