@@ -493,6 +493,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.request = request.handle
     proto.prompt.extend(request.prompt_ids)
     proto.generated.extend(request.generated)
+    proto.priority = request.priority
+    proto.cache_salt = request.cache_salt
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
@@ -508,7 +510,15 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    return Submit(GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated)))
+    request = GenerationRequest(
+        proto.request,
+        tuple(proto.prompt),
+        params,
+        tuple(proto.generated),
+        proto.priority,
+        proto.cache_salt,
+    )
+    return Submit(request)
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:
