@@ -6,32 +6,24 @@ When the client leaves, generation is cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from afserve.errors import AfserveError, RequestError
+from afserve.errors import AfserveError, DeadlineError, RequestError
 from afserve.server.body import ClientGone, SlowReader, until_gone
+from afserve.server.chat_reply import ChatDraft
 from afserve.server.choice import Piece
+from afserve.server.completion_reply import CompletionDraft, CompletionReply
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
 from afserve.server.refusal import error_body, internal_error
-from afserve.server.replies import (
-    DONE,
-    ChatDraft,
-    CompletionDraft,
-    CompletionReply,
-    Reply,
-    Usage,
-    encode,
-    event,
-    usage_chunk,
-    whole,
-)
+from afserve.server.replies import Reply, usage_chunk, whole
 from afserve.server.settings import ServerSettings
+from afserve.server.wording import DONE, Usage, encode, event
 
 STALLED = "the client does not read"
 QUIET_SECONDS = 5.0  # after which a stream that has begun says that it is still there
@@ -87,7 +79,7 @@ class Answer(Response):
         usage = Usage(self._task.prompt_tokens)
         drafts = [self._reply.draft(i) for i in range(self._task.choices)]
         size, most = 0, self._limits.max_answer_bytes
-        async with aclosing(self._generator.run(self._task)) as pieces:
+        async with self._deadline(), aclosing(self._generator.run(self._task)) as pieces:
             async for index, piece in pieces:
                 before = drafts[index].size
                 await _add(drafts[index], piece)
@@ -118,16 +110,30 @@ class Answer(Response):
     async def _write_all(self, stream: "Writer", options: StreamOptions) -> None:
         usage = Usage(self._task.prompt_tokens)
         tail = ',"usage":null' if options.include_usage else ""
-        async with aclosing(self._generator.run(self._task)) as pieces:
+        async with self._deadline(), aclosing(self._generator.run(self._task)) as pieces:
             async for index, piece in pieces:
                 usage.add(piece)
                 if options.continuous:
                     tail = f',"usage":{encode(usage.body())}'
                 if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
-                    await stream.write(await self._chunk(index, piece, tail))
+                    chunk = await self._chunk(index, piece, tail)
+                    if chunk:
+                        await stream.write(chunk)
         if options.include_usage:
             await stream.write(usage_chunk(self._reply, usage))
         await stream.end(DONE)
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        """Raises DeadlineError where the request's own deadline passes; what runs for it ends."""
+        seconds = self._task.scheduling.deadline
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"deadline: the answer was not complete after {seconds:g} s, as asked"
+            ) from error
 
     async def _chunk(self, index: int, piece: Piece, tail: str) -> bytes:
         reply = self._reply

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
 from afserve.server.openai import StreamOptions
+from afserve.server.reading.table import Reading
+from afserve.server.scheduling import Scheduling
 
 _HEAD = struct.Struct("=BI")
 _PREPARED, _BODY, _REFUSED = range(3)
@@ -41,7 +43,8 @@ class EchoText:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request for text: every prompt `params.n` times. `stream` None asks for one whole answer."""
+    """One request for text: every prompt `params.n` times. `stream` None asks for one whole answer, `reading` None for
+    plain text."""
 
     prompts: tuple["array[int]", ...]
     params: SamplingParams
@@ -49,6 +52,8 @@ class Prepared:
     stream: StreamOptions | None
     skip_special_tokens: bool
     echo: EchoText | None
+    scheduling: Scheduling
+    reading: Reading | None
 
 
 Answer = Prepared | bytes
@@ -75,6 +80,7 @@ def from_bytes(data: bytes) -> Answer:
     if kind == _REFUSED:
         raise REFUSALS.get(words["error"], RequestError)(words["message"], param=words["param"])
     echo, stream, params = words["echo"], words["stream"], words["params"]
+    reading = words["reading"]
     params["stop_token_ids"] = tuple(params["stop_token_ids"])
     params["logit_bias"] = tuple((token_id, bias) for token_id, bias in params["logit_bias"])
     return Prepared(
@@ -84,6 +90,8 @@ def from_bytes(data: bytes) -> Answer:
         stream and StreamOptions(**stream),
         words["skip_special_tokens"],
         echo and EchoText(tuple(echo["texts"]), tuple(echo["added"]), echo["generate"]),
+        Scheduling(**words["scheduling"]),
+        reading and Reading(**reading),
     )
 
 

@@ -23,7 +23,7 @@ from afserve.errors import (
     OverloadedError,
     RequestError,
 )
-from afserve.server.prepare import Kind, Preparer, TemplateElsewhere, TextModel
+from afserve.server.prepare import Elsewhere, Kind, Preparer, TextModel
 from afserve.server.prepared import Answer, from_bytes
 from afserve.server.settings import ServerSettings
 from afserve.server.text_process import LENGTH, MEMORY_EXIT, QUESTION
@@ -55,8 +55,8 @@ class TextPool:
         if len(body) <= INLINE_BYTES and kind is not Kind.CHAT:
             try:
                 return self._preparer.prepare(kind, body)
-            except TemplateElsewhere:
-                pass  # the process has the template
+            except Elsewhere:
+                pass  # the process has template and grammars
         return await self._elsewhere(kind, body)
 
     async def check(self) -> None:
