@@ -18,15 +18,18 @@ class Told:
         self._reading = reading or Reading()
         self._reader = self._reading.reader()
         self._ids: list[str] = []
-        self.thinking = self._reading.thinks == "inside"
+        self._thinking = self._reading.thinks == "inside"
+        self.reasoning_tokens = 0
 
     def parts(self, piece: Piece) -> list[Part]:
         """What this piece turns out to be, without what nobody wants to be told."""
         parts = self._reader.feed(piece.text) if piece.text else []
         if piece.finish_reason is not None:
             parts += self._reader.finish()
+        if self._thinking or any(isinstance(part, Thought) for part in parts):
+            self.reasoning_tokens += piece.tokens
         if parts:
-            self.thinking = isinstance(parts[-1], Thought)
+            self._thinking = isinstance(parts[-1], Thought)
         return [part for part in parts if self._wanted(part)]
 
     def _wanted(self, part: Part) -> bool:
@@ -146,7 +149,9 @@ class ChatReply:
         self._begun: set[int] = set()
 
     def draft(self, index: int) -> ChatDraft:
-        return ChatDraft(self._tokenizer, index, self._logprobs is not None, self._reading)
+        draft = ChatDraft(self._tokenizer, index, self._logprobs is not None, self._reading)
+        self._told[index] = draft.told
+        return draft
 
     def plain(self, index: int, piece: Piece, tail: str) -> bytes:
         opening = b""
@@ -175,7 +180,10 @@ class ChatReply:
         )
 
     def usage(self, usage: Usage) -> dict[str, object]:
-        return usage.body()
+        if self._reading is None or not self._reading.thinks:
+            return usage.body()
+        thought = sum(told.reasoning_tokens for told in self._told.values())
+        return {**usage.body(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str | None, tail: str) -> bytes:
         return (

@@ -7,7 +7,7 @@ travels as bytes (`prepared`). Everything is counted before anything is tokenize
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from afserve.chat_template import ChatTemplate
@@ -32,6 +32,8 @@ from afserve.server.reading.table import Reading
 from afserve.server.sampling import sampling_params
 from afserve.server.scheduling import scheduling_of
 from afserve.server.structured import Formats, asks_format
+from afserve.server.surfaces import anthropic, ollama, responses
+from afserve.server.surfaces.translate import Translated, named
 from afserve.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -51,6 +53,12 @@ class Kind(IntEnum):
     DRAIN = 7
     RESTART = 8
     FAULT = 9
+    RESPONSE = 10
+    FOLLOWING = 11  # a response, with what was said before
+    MESSAGE = 12
+    OLLAMA_CHAT = 13
+    OLLAMA_GENERATE = 14
+    MESSAGE_COUNT = 15
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -58,6 +66,23 @@ _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.DRAIN: drain_of,
     Kind.RESTART: restart_of,
     Kind.FAULT: fault_of,
+}
+
+
+def _following(fields: Fields) -> Translated:
+    asked, before = fields.section("asked"), fields.array("before")
+    assert asked is not None and before is not None, "the gateway puts both there"
+    return responses.translate(Fields(asked.raw()), list(before))
+
+
+# Who translates a body, and what chat fields are called there.
+TRANSLATED: Mapping[Kind, tuple[Callable[[Fields], Translated], Mapping[str, str]]] = {
+    Kind.RESPONSE: (lambda fields: responses.translate(fields, []), responses.NAMES),
+    Kind.FOLLOWING: (_following, responses.NAMES),
+    Kind.MESSAGE: (anthropic.translate, anthropic.NAMES),
+    Kind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
+    Kind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
+    Kind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
 }
 
 
@@ -107,6 +132,8 @@ class Preparer:
             return self._completion(completion_request(fields))
         if kind is Kind.CHAT:
             return self._chat(chat_request(fields))
+        if kind in TRANSLATED:
+            return self._translated(kind, fields)
         if kind is Kind.TOKENIZE:
             return self._tokenize(fields)
         if kind is Kind.DETOKENIZE:
@@ -146,6 +173,20 @@ class Preparer:
         )
         skips = not conversation.shows_special(reading)
         return self._prepared([ids], params, asked, None, reading, skips=skips)
+
+    def _translated(self, kind: Kind, fields: Fields) -> Answer:
+        """Another API's request. One that follows a response is answered by that one's id in JSON."""
+        previous = fields.get("previous_response_id")
+        if kind is Kind.RESPONSE and previous is not None:
+            return json.dumps(fields.text("previous_response_id")).encode()
+        translate, names = TRANSLATED[kind]
+        with named(names):
+            found = translate(fields)
+            prepared = self._chat(chat_request(Fields(found.chat)))
+        if kind is Kind.MESSAGE_COUNT:
+            return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
+        kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
+        return replace(prepared, facts=found.facts, kept=kept)
 
     def _prepared(
         self,

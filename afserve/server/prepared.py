@@ -8,7 +8,7 @@ import json
 import struct
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
@@ -44,7 +44,7 @@ class EchoText:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """One request for text: every prompt `params.n` times. `stream` None asks for one whole answer, `reading` None for
-    plain text."""
+    plain text. `facts` are what an answer repeats of the request, `kept` is JSON that is stored with it."""
 
     prompts: tuple["array[int]", ...]
     params: SamplingParams
@@ -54,6 +54,8 @@ class Prepared:
     echo: EchoText | None
     scheduling: Scheduling
     reading: Reading | None
+    facts: Mapping[str, object] = field(default_factory=dict)
+    kept: bytes = b""
 
 
 Answer = Prepared | bytes
@@ -67,7 +69,8 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
         return _framed(_REFUSED, refused)
     words = asdict(answer)
     words["prompts"] = [len(ids) for ids in answer.prompts]
-    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in answer.prompts)
+    words["kept"] = len(answer.kept)
+    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in answer.prompts) + answer.kept
 
 
 def from_bytes(data: bytes) -> Answer:
@@ -92,6 +95,8 @@ def from_bytes(data: bytes) -> Answer:
         echo and EchoText(tuple(echo["texts"]), tuple(echo["added"]), echo["generate"]),
         Scheduling(**words["scheduling"]),
         reading and Reading(**reading),
+        words["facts"],
+        data[len(data) - words["kept"] :],
     )
 
 
