@@ -22,9 +22,11 @@ MOST_WORDS = 500  # of a template's own refusal
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens it may name. `tool_source` is used when tools are given."""
+    """A compiled template and the special tokens it may name. `tool_source` is used when tools are given; `source` is
+    all of it."""
 
     def __init__(self, source: str, special: Mapping[str, str], tool_source: str | None = None) -> None:
+        self.source = source if tool_source is None else source + tool_source
         self._environment = _environment()
         self._special = dict(special)
         self._plain = self._compile(source)

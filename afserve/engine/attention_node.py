@@ -15,6 +15,7 @@ from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
 from afserve.engine.blocks import Hash
+from afserve.engine.guides import Guides
 from afserve.engine.kv_cache import KvCache
 from afserve.engine.kv_store import PooledBlocks
 from afserve.engine.load import ExpertLoad
@@ -24,6 +25,7 @@ from afserve.engine.pace import Pace
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats
+from afserve.errors import RequestError
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
@@ -40,8 +42,10 @@ class AttentionNode(Generic[T]):
         clock: Clock | None = None,
         trace: Trace | None = None,
         weights: str = "",
+        guides: Guides | None = None,
     ) -> None:
-        """`weights` names the numbers that were loaded, as `KvCache` wants them named."""
+        """`weights` names the numbers that were loaded, as `KvCache` wants them named. Without
+        `guides` no request may have a grammar."""
         spec = model.spec
         self._link = link
         self.kv = KvCache(model, config, weights)
@@ -58,12 +62,18 @@ class AttentionNode(Generic[T]):
         self._pace = Pace(config.micro_batches) if config.adaptive else None
         self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
         self.stalled = True
+        self._guides = guides
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue one request. Raises RequestError or OverloadedError; nothing changes then."""
-        self._scheduler.submit(request)
+        guide = None
+        if request.params.grammar:
+            if self._guides is None:
+                raise RequestError("grammar: this node has no tokenizer to follow one with", param="grammar")
+            guide = self._guides.open(request.params.grammar)
+        self._scheduler.submit(request, guide)
         self._prompt_tokens += len(request.prompt_ids)
 
     def cancel(self, handle: int) -> None:
@@ -157,12 +167,14 @@ class AttentionNode(Generic[T]):
         return self._scheduler.busy
 
     def wait(self, timeout: float) -> None:
-        """Park until a reply is there, at most `timeout` seconds."""
+        """Park until a reply or a grammar is there, at most `timeout` seconds."""
         tickets = [t for t in self._tickets if t is not None]
         if tickets:
             start = self._meter.now()
             self._link.wait(tickets, timeout)
             self._meter.slept(start)
+        elif self._guides is not None:
+            self._guides.wait(timeout)
 
     def stats(self, moved: KvStats = KvStats()) -> AttentionStats:  # noqa: B008  a frozen value
         """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was

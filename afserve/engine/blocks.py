@@ -31,6 +31,13 @@ def block_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
+def salted(root: Hash, salt: str) -> Hash:
+    """The root of one request's blocks: those of another salt are never found."""
+    if not salt:
+        return root
+    return hashlib.blake2b(root + salt.encode(), digest_size=16, person=b"afserve-kv-salt").digest()
+
+
 class BlockPool:
     """`root` is the name before the first block of every sequence. `on_evict` is told each block that loses its name,
     with that name, once: before the block is given out, so that what it holds can still be read."""

@@ -12,8 +12,10 @@ from afserve.comm.transport import Layout, WireType
 from afserve.config import EngineConfig, ModelSource
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.guides import Guides
 from afserve.engine.micro_batch import T
 from afserve.families.table import load_spec, naming_of
+from afserve.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.experts import ExpertBank
@@ -93,8 +95,9 @@ def build_attention_node(
         progress,
     )
     weights = weights or attention_weights(source)
-    eos = frozenset(eos_ids(source.path))
-    return AttentionNode(model, link, config, eos, trace=trace, weights=weights)
+    eos = eos_ids(source.path)
+    guides = Guides(Compiler(source.path, spec.vocab_size, eos))
+    return AttentionNode(model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides)
 
 
 def attention_weights(source: ModelSource) -> str:

@@ -13,6 +13,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_PRIORITY = 1 << 20
+MAX_SALT = 256
 NOT_FINITE = (
     "{where} gave values that are not finite (NaN or infinity), so this request ends here; other requests are not "
     "affected. The checkpoint may be damaged, or its numbers too large for the dtype"
@@ -32,8 +34,9 @@ class SamplingParams:
 
     A temperature below 1e-5 is greedy. top_k 0 or -1 is off. `min_tokens` holds back every stop condition.
     `logprobs`: number of alternatives per sampled token (0 = only the sampled one), None = off.
-    `prompt_logprobs`: the same for prompt tokens. `stop` may be given as one string. Raises RequestError that names
-    the field for any number outside its range, NaN and infinity among them.
+    `prompt_logprobs`: the same for prompt tokens. `grammar` is one of `afserve.grammar`, which the text must follow; it
+    ends where the grammar does, whatever `min_tokens` says. `stop` may be given as one string. Raises RequestError
+    that names the field for any number outside its range, NaN and infinity among them.
     """
 
     max_tokens: int = 16
@@ -54,6 +57,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 1 << 24)
@@ -72,6 +76,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
+        if self.grammar and self.ignore_eos:
+            raise RequestError(
+                "ignore_eos: an answer that follows a grammar ends with it; leave one of both out",
+                param="ignore_eos",
+            )
         self._check_stops()
         _check_biases(self.logit_bias)
 
@@ -141,13 +150,24 @@ class GenerationRequest:
     A request that draws tokens needs `params.seed` (`SamplingParams.choices` sees to it). `stop` strings are handled
     where text is, above the engine. `generated` are tokens that it already has, from another node or from before: it
     goes on behind them as if it had never moved (max_tokens, min_tokens, penalties and draws count them), and says
-    nothing about them or the prompt again.
+    nothing about them or the prompt again. Of waiting requests the one with the lowest `priority` is first, and the
+    highest is preempted first. Requests find cached blocks of those with the same `cache_salt` only.
     """
 
     handle: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     generated: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if len(self.cache_salt) > MAX_SALT:
+            raise RequestError(
+                f"cache_salt: has {len(self.cache_salt)} characters, at most {MAX_SALT} are allowed",
+                param="cache_salt",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def sample(logits_RV: Tensor, sequences: Many[Sequence], ops: Ops) -> list[int |
     drawn = [
         row
         for row, (token, sequence) in enumerate(zip(found, sequences, strict=True))
-        if isinstance(token, int) and not _plain(sequence)
+        if isinstance(token, int) and not (_plain(sequence) and _allowed(sequence, token))
     ]
     if drawn:
         for row, row_V in zip(drawn, rows_of(logits_RV, drawn).cpu().double(), strict=True):
@@ -83,12 +83,27 @@ def _plain(sequence: Sequence) -> bool:
     return p.greedy and untouched and sequence.output_length >= p.min_tokens
 
 
+def _allowed(sequence: Sequence, token: int) -> bool:
+    """Whether the grammar takes the best token: then it is the best of those that the grammar takes, and needs no mask.
+    Whatever is wrong with a grammar is told where the row is drawn."""
+    guide = sequence.guide
+    if guide is None:
+        return True
+    try:
+        return guide.allows(sequence.tokens, sequence.prompt_length, token)
+    except Exception:  # noqa: BLE001 - its mask, which is asked for next, raises it again
+        return False
+
+
 def _one(row_V: Tensor, sequence: Sequence) -> int:
     """`row_V` is float64, finite and the callee's own: penalties and biases of float32 logits stay finite in it."""
     params = sequence.request.params
     _penalise(row_V, sequence, params)
     for token, bias in params.logit_bias:
         row_V[token] += bias
+    if sequence.guide is not None:
+        forbidden_V = sequence.guide.forbidden_V(sequence.tokens, sequence.prompt_length)
+        row_V[torch.from_numpy(forbidden_V)] = NEVER
     if sequence.output_length < params.min_tokens:
         _forbid(row_V, sequence)
     if params.greedy:
@@ -103,7 +118,7 @@ def _forbid(row_V: Tensor, sequence: Sequence) -> None:
             row_V[token] = NEVER
     if row_V.max() == NEVER:
         raise RequestError(
-            "min_tokens: every token of the vocabulary is a stop token, so none can be held back",
+            "min_tokens: every token that may come next is a stop token, so none can be held back",
             param="min_tokens",
         )
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
+from afserve.engine.guides import Guide
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
@@ -44,18 +45,18 @@ class Scheduler:
 
     # -- what may come in ------------------------------------------------------------------------------
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Queue a request, or raise RequestError or OverloadedError and change nothing."""
+    def submit(self, request: GenerationRequest, guide: Guide | None = None) -> None:
+        """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
         self._check(request)
         if len(self._waiting) >= self._config.max_waiting:
             raise OverloadedError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
-        sequence = Sequence.start(request, self._order, eos, self.pool.root)
+        sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
         self._order += 1
         self._by_handle[request.handle] = sequence
-        self._waiting.append(sequence)
+        self._queue(sequence)
 
     def _check(self, request: GenerationRequest) -> None:
         length, limit = len(request.prompt_ids) + len(request.generated), self._config.max_model_len
@@ -143,7 +144,9 @@ class Scheduler:
         while self._waiting and self.running < self._config.max_sequences:
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
-            sequence = self._waiting[0]
+            sequence = next((s for s in self._waiting if s.ready), None)
+            if sequence is None:
+                return
             found = self._prefix(sequence)
             first = min(
                 len(sequence.tokens) - len(found) * self.pool.block_size, self._config.max_batch_tokens
@@ -151,7 +154,7 @@ class Scheduler:
             need = -(-first // self.pool.block_size)
             if not self.pool.can_allocate(need + self._reserve_for_running(), sparing=found):
                 return
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             self._enter(sequence, micro_batch, found)
 
     def _even_out(self, micro_batch: int) -> None:
@@ -210,8 +213,8 @@ class Scheduler:
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """The youngest running sequence that is younger than this one and not in flight."""
-        younger = [s for s in self._all_running() if s.order > sequence.order and not s.in_flight]
-        return max(younger, key=lambda s: s.order, default=None)
+        younger = [s for s in self._all_running() if s.rank > sequence.rank and not s.in_flight]
+        return max(younger, key=lambda s: s.rank, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's head; its tokens are kept and computed again (recomputation)."""
@@ -222,7 +225,13 @@ class Scheduler:
         sequence.given = len(sequence.tokens)
         sequence.preemptions += 1
         self.preemptions += 1
-        position = sum(1 for s in self._waiting if s.order < sequence.order)
+        self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Behind all that come before it by rank; usually the last."""
+        position = len(self._waiting)
+        while position and self._waiting[position - 1].rank > sequence.rank:
+            position -= 1
         self._waiting.insert(position, sequence)
 
     # -- what came back --------------------------------------------------------------------------------
@@ -265,7 +274,7 @@ class Scheduler:
             sequence.tokens.append(token)
             reason = self._finish_reason(sequence, token)
             if reason is not None:
-                return Finished(sequence, reason, token if reason == "stop" else None)
+                return Finished(sequence, reason, token if self._stops(sequence, token) else None)
         return None
 
     def _failed(self, chunk: Chunk, error: str) -> Finished:
@@ -286,11 +295,17 @@ class Scheduler:
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         params, length = sequence.request.params, sequence.output_length
-        if length >= params.min_tokens and (token in sequence.eos_ids or token in params.stop_token_ids):
+        if self._stops(sequence, token) or sequence.complete:
             return "stop"
         if length >= params.max_tokens or len(sequence.tokens) >= self._longest:
             return "length"
         return None
+
+    def _stops(self, sequence: Sequence, token: int) -> bool:
+        """Whether this token, its last one, ends it."""
+        params = sequence.request.params
+        ends = token in sequence.eos_ids or token in params.stop_token_ids
+        return ends and sequence.output_length >= params.min_tokens
 
     def _leave(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
@@ -345,7 +360,7 @@ class Scheduler:
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
 
 
-def _turn(sequence: Sequence) -> tuple[int, int]:
-    """Decoding first, then verifying, then prompts (one token before several); the elder first among equals."""
+def _turn(sequence: Sequence) -> tuple[int, int, int]:
+    """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
     several = len(sequence.tokens) - sequence.computed > 1
-    return several + 2 * (sequence.computed < sequence.given), sequence.order
+    return several + 2 * (sequence.computed < sequence.given), *sequence.rank

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from afserve.engine.blocks import ROOT, Hash, block_hash
+from afserve.engine.blocks import ROOT, Hash, block_hash, salted
+from afserve.engine.guides import Guide
 from afserve.engine.request import GenerationRequest, TokenLogprob
 
 
@@ -17,6 +18,7 @@ class Sequence:
     eos_ids: frozenset[int]
     tokens: list[int]
     root: Hash = ROOT
+    guide: Guide | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[Hash] = field(default_factory=list)
@@ -36,9 +38,25 @@ class Sequence:
 
     @classmethod
     def start(
-        cls, request: GenerationRequest, order: int, eos_ids: frozenset[int], root: Hash = ROOT
+        cls,
+        request: GenerationRequest,
+        order: int,
+        eos_ids: frozenset[int],
+        root: Hash = ROOT,
+        guide: Guide | None = None,
     ) -> "Sequence":
-        return cls(request, order, eos_ids, [*request.prompt_ids, *request.generated], root)
+        tokens = [*request.prompt_ids, *request.generated]
+        return cls(request, order, eos_ids, tokens, salted(root, request.cache_salt), guide)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lowest runs first: by priority, then the elder."""
+        return self.request.priority, self.order
+
+    @property
+    def ready(self) -> bool:
+        """Whether it could run; else its grammar is being compiled."""
+        return self.guide is None or self.guide.ready
 
     @property
     def output_length(self) -> int:
@@ -67,6 +85,11 @@ class Sequence:
         """Names of the blocks that it could find instead of computing them: one token at least is left."""
         usable = 0 if self.collects_prompt else (len(self.tokens) - 1) // block_size
         return self.full_hashes(block_size)[:usable]
+
+    @property
+    def complete(self) -> bool:
+        """Its grammar allows no more. What does not follow the grammar is told when the next token is drawn."""
+        return self.guide is not None and self.guide.complete(self.tokens, self.prompt_length)
 
     def full_hashes(self, block_size: int) -> list[Hash]:
         """Hashes of all full blocks of `tokens`, kept and extended."""

@@ -42,7 +42,7 @@ log = logging.getLogger("afserve.host")
 SAY_SECONDS = 5.0  # between two words about who is missing
 _DIAL_SECONDS = 1.0
 _END_SECONDS = 8.0  # for nodes that were told to stop by the controller
-CARRYING: Wire[FromHost, ToHost] = Wire(CARRY_METHOD, "to_node", encode_host, decode_to_host)
+CARRYING: Wire[FromHost, ToHost] = Wire(CARRY_METHOD, "to_node", encode_host, lambda: decode_to_host)
 
 
 @dataclass(frozen=True, slots=True)

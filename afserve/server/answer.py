@@ -6,39 +6,31 @@ When the client leaves, generation is cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from afserve.errors import AfserveError, RequestError
+from afserve.errors import AfserveError, DeadlineError, RequestError
 from afserve.server.body import ClientGone, SlowReader, until_gone
+from afserve.server.chat_reply import ChatDraft
 from afserve.server.choice import Piece
+from afserve.server.completion_reply import CompletionDraft, CompletionReply
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
 from afserve.server.refusal import error_body, internal_error
-from afserve.server.replies import (
-    DONE,
-    ChatDraft,
-    CompletionDraft,
-    CompletionReply,
-    Reply,
-    Usage,
-    encode,
-    event,
-    usage_chunk,
-    whole,
-)
+from afserve.server.replies import Reply, usage_chunk, whole
 from afserve.server.settings import ServerSettings
+from afserve.server.wording import DONE, Usage, encode, event
 
 STALLED = "the client does not read"
 QUIET_SECONDS = 5.0  # after which a stream that has begun says that it is still there
 COMMENT = b": still here\n\n"  # what clients of server-sent events skip
 SLICE_BYTES = 256 << 10  # of a whole answer, for each of which a client has the write deadline
+EVENTS = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -87,7 +79,7 @@ class Answer(Response):
         usage = Usage(self._task.prompt_tokens)
         drafts = [self._reply.draft(i) for i in range(self._task.choices)]
         size, most = 0, self._limits.max_answer_bytes
-        async with aclosing(self._generator.run(self._task)) as pieces:
+        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
             async for index, piece in pieces:
                 before = drafts[index].size
                 await _add(drafts[index], piece)
@@ -104,27 +96,29 @@ class Answer(Response):
         try:
             await until_gone(receive, self._write_all(stream, options))
         except AfserveError as error:
-            await stream.fail(error_body(error), error)
+            await stream.fail(event(error_body(error)) + DONE, error)
         except asyncio.CancelledError as error:
             if not self._inflight.aborted:
                 raise
-            await stream.fail(error_body(DrainingError()), error)
+            await stream.fail(event(error_body(DrainingError())) + DONE, error)
         except ClientGone:
             raise
         except Exception as error:
-            await stream.fail(internal_error(), error)
+            await stream.fail(event(internal_error()) + DONE, error)
             raise
 
     async def _write_all(self, stream: "Writer", options: StreamOptions) -> None:
         usage = Usage(self._task.prompt_tokens)
         tail = ',"usage":null' if options.include_usage else ""
-        async with aclosing(self._generator.run(self._task)) as pieces:
+        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
             async for index, piece in pieces:
                 usage.add(piece)
                 if options.continuous:
                     tail = f',"usage":{encode(usage.body())}'
                 if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
-                    await stream.write(await self._chunk(index, piece, tail))
+                    chunk = await self._chunk(index, piece, tail)
+                    if chunk:
+                        await stream.write(chunk)
         if options.include_usage:
             await stream.write(usage_chunk(self._reply, usage))
         await stream.end(DONE)
@@ -138,6 +132,17 @@ class Answer(Response):
         draft = reply.draft(index)
         await _add(draft, piece)
         return reply.chunk(draft, tail)
+
+
+@contextlib.asynccontextmanager
+async def within(task: Task) -> AsyncIterator[None]:
+    """Raises DeadlineError where the request's own deadline passes; what runs for it ends."""
+    seconds = task.scheduling.deadline
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise DeadlineError(f"deadline: the answer was not complete after {seconds:g} s, as asked") from error
 
 
 async def _add(draft: CompletionDraft | ChatDraft, piece: Piece) -> None:
@@ -164,7 +169,11 @@ class Writer:
     written for some seconds, and writes a comment, so that nobody on the way takes the connection for dead.
     """
 
-    def __init__(self, send: Send, deadline: float) -> None:
+    def __init__(
+        self, send: Send, deadline: float, media: bytes = EVENTS, comment: bytes | None = COMMENT
+    ) -> None:
+        self._headers = [(b"content-type", media), *_STREAM_HEADERS]
+        self._words = comment
         self._send_message = send
         self._deadline = deadline
         self._loop = asyncio.get_running_loop()
@@ -185,20 +194,21 @@ class Writer:
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.begun:
-            self._quiet = self._loop.call_later(QUIET_SECONDS, self._look_quiet)
-            await self.begin(_STREAM_HEADERS)
+            if self._words is not None:
+                self._quiet = self._loop.call_later(QUIET_SECONDS, self._look_quiet)
+            await self.begin(self._headers)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def end(self, data: bytes) -> None:
         self._ended = True
         await self.write(data, more=False)
 
-    async def fail(self, body: dict[str, object], error: BaseException) -> None:
-        """An error event where the stream has begun; before that the caller's exception is the answer."""
+    async def fail(self, said: bytes, error: BaseException) -> None:
+        """What is said of an error where the stream has begun; before that the caller's exception is the answer."""
         if not self.begun:
             raise error
         if not self._ended:
-            await self.end(event(body) + DONE)
+            await self.end(said)
 
     def close(self) -> None:
         for pending in (self._timer, self._quiet, self._comment):
@@ -238,4 +248,4 @@ class Writer:
     async def _send_comment(self) -> None:
         """That the client has gone is the answering task's business."""
         with contextlib.suppress(OSError):
-            await self._send_message({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await self._send_message({"type": "http.response.body", "body": self._words, "more_body": True})

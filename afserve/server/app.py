@@ -23,6 +23,7 @@ from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
+from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
 
@@ -77,11 +78,22 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
 
 
 def _routes(service: Service) -> list[Route]:
-    info, admin = Info(service), Admin(service)
+    info, admin, responses = Info(service), Admin(service), Responses(service)
     return [
         Route("/", Live().page, methods=["GET"]),
         Route("/v1/completions", Generate(service, Kind.COMPLETION), methods=["POST"]),
         Route("/v1/chat/completions", Generate(service, Kind.CHAT), methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"]),
+        Route("/v1/messages", Spoken(service, Kind.MESSAGE, message), methods=["POST"]),
+        Route("/v1/messages/count_tokens", info.count, methods=["POST"]),
+        Route("/load", info.load, methods=["GET"]),
+        Route("/api/tags", info.tags, methods=["GET"]),
+        Route("/api/version", info.version, methods=["GET"]),
+        Route("/api/chat", Spoken(service, Kind.OLLAMA_CHAT, ollama_chat), methods=["POST"]),
+        Route("/api/generate", Spoken(service, Kind.OLLAMA_GENERATE, ollama_generate), methods=["POST"]),
         Route("/v1/models", info.models, methods=["GET"]),
         Route("/v1/models/{name:path}", info.model, methods=["GET"]),
         Route("/tokenize", info.tokenize, methods=["POST"]),

@@ -97,6 +97,14 @@ class Fields:
     def refuse(self, key: str, wanted: str) -> NoReturn:
         refuse(self.name(key), self.get(key), wanted)
 
+    @staticmethod
+    def parsed(text: str, name: str) -> object:
+        """JSON that stands in a string. Raises RequestError naming the field."""
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{name}: not valid JSON: {error}", param=name) from error
+
     def text(self, key: str) -> str | None:
         value = self.get(key)
         if value is not None and not isinstance(value, str):

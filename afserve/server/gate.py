@@ -21,6 +21,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 METRICS_PATHS = frozenset({"/metrics"})
 CHANGING_PREFIX = "/admin"
 ADMIN_PREFIXES = (CHANGING_PREFIX, "/status")
+ANTHROPIC_PREFIX = "/v1/messages"  # whose clients send the key in a header of its own
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -89,7 +90,7 @@ class Gate:
         try:
             self._check(scope, Headers(scope=scope))
         except UserError as error:
-            await refusal(error)(scope, receive, stamped)
+            await refusal(error, scope["path"])(scope, receive, stamped)
             return
         try:
             await self._app(scope, receive, stamped)
@@ -140,6 +141,8 @@ class Gate:
         if not keys or path in self._open:
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
+        if path.startswith(ANTHROPIC_PREFIX) and "x-api-key" in headers:
+            kind, given = "bearer", headers["x-api-key"]
         if kind.lower() != "bearer" or not given:
             raise AuthError("an API key is needed: send it as the header Authorization: Bearer KEY")
         if not any(hmac.compare_digest(given.strip().encode(), key) for key in keys):

@@ -7,11 +7,14 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from afserve.server.answer import Answer
+from afserve.server.chat_reply import ChatReply
+from afserve.server.completion_reply import CompletionReply, Echo
 from afserve.server.generation import Task
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
-from afserve.server.replies import ChatReply, CompletionReply, Echo, Header, Reply
+from afserve.server.replies import Reply
 from afserve.server.service import Service
+from afserve.server.wording import Header
 
 _PREFIX = {Kind.COMPLETION: "cmpl", Kind.CHAT: "chatcmpl"}
 
@@ -36,7 +39,9 @@ class Generate:
     def _answer(self, asked: Prepared, arrived: float) -> Answer:
         service = self._service
         request_id = f"{_PREFIX[self._kind]}-{uuid.uuid4().hex}"
-        task = Task(request_id, asked.prompts, asked.params, arrived, asked.skip_special_tokens)
+        task = Task(
+            request_id, asked.prompts, asked.params, arrived, asked.skip_special_tokens, asked.scheduling
+        )
         return Answer(
             service.generator,
             service.inflight,
@@ -50,7 +55,7 @@ class Generate:
         tokenizer = self._service.tokenizer
         header = Header(request_id, int(time.time()), self._service.backend.model.name)
         if self._kind is Kind.CHAT:
-            return ChatReply(header, tokenizer, asked.logprobs)
+            return ChatReply(header, tokenizer, asked.logprobs, asked.reading)
         return CompletionReply(
             header,
             tokenizer,

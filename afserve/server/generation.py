@@ -8,13 +8,14 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.errors import ProtocolError
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
+from afserve.server.scheduling import Scheduling
 from afserve.tokenizer import Tokenizer
 
 Numbered = tuple[int, Piece]
@@ -36,6 +37,7 @@ class Task:
     params: SamplingParams
     arrived: float
     skip_special_tokens: bool = True
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     @property
     def prompt_tokens(self) -> int:
@@ -51,7 +53,13 @@ class Task:
         Its number is its handle until the backend gives it another.
         """
         p, i = divmod(choice, self.params.n)
-        return GenerationRequest(choice, tuple(self.prompts[p]), self.params.choice(i))
+        return GenerationRequest(
+            choice,
+            tuple(self.prompts[p]),
+            self.params.choice(i),
+            priority=self.scheduling.priority,
+            cache_salt=self.scheduling.cache_salt,
+        )
 
 
 class Generator:

@@ -1,6 +1,7 @@
 """The endpoints that make no text: models, tokens, health, version, metrics, the cluster's state."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -55,6 +56,28 @@ class Info:
     async def ready(self, request: Request) -> Response:
         self._service.check_ready()
         return json_response({"status": "ready"})
+
+    async def load(self, request: Request) -> Response:
+        """Requests that are being answered by this gateway."""
+        return json_response({"server_load": len(self._service.inflight)})
+
+    async def tags(self, request: Request) -> Response:
+        """The model, as Ollama lists its own."""
+        model = self._service.backend.model
+        since = datetime.fromtimestamp(model.created, UTC).isoformat()
+        details = {"format": "safetensors", "family": "moe", "parameter_size": "", "quantization_level": ""}
+        entry = {
+            "name": model.name,
+            "model": model.name,
+            "modified_at": since,
+            "size": 0,
+            "digest": "",
+            "details": details,
+        }
+        return json_response({"models": [entry]})
+
+    async def count(self, request: Request) -> Response:
+        return await self._text(request, Kind.MESSAGE_COUNT)
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": __version__})

@@ -1,6 +1,5 @@
 """Chat messages as a template wants them: text content as one string, tool arguments as objects."""
 
-import json
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
@@ -55,12 +54,5 @@ def _tool_call(call: Fields) -> Mapping[str, object]:
         call.refuse("function", "an object")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        arguments = _json(arguments, function.name("arguments"))
+        arguments = Fields.parsed(arguments or "{}", function.name("arguments"))
     return {**call.raw(), "function": {**function.raw(), "arguments": arguments}}
-
-
-def _json(text: str, name: str) -> object:
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name}: not valid JSON: {error}", param=name) from error

@@ -11,9 +11,12 @@ from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else, refuse, token_ids
 from afserve.server.messages import messages_of
 from afserve.server.sampling import MAX_TOKENS
+from afserve.server.structured import Wanted, wanted_format
+from afserve.server.tools import Tools, tools_of
+from afserve.server.unsupported import refuse_unsupported
 
 Prompt = str | tuple[int, ...]
-MAX_TOOLS = 1024
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class CompletionRequest:
     add_special_tokens: bool
     stream: bool
     options: StreamOptions
+    wanted: Wanted | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class ChatRequest:
 
     model: str | None
     messages: tuple[Mapping[str, object], ...]
-    tools: tuple[Mapping[str, object], ...]
+    tools: Tools
     template_values: Mapping[str, object]
     add_generation_prompt: bool
     continue_final_message: bool
@@ -54,6 +58,8 @@ class ChatRequest:
     logprobs: int | None
     stream: bool
     options: StreamOptions
+    wanted: Wanted | None
+    effort: str | None
 
 
 def completion_request(fields: Fields) -> CompletionRequest:
@@ -63,7 +69,7 @@ def completion_request(fields: Fields) -> CompletionRequest:
             "suffix: this model continues text, it cannot fill a gap; leave it out", param="suffix"
         )
     _refuse_best_of(fields)
-    refuse_structured(fields)
+    refuse_unsupported(fields)
     return CompletionRequest(
         model=fields.text("model"),
         prompts=prompts_of(fields),
@@ -74,31 +80,36 @@ def completion_request(fields: Fields) -> CompletionRequest:
         add_special_tokens=fields.flag("add_special_tokens", True),
         stream=fields.flag("stream"),
         options=_stream_options(fields),
+        wanted=wanted_format(fields),
     )
 
 
 def chat_request(fields: Fields) -> ChatRequest:
-    refuse_structured(fields)
-    if fields.get("chat_template") is not None:
+    refuse_unsupported(fields, chat=True)
+    tools, wanted = tools_of(fields), wanted_format(fields)
+    if wanted is not None and tools.schema() is not None:
         raise RequestError(
-            "chat_template: the model's own template is used, leave it out", param="chat_template"
+            f"{wanted.param}: tool_choice makes the answer a call, so it cannot have another format",
+            param=wanted.param,
         )
     extra = fields.section("chat_template_kwargs")
-    wanted = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
+    newer = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.integer("max_tokens", 1, MAX_TOKENS)
     continues = fields.flag("continue_final_message")
     return ChatRequest(
         model=fields.text("model"),
         messages=messages_of(fields),
-        tools=_tools(fields),
+        tools=tools,
         template_values={} if extra is None else extra.raw(),
         add_generation_prompt=fields.flag("add_generation_prompt", not continues),
         continue_final_message=continues,
-        wanted_tokens=older if wanted is None else wanted,
+        wanted_tokens=older if newer is None else newer,
         sampling=fields,
         logprobs=_chat_logprobs(fields),
         stream=fields.flag("stream"),
         options=_stream_options(fields),
+        wanted=wanted,
+        effort=_effort(fields),
     )
 
 
@@ -128,34 +139,21 @@ def _prompt(item: object, name: str) -> Prompt:
     return refuse(name, item, "a string or an array of token ids")
 
 
-def _tools(fields: Fields) -> tuple[Mapping[str, object], ...]:
-    choice = fields.get("tool_choice")
-    if choice is not None and choice not in ("auto", "none"):
-        raise RequestError(
-            "tool_choice: tools are shown to the model, a call cannot be forced; use auto or none",
-            param="tool_choice",
-        )
-    fields.entries("tools", MAX_TOOLS)
-    tools = tuple(tool.raw() for tool in fields.sections("tools"))
-    return () if choice == "none" else tools
-
-
-def refuse_structured(fields: Fields) -> None:
-    form = fields.section("response_format")
-    kind = None if form is None else form.text("type")
-    if kind not in (None, "text"):
-        raise RequestError(
-            f"response_format: {shown(kind)} is not supported, only text; ask for the format in the prompt",
-            param="response_format",
-        )
-
-
 def _refuse_best_of(fields: Fields) -> None:
     best_of = fields.integer("best_of", 1, 128)
     if best_of not in (None, or_else(fields.integer("n", 1, 128), 1)):
         raise RequestError(
             "best_of: only best_of equal to n is supported; ask for n and choose", param="best_of"
         )
+
+
+def _effort(fields: Fields) -> str | None:
+    effort = fields.text("reasoning_effort")
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(
+            f"reasoning_effort: {shown(effort)} is none of {', '.join(EFFORTS)}", param="reasoning_effort"
+        )
+    return effort
 
 
 def _chat_logprobs(fields: Fields) -> int | None:

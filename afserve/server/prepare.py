@@ -7,7 +7,7 @@ travels as bytes (`prepared`). Everything is counted before anything is tokenize
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from afserve.chat_template import ChatTemplate
@@ -15,7 +15,9 @@ from afserve.control.changes import Change
 from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
+from afserve.grammar import Compiler
 from afserve.server.changes import drain_of, end_of, fault_of, restart_of, role_of, scale_of
+from afserve.server.conversation import Conversation, conversation_of
 from afserve.server.fields import Fields, parse_object
 from afserve.server.openai import (
     ChatRequest,
@@ -26,7 +28,12 @@ from afserve.server.openai import (
     prompt_count,
 )
 from afserve.server.prepared import Answer, ContextLengthError, EchoText, Prepared
+from afserve.server.reading.table import Reading
 from afserve.server.sampling import sampling_params
+from afserve.server.scheduling import scheduling_of
+from afserve.server.structured import Formats, asks_format
+from afserve.server.surfaces import anthropic, ollama, responses
+from afserve.server.surfaces.translate import Translated, named
 from afserve.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -48,6 +55,12 @@ class Kind(IntEnum):
     FAULT = 9
     ROLE = 10
     END = 11
+    RESPONSE = 12
+    FOLLOWING = 13  # a response, with what was said before
+    MESSAGE = 14
+    OLLAMA_CHAT = 15
+    OLLAMA_GENERATE = 16
+    MESSAGE_COUNT = 17
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -57,6 +70,23 @@ _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.FAULT: fault_of,
     Kind.ROLE: role_of,
     Kind.END: end_of,
+}
+
+
+def _following(fields: Fields) -> Translated:
+    asked, before = fields.section("asked"), fields.array("before")
+    assert asked is not None and before is not None, "the gateway puts both there"
+    return responses.translate(Fields(asked.raw()), list(before))
+
+
+# Who translates a body, and what chat fields are called there.
+TRANSLATED: Mapping[Kind, tuple[Callable[[Fields], Translated], Mapping[str, str]]] = {
+    Kind.RESPONSE: (lambda fields: responses.translate(fields, []), responses.NAMES),
+    Kind.FOLLOWING: (_following, responses.NAMES),
+    Kind.MESSAGE: (anthropic.translate, anthropic.NAMES),
+    Kind.MESSAGE_COUNT: (anthropic.translate_count, anthropic.NAMES),
+    Kind.OLLAMA_CHAT: (ollama.translate_chat, ollama.NAMES),
+    Kind.OLLAMA_GENERATE: (ollama.translate_generate, ollama.NAMES),
 }
 
 
@@ -71,12 +101,13 @@ class TextModel:
     max_sequences: int
 
 
-class TemplateElsewhere(Exception):
-    """A template is asked for where none is rendered."""
+class Elsewhere(Exception):
+    """A template or a grammar is asked for where none is rendered or compiled."""
 
 
 class Preparer:
-    """`prepare` of one model. `template` None: the model has none; with `elsewhere` another process renders it."""
+    """`prepare` of one model. `template` None: the model has none; with `elsewhere` another process renders it, and
+    compiles grammars."""
 
     def __init__(
         self,
@@ -85,12 +116,14 @@ class Preparer:
         defaults: SamplingParams,
         template: ChatTemplate | None = None,
         *,
+        compiler: Compiler | None = None,
         elsewhere: bool = False,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._template = template
+        self._conversation = conversation_of(template)
+        self._formats = Formats(compiler)
         self._elsewhere = elsewhere
 
     def prepare(self, kind: Kind, body: bytes) -> Answer:
@@ -98,9 +131,13 @@ class Preparer:
         fields = Fields(parse_object(body))
         if kind is Kind.COMPLETION:
             self._check_sequences(prompt_count(fields), fields)
+            if self._elsewhere and asks_format(fields):
+                raise Elsewhere
             return self._completion(completion_request(fields))
         if kind is Kind.CHAT:
             return self._chat(chat_request(fields))
+        if kind in TRANSLATED:
+            return self._translated(kind, fields)
         if kind is Kind.TOKENIZE:
             return self._tokenize(fields)
         if kind is Kind.DETOKENIZE:
@@ -115,7 +152,12 @@ class Preparer:
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
         rooms = [self._room(len(ids), wanted, DEFAULT_COMPLETION_TOKENS, "prompt") for ids in prompts]
         params = sampling_params(
-            asked.sampling, self._defaults, max_tokens=min(rooms), logprobs=asked.logprobs, echo=asked.echo
+            asked.sampling,
+            self._defaults,
+            max_tokens=min(rooms),
+            logprobs=asked.logprobs,
+            echo=asked.echo,
+            grammar=self._formats.checked(asked.wanted),
         )
         echo = self._echo(asked, prompts) if asked.echo else None
         return self._prepared(prompts, params, asked, echo)
@@ -123,12 +165,32 @@ class Preparer:
     def _chat(self, asked: ChatRequest) -> Prepared:
         self._check_model(asked.model)
         self._check_sequences(1, asked.sampling)
-        ids = self._ids(self._render(asked), False, "messages")
+        conversation, prompt = self._render(asked)
+        ids = self._ids(prompt, False, "messages")
+        grammar = self._formats.checked(conversation.format(asked, prompt))
+        reading = conversation.reading(asked, prompt)
         newer = asked.sampling.get("max_completion_tokens") is not None
         field = "max_completion_tokens" if newer else "max_tokens"
         room = self._room(len(ids), asked.wanted_tokens, None, "messages", field)
-        params = sampling_params(asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs)
-        return self._prepared([ids], params, asked, None)
+        params = sampling_params(
+            asked.sampling, self._defaults, max_tokens=room, logprobs=asked.logprobs, grammar=grammar
+        )
+        skips = not conversation.shows_special(reading)
+        return self._prepared([ids], params, asked, None, reading, skips=skips)
+
+    def _translated(self, kind: Kind, fields: Fields) -> Answer:
+        """Another API's request. One that follows a response is answered by that one's id in JSON."""
+        previous = fields.get("previous_response_id")
+        if kind is Kind.RESPONSE and previous is not None:
+            return json.dumps(fields.text("previous_response_id")).encode()
+        translate, names = TRANSLATED[kind]
+        with named(names):
+            found = translate(fields)
+            prepared = self._chat(chat_request(Fields(found.chat)))
+        if kind is Kind.MESSAGE_COUNT:
+            return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
+        kept = json.dumps(found.kept, separators=(",", ":")).encode() if found.kept else b""
+        return replace(prepared, facts=found.facts, kept=kept)
 
     def _prepared(
         self,
@@ -136,6 +198,9 @@ class Preparer:
         params: SamplingParams,
         asked: CompletionRequest | ChatRequest,
         echo: EchoText | None,
+        reading: Reading | None = None,
+        *,
+        skips: bool = True,
     ) -> Prepared:
         self._check_ids(params)
         return Prepared(
@@ -143,8 +208,10 @@ class Preparer:
             params,
             asked.logprobs,
             asked.options if asked.stream else None,
-            asked.sampling.flag("skip_special_tokens", True),
+            asked.sampling.flag("skip_special_tokens", True) and skips,
             echo,
+            scheduling_of(asked.sampling),
+            reading,
         )
 
     def _tokenize(self, fields: Fields) -> bytes:
@@ -155,7 +222,7 @@ class Preparer:
             raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
         special, spelled = fields.flag("add_special_tokens", True), fields.flag("return_token_strs")
         if text is None:
-            text, special = self._render(chat_request(fields)), False
+            text, special = self._render(chat_request(fields))[1], False
         ids = self._ids(text, special, "prompt")
         reply: dict[str, object] = {"count": len(ids), "max_model_len": self._model.max_model_len}
         reply["tokens"] = ids.tolist()
@@ -205,22 +272,16 @@ class Preparer:
                         f"{name}: token id {shown(token_id)} is outside [0, {top - 1}]", param=name
                     )
 
-    def _render(self, asked: ChatRequest) -> str:
+    def _render(self, asked: ChatRequest) -> tuple[Conversation, str]:
         """The prompt text of a conversation."""
         if self._elsewhere:
-            raise TemplateElsewhere
-        if self._template is None:
+            raise Elsewhere
+        if self._conversation is None:
             raise RequestError(
                 "messages: this model has no chat template; use /v1/completions with a prompt",
                 param="messages",
             )
-        return self._template.render(
-            asked.messages,
-            tools=asked.tools or None,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-            extra=asked.template_values,
-        )
+        return self._conversation, self._conversation.render(asked)
 
     def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
         if isinstance(prompt, str):

@@ -8,11 +8,13 @@ import json
 import struct
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
 from afserve.server.openai import StreamOptions
+from afserve.server.reading.table import Reading
+from afserve.server.scheduling import Scheduling
 
 _HEAD = struct.Struct("=BI")
 _PREPARED, _BODY, _REFUSED = range(3)
@@ -41,7 +43,8 @@ class EchoText:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request for text: every prompt `params.n` times. `stream` None asks for one whole answer."""
+    """One request for text: every prompt `params.n` times. `stream` None asks for one whole answer, `reading` None for
+    plain text. `facts` are what an answer repeats of the request, `kept` is JSON that is stored with it."""
 
     prompts: tuple["array[int]", ...]
     params: SamplingParams
@@ -49,6 +52,10 @@ class Prepared:
     stream: StreamOptions | None
     skip_special_tokens: bool
     echo: EchoText | None
+    scheduling: Scheduling
+    reading: Reading | None
+    facts: Mapping[str, object] = field(default_factory=dict)
+    kept: bytes = b""
 
 
 Answer = Prepared | bytes
@@ -62,7 +69,8 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
         return _framed(_REFUSED, refused)
     words = asdict(answer)
     words["prompts"] = [len(ids) for ids in answer.prompts]
-    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in answer.prompts)
+    words["kept"] = len(answer.kept)
+    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in answer.prompts) + answer.kept
 
 
 def from_bytes(data: bytes) -> Answer:
@@ -75,6 +83,7 @@ def from_bytes(data: bytes) -> Answer:
     if kind == _REFUSED:
         raise REFUSALS.get(words["error"], RequestError)(words["message"], param=words["param"])
     echo, stream, params = words["echo"], words["stream"], words["params"]
+    reading = words["reading"]
     params["stop_token_ids"] = tuple(params["stop_token_ids"])
     params["logit_bias"] = tuple((token_id, bias) for token_id, bias in params["logit_bias"])
     return Prepared(
@@ -84,6 +93,10 @@ def from_bytes(data: bytes) -> Answer:
         stream and StreamOptions(**stream),
         words["skip_special_tokens"],
         echo and EchoText(tuple(echo["texts"]), tuple(echo["added"]), echo["generate"]),
+        Scheduling(**words["scheduling"]),
+        reading and Reading(**reading),
+        words["facts"],
+        data[len(data) - words["kept"] :],
     )
 
 

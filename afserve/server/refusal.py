@@ -16,6 +16,15 @@ from afserve.errors import AfserveError, AuthError, NotFoundError, OverloadedErr
 from afserve.server.prepared import ContextLengthError
 
 log = logging.getLogger("afserve.server")
+BUG = "afserve failed on this request; its log has the reason"
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _HTTP_MESSAGES = {
     404: "there is no {method} {path}; see GET /v1/models, POST /v1/completions, POST /v1/chat/completions",
     405: "{path} does not take {method}",
@@ -24,6 +33,28 @@ _HTTP_MESSAGES = {
 
 def error_body(error: AfserveError) -> dict[str, object]:
     return _body(_told(error), error.kind, error.param, code_of(error))
+
+
+def told(error: AfserveError | None) -> str:
+    """What a client is told; None is a bug."""
+    return BUG if error is None else _told(error)
+
+
+def anthropic_body(error: AfserveError | None) -> dict[str, object]:
+    status = 500 if error is None else error.status
+    kind = ANTHROPIC_KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": told(error)}}
+
+
+def ollama_body(error: AfserveError | None) -> dict[str, object]:
+    return {"error": told(error)}
+
+
+def body_for(path: str, error: AfserveError) -> dict[str, object]:
+    """In the words of the API that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_body(error)
+    return ollama_body(error) if path.startswith("/api/") else error_body(error)
 
 
 def _told(error: AfserveError) -> str:
@@ -50,7 +81,7 @@ def code_of(error: AfserveError) -> str | None:
     return None
 
 
-def refusal(error: AfserveError) -> Response:
+def refusal(error: AfserveError, path: str = "") -> Response:
     headers = {}
     if error.status in (429, 503):
         seconds = error.retry_after if isinstance(error, OverloadedError) else 1.0
@@ -59,7 +90,7 @@ def refusal(error: AfserveError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.status in (413, 431):
         headers["connection"] = "close"
-    return json_response(error_body(error), error.status, headers)
+    return json_response(body_for(path, error), error.status, headers)
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -86,7 +117,7 @@ async def on_afserve_error(request: Request, error: Exception) -> Response:
         # A prober asks /ready until it is: that is not news.
         level = logging.DEBUG if request.url.path == "/ready" else logging.WARNING
         log.log(level, "%s %s: %s", request.method, request.url.path, error.message)
-    return refusal(error)
+    return refusal(error, request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -99,7 +130,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def internal_error() -> dict[str, object]:
-    return _body("afserve failed on this request; its log has the reason", AfserveError.kind, None, None)
+    return _body(BUG, AfserveError.kind, None, None)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:

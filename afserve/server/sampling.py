@@ -35,7 +35,13 @@ def model_defaults(folder: str | Path) -> SamplingParams:
 
 
 def sampling_params(
-    fields: Fields, plain: SamplingParams, *, max_tokens: int, logprobs: int | None, echo: bool = False
+    fields: Fields,
+    plain: SamplingParams,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    echo: bool = False,
+    grammar: str = "",
 ) -> SamplingParams:
     """The sampling fields of either endpoint; what is not given is `plain`'s. Ranges are SamplingParams' own."""
     return SamplingParams(
@@ -57,6 +63,7 @@ def sampling_params(
         prompt_logprobs=logprobs if echo else None,
         n=or_else(fields.integer("n", 1, 128), 1),
         logit_bias=_logit_bias(fields),
+        grammar=grammar,
     )
 
 

@@ -23,7 +23,7 @@ from afserve.errors import (
     OverloadedError,
     RequestError,
 )
-from afserve.server.prepare import Kind, Preparer, TemplateElsewhere, TextModel
+from afserve.server.prepare import TRANSLATED, Elsewhere, Kind, Preparer, TextModel
 from afserve.server.prepared import Answer, from_bytes
 from afserve.server.settings import ServerSettings
 from afserve.server.text_process import LENGTH, MEMORY_EXIT, QUESTION
@@ -31,6 +31,7 @@ from afserve.server.text_process import LENGTH, MEMORY_EXIT, QUESTION
 log = logging.getLogger("afserve.server")
 # Measured: a body of so many bytes takes at most 9 ms of the event loop (random text), a process at least 0.3 ms.
 INLINE_BYTES = 8192
+TEMPLATED = {Kind.CHAT, *TRANSLATED}
 # Wall time for one second of CPU time: a machine may be busy, or stopped for a while.
 PATIENCE, SLACK_SECONDS = 6, 20.0
 _PIPE_BYTES = 1 << 20
@@ -52,11 +53,11 @@ class TextPool:
 
     async def prepare(self, kind: Kind, body: bytes) -> Answer:
         """Raises what `Preparer.prepare` raises, and RequestError where it needs more time or memory than it may."""
-        if len(body) <= INLINE_BYTES and kind is not Kind.CHAT:
+        if len(body) <= INLINE_BYTES and kind not in TEMPLATED:
             try:
                 return self._preparer.prepare(kind, body)
-            except TemplateElsewhere:
-                pass  # the process has the template
+            except Elsewhere:
+                pass  # the process has template and grammars
         return await self._elsewhere(kind, body)
 
     async def check(self) -> None:

@@ -15,10 +15,11 @@ from typing import BinaryIO
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import AfserveError
+from afserve.grammar import Compiler
 from afserve.server.prepare import Kind, Preparer, TextModel, check_template
 from afserve.server.prepared import to_bytes
 from afserve.server.sampling import model_defaults
-from afserve.tokenizer import Tokenizer
+from afserve.tokenizer import Tokenizer, eos_ids
 
 # In front of a body: what it is for, how long it is. In front of an answer: how long it is.
 QUESTION, LENGTH = struct.Struct("=BI"), struct.Struct("=Q")
@@ -67,7 +68,8 @@ def _preparer(model: TextModel, seconds: float, mib: int) -> Preparer:
     template = ChatTemplate.from_folder(model.folder)
     check_template(template)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    return Preparer(model, tokenizer, model_defaults(model.folder), template)
+    compiler = Compiler(model.folder, model.vocab_size, eos_ids(model.folder))
+    return Preparer(model, tokenizer, model_defaults(model.folder), template, compiler=compiler)
 
 
 def _limit_memory(mib: int) -> None:

@@ -526,6 +526,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.request = request.handle
     proto.prompt.extend(request.prompt_ids)
     proto.generated.extend(request.generated)
+    proto.priority = request.priority
+    proto.cache_salt = request.cache_salt
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
@@ -545,9 +547,15 @@ def _take_submit(proto: Proto) -> Submit:
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
     source = _take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
-    return Submit(
-        GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated)), source
+    request = GenerationRequest(
+        proto.request,
+        tuple(proto.prompt),
+        params,
+        tuple(proto.generated),
+        proto.priority,
+        proto.cache_salt,
     )
+    return Submit(request, source)
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:

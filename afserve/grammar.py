@@ -1,0 +1,143 @@
+"""Grammars that an answer must follow: written from a schema, a regex, choices or Lark; compiled against a tokenizer.
+
+A grammar travels as text in llguidance's own form. Nothing here knows requests; llguidance is imported when the first
+grammar is used.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.errors import RequestError
+from afserve.json_file import LIST_BYTES, read_text
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_GRAMMAR_CHARACTERS = 1 << 17
+MAX_CHOICES = 4096
+_MOST_WORDS = 300  # of a grammar's own error
+# White space between two parts of a JSON text is bounded: a model could write nothing else for ever.
+_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,24}"
+
+
+def of_schema(schema: Mapping[str, object] | bool, param: str = "grammar") -> str:
+    """JSON that a JSON schema allows. Keywords that cannot be enforced are refused when it is compiled."""
+    from llguidance import LLMatcher
+
+    whole: Mapping[str, object] = schema if isinstance(schema, Mapping) else ({} if schema else {"enum": []})
+    try:
+        text: str = LLMatcher.grammar_from_json_schema(
+            json.dumps(whole), overrides={"whitespace_pattern": _WHITE_SPACE, "lenient": False}
+        )
+    except ValueError as error:
+        raise _refused(param, str(error)) from error
+    return text
+
+
+def of_object() -> str:
+    """Any JSON object."""
+    return of_schema({"type": "object"})
+
+
+def of_regex(pattern: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def of_choice(choices: Sequence[str]) -> str:
+    """One of some texts, exactly."""
+    return of_lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
+
+
+def of_lark(grammar: str, param: str = "grammar") -> str:
+    """Lark, as llguidance reads it; a text with `::=` is read as GBNF, which llama.cpp and vLLM take."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(grammar))
+    except Exception as error:
+        raise _refused(param, str(error)) from error
+
+
+def _refused(param: str, why: str) -> RequestError:
+    return RequestError(f"{param}: not a grammar that can be followed: {why[:_MOST_WORDS]}", param=param)
+
+
+class Matcher:
+    """How far one answer has come in its grammar. Not to be used by two threads at once."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def copy(self) -> "Matcher":
+        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        """Raises RequestError where the grammar does not allow them, or following it takes too much."""
+        if not self._matcher.consume_tokens(list(tokens)):
+            self._raise("the tokens so far do not follow it")
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next; costs a tenth of a mask."""
+        return self._matcher.validate_tokens([token]) == 1
+
+    def forbidden_V(self) -> NDArray[np.bool_]:
+        """True for each token of the vocabulary that may not come next. Raises RequestError as `consume`."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            self._raise("it became too complex")
+        forbidden_V: NDArray[np.bool_] = np.unpackbits(bits, count=self._vocab_size, bitorder="little") == 0
+        return forbidden_V
+
+    @property
+    def complete(self) -> bool:
+        """Nothing but the end of the text may follow."""
+        return self._matcher.is_stopped()
+
+    def _raise(self, otherwise: str) -> None:
+        raise _refused("grammar", self._matcher.get_error() or otherwise)
+
+
+class Compiler:
+    """Grammars of one checkpoint. Its tokenizer is read when the first one comes: about a second of 129,280 tokens."""
+
+    def __init__(self, folder: str | Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """`vocab_size` counts the rows of the LM head, `eos_ids` are the tokens that end a text."""
+        self._folder = Path(folder)
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, grammar: str, param: str = "grammar") -> Matcher:
+        """Raises RequestError that names `param` where it is none, or takes too much to follow."""
+        from llguidance import LLMatcher
+
+        if len(grammar) > MAX_GRAMMAR_CHARACTERS:
+            raise RequestError(
+                f"{param}: has {len(grammar)} characters as a grammar, at most {MAX_GRAMMAR_CHARACTERS} are compiled",
+                param=param,
+            )
+        matcher = LLMatcher(self._open(), grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refused(param, matcher.get_error())
+        return Matcher(matcher, self._vocab_size)
+
+    def _open(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        if not self._eos_ids:
+            raise RequestError("grammar: this model has no token that ends a text, so no grammar can end")
+        if self._tokenizer is None:
+            text = read_text(self._folder / "tokenizer.json", LIST_BYTES)
+            self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids)
+        return self._tokenizer

@@ -1,0 +1,100 @@
+"""A chat request as the prompt of one model, and how its answer is to be read.
+
+What a template can do is seen in its source: whether it names tools, which form of calls it renders, whether it has
+reasoning. Knows no tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from afserve.chat_template import ChatTemplate
+from afserve.errors import RequestError
+from afserve.grammar import of_schema
+from afserve.server.openai import ChatRequest
+from afserve.server.reading.reasoning import OPEN
+from afserve.server.reading.table import FORMS, XML, Reading, calls_of, thinks
+from afserve.server.structured import Wanted
+from afserve.server.tools import told_in_words
+
+# What templates call the switches that an effort turns.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+class Conversation:
+    """Of one model's chat template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._source = template.source
+        self._calls = calls_of(self._source)
+        self._thinks = thinks(self._source)
+        self._knows_tools = "tools" in self._source
+
+    def render(self, asked: ChatRequest) -> str:
+        """The prompt text."""
+        tools = asked.tools.shown if asked.tools.used else ()
+        messages = asked.messages
+        if not self._knows_tools:
+            messages, tools = told_in_words(messages, tools), ()
+        return self._template.render(
+            messages,
+            tools=tools or None,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            extra={**self._effort(asked.effort), **asked.template_values},
+        )
+
+    def reading(self, asked: ChatRequest, prompt: str) -> Reading | None:
+        """None where the answer is plain text."""
+        reading = Reading(tell_reasoning=asked.sampling.flag("include_reasoning", True))
+        if self._thinks:
+            reading = replace(reading, thinks="inside" if self._begins_inside(prompt) else "tags")
+        if asked.tools.named:
+            reading = replace(reading, name=asked.tools.named)
+        elif asked.tools.used:
+            calls = "list" if asked.tools.choice == "required" else self._calls
+            most = 0 if asked.tools.parallel else 1
+            reading = replace(reading, calls=calls, most_calls=most, types=asked.tools.types())
+        return reading if reading.thinks or reading.calls or reading.name else None
+
+    def shows_special(self, reading: Reading | None) -> bool:
+        """Whether special tokens must stay in the text, because they mark what is read from it."""
+        if reading is None:
+            return False
+        form = FORMS.get(reading.calls)
+        return (
+            bool(reading.thinks) or reading.calls == XML or (form is not None and form is not FORMS["list"])
+        )
+
+    def format(self, asked: ChatRequest, prompt: str) -> Wanted | None:
+        """What the answer must follow, from its first token on."""
+        schema = asked.tools.schema()
+        found = asked.wanted if schema is None else Wanted("tools", of_schema(schema, "tools"))
+        if found is not None and self._begins_inside(prompt):
+            raise RequestError(
+                f"{found.param}: this model reasons before it answers, so its words cannot be held to a format; switch "
+                "that off with reasoning_effort none or chat_template_kwargs",
+                param=found.param,
+            )
+        return found
+
+    def _begins_inside(self, prompt: str) -> bool:
+        """Whether the prompt has opened the reasoning already."""
+        return self._thinks and prompt.rstrip().endswith(OPEN)
+
+    def _effort(self, effort: str | None) -> Mapping[str, object]:
+        if effort is None:
+            return {}
+        values: dict[str, object] = {name: effort != "none" for name in _SWITCHES if name in self._source}
+        if "reasoning_effort" in self._source:
+            values["reasoning_effort"] = effort
+        if not values:
+            raise RequestError(
+                "reasoning_effort: this model's template has no such switch; leave it out",
+                param="reasoning_effort",
+            )
+        return values
+
+
+def conversation_of(template: ChatTemplate | None) -> Conversation | None:
+    return None if template is None else Conversation(template)

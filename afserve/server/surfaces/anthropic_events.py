@@ -1,0 +1,124 @@
+"""A message in Anthropic's words: content blocks that begin, grow and end; the same blocks make the whole body."""
+
+import json
+import uuid
+from collections.abc import Mapping
+
+from afserve.errors import AfserveError
+from afserve.server.chat_reply import Told
+from afserve.server.choice import Piece
+from afserve.server.reading.parts import Argued, Called, Part, Said, Thought
+from afserve.server.reading.table import Reading
+from afserve.server.refusal import anthropic_body
+from afserve.server.wording import Usage, encode
+
+Block = dict[str, object]
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageSurface:
+    """One message. The number of prompt tokens is known from the start."""
+
+    media = b"text/event-stream; charset=utf-8"
+    comment: bytes | None = b": still here\n\n"
+
+    def __init__(self, message_id: str, model: str, prompt_tokens: int, reading: Reading | None) -> None:
+        self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
+        self._prompt_tokens = prompt_tokens
+        self._told = Told(reading)
+        self._blocks: list[Block] = []
+        self._text: list[str] = []
+        self._open = False
+        self._reason: str | None = None
+
+    def begin(self) -> bytes:
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        return _event(
+            "message_start",
+            message={**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage},
+        )
+
+    def take(self, piece: Piece) -> bytes:
+        said = b"".join(self._part(part) for part in self._told.parts(piece))
+        if piece.finish_reason is not None:
+            said += self._close()
+            calls = any(block["type"] == "tool_use" for block in self._blocks)
+            reason = "tool_calls" if calls and piece.finish_reason == "stop" else piece.finish_reason
+            self._reason = _REASONS.get(reason, "end_turn")
+        return said
+
+    def end(self, usage: Usage) -> bytes:
+        delta = {"stop_reason": self._reason, "stop_sequence": None}
+        return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
+
+    def failed(self, error: AfserveError | None) -> bytes:
+        return f"event: error\ndata: {encode(anthropic_body(error))}\n\n".encode()
+
+    def body(self, usage: Usage) -> bytes:
+        whole = {
+            **self._head,
+            "content": self._blocks,
+            "stop_reason": self._reason,
+            "stop_sequence": None,
+            "usage": _usage(usage),
+        }
+        return encode(whole).encode()
+
+    def _part(self, part: Part) -> bytes:
+        match part:
+            case Said(text):
+                lead = self._begin({"type": "text", "text": ""})
+                return lead + self._grow(text, {"type": "text_delta", "text": text})
+            case Thought(text):
+                lead = self._begin({"type": "thinking", "thinking": "", "signature": ""})
+                return lead + self._grow(text, {"type": "thinking_delta", "thinking": text})
+            case Called(_, name):
+                call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+                return self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+            case Argued(_, text):
+                return self._grow(text, {"type": "input_json_delta", "partial_json": text})
+
+    def _begin(self, block: Block) -> bytes:
+        """A new block, unless the open one is of this type; every call is its own."""
+        if self._open and self._blocks[-1]["type"] == block["type"] != "tool_use":
+            return b""
+        said = self._close()
+        self._blocks.append(block)
+        self._text.clear()
+        self._open = True
+        return said + _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _grow(self, text: str, delta: Mapping[str, object]) -> bytes:
+        self._text.append(text)
+        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = False
+        block, text = self._blocks[-1], "".join(self._text)
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        else:
+            block[str(block["type"])] = text
+        return _event("content_block_stop", index=len(self._blocks) - 1)
+
+
+def _object(text: str) -> object:
+    """Arguments that were cut off are none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _usage(usage: Usage) -> Mapping[str, int]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _event(kind: str, **more: object) -> bytes:
+    return f"event: {kind}\ndata: {encode({'type': kind, **more})}\n\n".encode()

@@ -1,0 +1,166 @@
+"""A response as it comes: items that begin, grow and end, each change an event; the same items make the whole body."""
+
+import time
+import uuid
+from collections.abc import Mapping
+
+from afserve.errors import AfserveError
+from afserve.server.chat_reply import Told
+from afserve.server.choice import Piece
+from afserve.server.reading.parts import Argued, Called, Part, Said, Thought
+from afserve.server.reading.table import Reading
+from afserve.server.refusal import code_of, told
+from afserve.server.wording import Usage, encode
+
+Item = dict[str, object]
+_ENDS: Mapping[str, tuple[str, Item | None]] = {
+    "stop": ("completed", None),
+    "length": ("incomplete", {"reason": "max_output_tokens"}),
+}
+
+
+class ResponseSurface:
+    """One response. `items` grows as parts come; `usage` and `status` are known at its end."""
+
+    media = b"text/event-stream; charset=utf-8"
+    comment: bytes | None = b": still here\n\n"
+
+    def __init__(
+        self, response_id: str, model: str, facts: Mapping[str, object], reading: Reading | None
+    ) -> None:
+        self.id = response_id
+        self.items: list[Item] = []
+        self._told = Told(reading)
+        self._base = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            **facts,
+        }
+        self._status = "in_progress"
+        self._details: Item | None = None
+        self._number = 0
+        self._text: list[str] = []  # of the item that is open
+
+    def begin(self) -> bytes:
+        response = self._response(None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def take(self, piece: Piece) -> bytes:
+        said = b"".join(self._part(part) for part in self._told.parts(piece))
+        if piece.finish_reason is not None:
+            said += self._close()
+            self._status, self._details = _ENDS.get(piece.finish_reason, ("completed", None))
+        return said
+
+    def end(self, usage: Usage) -> bytes:
+        return self._event(f"response.{self._status}", response=self._response(usage))
+
+    def failed(self, error: AfserveError | None) -> bytes:
+        self._status = "failed"
+        message = told(error)
+        code = (code_of(error) if error is not None else None) or "server_error"
+        response = {**self._response(None), "error": {"code": code, "message": message}}
+        return self._event(
+            "error", code=code, message=message, param=error.param if error else None
+        ) + self._event("response.failed", response=response)
+
+    def body(self, usage: Usage) -> bytes:
+        return encode(self._response(usage)).encode()
+
+    def _response(self, usage: Usage | None) -> Item:
+        return {
+            **self._base,
+            "status": self._status,
+            "error": None,
+            "incomplete_details": self._details,
+            "output": list(self.items) if usage is not None else [],
+            "usage": None if usage is None else _usage(usage, self._told.reasoning_tokens),
+        }
+
+    def _part(self, part: Part) -> bytes:
+        match part:
+            case Said(text):
+                lead = self._open("message")
+                return lead + self._grow(text, "response.output_text.delta", content_index=0, logprobs=[])
+            case Thought(text):
+                lead = self._open("reasoning")
+                return lead + self._grow(text, "response.reasoning_text.delta", content_index=0)
+            case Called(index, name):
+                return self._open("function_call", name=name, call_id=self._told.call_id(index), arguments="")
+            case Argued(_, text):
+                return self._grow(text, "response.function_call_arguments.delta")
+
+    def _open(self, kind: str, **more: object) -> bytes:
+        """A new item, unless the open one is of this kind; every call is its own."""
+        if self.items and self._is_open and self.items[-1]["type"] == kind != "function_call":
+            return b""
+        said = self._close()
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        item: Item = {"id": f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **more}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        if kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        self.items.append(item)
+        self._text.clear()
+        said += self._event("response.output_item.added", output_index=len(self.items) - 1, item=dict(item))
+        if kind != "function_call":
+            said += self._at("response.content_part.added", content_index=0, part=_content(kind, ""))
+        return said
+
+    @property
+    def _is_open(self) -> bool:
+        return bool(self.items) and self.items[-1]["status"] == "in_progress"
+
+    def _grow(self, text: str, kind: str, **more: object) -> bytes:
+        self._text.append(text)
+        return self._at(kind, delta=text, **more)
+
+    def _close(self) -> bytes:
+        if not self._is_open:
+            return b""
+        item, text = self.items[-1], "".join(self._text)
+        item["status"] = "completed"
+        kind = str(item["type"])
+        if kind == "function_call":
+            item["arguments"] = text
+            said = self._at("response.function_call_arguments.done", arguments=text, name=item["name"])
+        else:
+            part = _content(kind, text)
+            item["content"] = [part]
+            said = self._at(f"response.{part['type']}.done", content_index=0, text=text, **_scores(kind))
+            said += self._at("response.content_part.done", content_index=0, part=part)
+        return said + self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+
+    def _at(self, kind: str, **more: object) -> bytes:
+        """An event of the open item."""
+        return self._event(kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **more)
+
+    def _event(self, kind: str, **more: object) -> bytes:
+        value = {"type": kind, "sequence_number": self._number, **more}
+        self._number += 1
+        return f"event: {kind}\ndata: {encode(value)}\n\n".encode()
+
+
+def _content(kind: str, text: str) -> Item:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _scores(kind: str) -> Item:
+    return {"logprobs": []} if kind == "message" else {}
+
+
+def _usage(usage: Usage, thought: int) -> Item:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,189 @@
+"""POST /v1/responses as a chat request: input items to messages, flat tools to nested ones."""
+
+from collections.abc import Mapping
+
+from afserve.errors import RequestError, shown
+from afserve.server.fields import Fields, or_else
+from afserve.server.surfaces.translate import Body, Translated, copied
+
+NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+MAX_ITEMS = 8192
+_REFUSED = {
+    "background": "ask for a stream, or send it with /v1/batches",
+    "conversation": "use previous_response_id",
+    "prompt": "send the text itself",
+    "max_tool_calls": "this server calls no tools itself",
+    "context_management": "leave it out",
+}
+_TEXTS = ("input_text", "output_text", "text", "refusal")
+
+
+def translate(fields: Fields, before: list[object]) -> Translated:
+    """`before` are the items of the responses that this one follows. Raises RequestError that names the field."""
+    _refuse(fields)
+    own = _items(fields)
+    messages = _messages([*before, *own])
+    instructions = fields.text("instructions")
+    if instructions:
+        messages.insert(0, {"role": "system", "content": instructions})
+    chat: Body = {**copied(fields), "messages": messages}
+    if fields.get("max_output_tokens") is not None:
+        chat["max_completion_tokens"] = fields.get("max_output_tokens")
+    _tools(fields, chat)
+    _format(fields, chat)
+    reasoning = fields.section("reasoning")
+    if reasoning is not None and reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = reasoning.get("effort")
+    return Translated(chat, _facts(fields), [*before, *own] if fields.flag("store", True) else ())
+
+
+def _refuse(fields: Fields) -> None:
+    for name, instead in _REFUSED.items():
+        if fields.get(name) not in (None, False):
+            raise RequestError(f"{name}: is not supported; {instead}", param=name)
+    truncation = or_else(fields.text("truncation"), "disabled")
+    if truncation != "disabled":
+        raise RequestError(
+            f"truncation: {shown(truncation)} is not supported, only disabled; send what fits",
+            param="truncation",
+        )
+    odd = [each for each in fields.texts("include", 16) if each != "reasoning.encrypted_content"]
+    if odd or fields.get("top_logprobs"):
+        name = "include" if odd else "top_logprobs"
+        raise RequestError(
+            f"{name}: is not supported; chat completions and completions have logprobs", param=name
+        )
+
+
+def _facts(fields: Fields) -> Body:
+    """What the answer repeats."""
+    return {
+        "instructions": fields.text("instructions"),
+        "metadata": or_else(fields.get("metadata"), {}),
+        "previous_response_id": fields.text("previous_response_id"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
+        "tool_choice": or_else(fields.get("tool_choice"), "auto"),
+        "tools": or_else(fields.get("tools"), []),
+        "text": or_else(fields.get("text"), {"format": {"type": "text"}}),
+        "reasoning": or_else(fields.get("reasoning"), {"effort": None, "summary": None}),
+        "temperature": fields.get("temperature"),
+        "top_p": fields.get("top_p"),
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "store": fields.flag("store", True),
+        "service_tier": or_else(fields.text("service_tier"), "default"),
+        "user": fields.text("user"),
+    }
+
+
+def _items(fields: Fields) -> list[object]:
+    value = fields.get("input")
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    fields.entries("input", MAX_ITEMS)
+    items: list[object] = [dict(item.raw()) for item in fields.sections("input")]
+    if not items:
+        fields.refuse("input", "a string or an array of at least one item")
+    return items
+
+
+def _messages(items: list[object]) -> list[object]:
+    messages: list[Body] = []
+    for at, item in enumerate(items):
+        assert isinstance(item, dict), "items are objects"
+        fields = Fields(item, f"input[{at}]")
+        kind = or_else(fields.text("type"), "message")
+        if kind == "message":
+            messages.append(_message(fields))
+        elif kind == "function_call":
+            _call(fields, messages)
+        elif kind == "function_call_output":
+            content = fields.get("output")
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": fields.get("call_id"),
+                    "content": _content(fields, content, "output"),
+                }
+            )
+        elif kind != "reasoning":  # what a model thought is not shown to it again
+            name = fields.name("type")
+            raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+    return list(messages)
+
+
+def _message(fields: Fields) -> Body:
+    role = fields.text("role")
+    if role == "developer":
+        role = "system"
+    return {"role": role, "content": _content(fields, fields.get("content"), "content")}
+
+
+def _content(fields: Fields, value: object, key: str) -> object:
+    """Text, or the texts of its parts, which the chat request checks."""
+    if not isinstance(value, list):
+        return value
+    parts = []
+    for part in fields.sections(key):
+        kind = part.text("type")
+        if kind not in _TEXTS:
+            name = part.name("type")
+            raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+        text = part.text("refusal" if kind == "refusal" else "text")
+        if text is None:
+            part.refuse("text", "a string")
+        parts.append({"type": "text", "text": text})
+    return parts
+
+
+def _call(fields: Fields, messages: list[Body]) -> None:
+    """Calls that follow one another, or the words before them, are one message of the assistant."""
+    call = {
+        "id": fields.text("call_id"),
+        "type": "function",
+        "function": {"name": fields.text("name"), "arguments": fields.text("arguments")},
+    }
+    if messages and messages[-1]["role"] == "assistant":
+        calls = messages[-1].setdefault("tool_calls", [])
+        assert isinstance(calls, list), "made here"
+        calls.append(call)
+    else:
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+def _tools(fields: Fields, chat: Body) -> None:
+    tools = []
+    for tool in fields.sections("tools"):
+        kind = tool.text("type")
+        if kind != "function":
+            name = tool.name("type")
+            raise RequestError(f"{name}: {shown(kind)} is not served, only function tools are", param=name)
+        function = {
+            key: tool.get(key) for key in ("name", "description", "parameters") if tool.get(key) is not None
+        }
+        tools.append({"type": "function", "function": function})
+    if tools:
+        chat["tools"] = tools
+    for name in ("tool_choice", "parallel_tool_calls"):
+        if fields.get(name) is not None:
+            chat[name] = fields.get(name)
+
+
+def _format(fields: Fields, chat: Body) -> None:
+    text = fields.section("text")
+    form = None if text is None else text.section("format")
+    if form is None:
+        return
+    kind = form.text("type")
+    if kind == "json_schema":
+        schema = {key: form.get(key) for key in ("name", "schema", "strict")}
+        chat["response_format"] = {"type": kind, "json_schema": schema}
+    else:
+        chat["response_format"] = {"type": kind}

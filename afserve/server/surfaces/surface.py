@@ -1,0 +1,109 @@
+"""What an API's answers have in common: pieces of one choice in, bytes of a stream or one body out."""
+
+from contextlib import aclosing
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from afserve.errors import AfserveError, RequestError
+from afserve.server.answer import Writer, within
+from afserve.server.body import ClientGone, until_gone
+from afserve.server.choice import Piece
+from afserve.server.generation import Generator, Task
+from afserve.server.inflight import DrainingError, Inflight
+from afserve.server.settings import ServerSettings
+from afserve.server.wording import Usage
+
+
+class Surface(Protocol):
+    """One answer in one API's words. What `take` gave becomes part of `body`."""
+
+    media: bytes
+    comment: bytes | None
+
+    def begin(self) -> bytes: ...
+
+    def take(self, piece: Piece) -> bytes: ...
+
+    def end(self, usage: Usage) -> bytes: ...
+
+    def failed(self, error: AfserveError | None) -> bytes:
+        """What a stream that has begun says of its end; None is a bug, whose reason the log has."""
+        ...
+
+    def body(self, usage: Usage) -> bytes:
+        """The whole answer, once everything was taken."""
+        ...
+
+
+class SurfaceAnswer(Response):
+    """Runs `task` while the client is there; every API but the two of OpenAI that `Answer` serves."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        inflight: Inflight,
+        task: Task,
+        surface: Surface,
+        stream: bool,
+        limits: ServerSettings,
+    ) -> None:
+        super().__init__()
+        self._generator, self._inflight, self._task = generator, inflight, task
+        self._surface, self._stream, self._limits = surface, stream, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        surface = self._surface
+        writer = Writer(send, self._limits.write_deadline, surface.media, surface.comment)
+        try:
+            if self._stream:
+                await self._send_stream(receive, writer)
+            else:
+                data = await until_gone(receive, self._collect())
+                size = str(len(data)).encode()
+                await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
+                await writer.write(data, more=False)
+        finally:
+            writer.close()
+
+    async def _collect(self) -> bytes:
+        usage, size, most = Usage(self._task.prompt_tokens), 0, self._limits.max_answer_bytes
+        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
+            async for _, piece in pieces:
+                usage.add(piece)
+                self._surface.take(piece)
+                size += len(piece.text)
+                if size > most:
+                    raise RequestError(
+                        f"the answer has more than {most} bytes, the limit of --max-answer-bytes; ask for a stream"
+                    )
+        self._surface.end(usage)
+        return self._surface.body(usage)
+
+    async def _send_stream(self, receive: Receive, writer: Writer) -> None:
+        try:
+            await until_gone(receive, self._write_all(writer))
+        except AfserveError as error:
+            await writer.fail(self._surface.failed(error), error)
+        except ClientGone:
+            raise
+        except BaseException as error:
+            if isinstance(error, Exception):
+                await writer.fail(self._surface.failed(None), error)
+                raise
+            if not self._inflight.aborted:
+                raise
+            await writer.fail(self._surface.failed(DrainingError()), error)
+
+    async def _write_all(self, writer: Writer) -> None:
+        usage, surface = Usage(self._task.prompt_tokens), self._surface
+        opening = surface.begin()
+        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
+            async for _, piece in pieces:
+                usage.add(piece)
+                data = opening + surface.take(piece)
+                opening = b""
+                if data:
+                    await writer.write(data)
+        await writer.end(surface.end(usage))

@@ -1,0 +1,44 @@
+"""Another API's request as the body of a chat request, and its refusals in that API's own field names."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from afserve.errors import RequestError
+from afserve.server.fields import Fields
+
+Body = dict[str, object]
+# What other servers take beside their API's own fields, and every API here takes too.
+SAMPLING = (
+    "model", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt",
+    "deadline", "service_tier", "chat_template_kwargs", "stream",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """`chat`: the body of a chat request. `facts`: what the answer repeats of the request. `kept`: items to store."""
+
+    chat: Body
+    facts: Mapping[str, object]
+    kept: Sequence[object] = ()
+
+
+def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:
+    return {name: fields.get(name) for name in names if fields.get(name) is not None}
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """A refusal inside that names a chat field names the API's own."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        chat = next((n for n in names if param == n or param.startswith((f"{n}.", f"{n}["))), None)
+        if chat is None:
+            raise
+        own = names[chat]
+        message = error.message.replace(chat, own, 1) if error.message.startswith(chat) else error.message
+        raise type(error)(message, param=own + param[len(chat) :]) from error

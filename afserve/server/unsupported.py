@@ -1,0 +1,63 @@
+"""Fields that other servers know and that would change an answer here if they were done: refused by name, not ignored.
+
+A field with a value that means nothing (null, false, an empty list, the default) is no reason to refuse.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afserve.errors import RequestError
+from afserve.server.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What to do instead, and the values that ask for nothing."""
+
+    instead: str
+    neutral: tuple[object, ...] = ()
+
+
+_TEXT_ONLY = Known("this model reads and writes text only", (["text"],))
+_SCHEMA = Known("use response_format, structured_outputs or tools")
+_ANYWHERE: Mapping[str, Known] = {
+    "use_beam_search": Known("tokens are drawn; ask for n answers and choose"),
+    "length_penalty": Known("it belongs to beam search; leave it out", (1, 1.0)),
+    "early_stopping": Known("it belongs to beam search; leave it out"),
+    "bad_words": Known("use logit_bias with their token ids"),
+    "allowed_token_ids": Known("use structured_outputs with a choice, a regex or a grammar"),
+    "logits_processors": Known("use logit_bias or structured_outputs"),
+    "truncate_prompt_tokens": Known("send a prompt that fits; /tokenize counts its tokens", (-1,)),
+    "prompt_logprobs": Known("use /v1/completions with echo and logprobs"),
+    "spaces_between_special_tokens": Known("leave it out", (True,)),
+    "return_token_ids": Known("use /tokenize on the text"),
+    "return_tokens_as_token_ids": Known("use /tokenize on the text"),
+    "thinking_token_budget": Known("use max_completion_tokens, which counts the reasoning too"),
+    "guided_decoding_backend": Known("llguidance is the one there is; leave it out", ("auto", "guidance")),
+    "guided_whitespace_pattern": Known("leave it out"),
+    "prompt_embeds": Known("send text or token ids"),
+    "kv_transfer_params": Known("leave it out"),
+    "vllm_xargs": Known("leave it out"),
+    "mm_processor_kwargs": _TEXT_ONLY,
+}
+_CHAT: Mapping[str, Known] = {
+    "modalities": _TEXT_ONLY,
+    "audio": _TEXT_ONLY,
+    "functions": Known("use tools"),
+    "function_call": Known("use tool_choice", ("auto", "none")),
+    "prediction": Known("leave it out"),
+    "web_search_options": Known("this server has no tools of its own"),
+    "documents": Known("put them into a message"),
+    "verbosity": Known("ask for it in a message", ("medium",)),
+    "store": Known("use /v1/responses, which keeps answers"),
+    "chat_template": Known("the model's own template is used, leave it out"),
+}
+
+
+def refuse_unsupported(fields: Fields, *, chat: bool = False) -> None:
+    """Raises RequestError for the first field that is known and not done."""
+    for name, known in {**_ANYWHERE, **(_CHAT if chat else {})}.items():
+        value = fields.get(name)
+        if value in (None, False, [], {}, "") or value in known.neutral:
+            continue
+        raise RequestError(f"{name}: is not supported; {known.instead}", param=name)

@@ -1,0 +1,62 @@
+"""What every answer in OpenAI's words shares: its header, its counts, and JSON as text."""
+
+import json
+from dataclasses import dataclass
+
+from afserve.server.choice import Piece
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one request so far. A request that moved counts what each of its nodes had in its cache."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, piece: Piece) -> None:
+        self.completion_tokens += piece.tokens
+        self.cached_tokens += piece.cached_tokens
+
+    def body(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": min(self.cached_tokens, self.prompt_tokens)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every chunk of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+    def fields(self, kind: str) -> dict[str, object]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def encode(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def text_of(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def inner(text: str) -> str:
+    """The text in JSON, without its quotes: such pieces may be joined."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def event(value: object) -> bytes:
+    return f"data: {encode(value)}\n\n".encode()
+
+
+def quoted(reason: str | None) -> str:
+    return "null" if reason is None else f'"{reason}"'

@@ -1,0 +1,160 @@
+"""Answers that follow a grammar: valid whatever the weights say, the same however a node runs them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.local import LocalCluster
+from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.errors import RequestError
+from afserve.grammar import Compiler, of_choice, of_lark, of_object, of_regex, of_schema
+from afserve.tokenizer import Tokenizer
+
+NANO = Path("configs/nano")
+VOCABULARY = 2048
+END = 2
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "sizes": {"type": "array", "items": {"$ref": "#/$defs/size"}, "maxItems": 3},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+    "$defs": {"size": {"type": "integer", "minimum": 1, "maximum": 99}},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_folder(NANO)
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return Compiler(NANO, VOCABULARY, (END,))
+
+
+@pytest.fixture
+def nano():
+    """Makes a cluster of the bundled model: one attention node, one expert node."""
+
+    def build(**fields):
+        config = EngineConfig(
+            **{"max_model_len": 512, "kv_blocks": 128, "block_size": 8, "max_batch_tokens": 64, **fields}
+        )
+        return LocalCluster.build(ModelSource(str(NANO), "nano"), config)
+
+    return build
+
+
+def ask(handle, prompt, grammar, *, generated=(), **params):
+    given = SamplingParams(**{"max_tokens": 200, "temperature": 0.0, "seed": 7, "grammar": grammar, **params})
+    return GenerationRequest(handle, tuple(prompt), given, generated)
+
+
+def run(cluster, requests):
+    """Tokens and last event of each request."""
+    for request in requests:
+        cluster.submit(request)
+    tokens, last = {r.handle: [] for r in requests}, {}
+    while any(node.busy for node in cluster.attention):
+        for event in cluster.step():
+            tokens[event.handle] += event.token_ids
+            last[event.handle] = event
+    return tokens, last
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_follows_its_schema(nano, tokenizer, temperature):
+    prompt = tokenizer.encode("def size():")
+    grammar = of_schema(SCHEMA)
+    params = {"temperature": temperature, "logprobs": 2, "frequency_penalty": 0.5}
+    tokens, last = run(nano(), [ask(i, prompt, grammar, **{**params, "seed": i}) for i in range(3)])
+    for handle, ids in tokens.items():
+        assert last[handle].finish_reason == "stop", last[handle].error
+        said = json.loads(tokenizer.decode(ids))
+        assert isinstance(said["name"], str) and all(1 <= size <= 99 for size in said["sizes"])
+
+
+def test_other_requests_do_not_notice(nano, tokenizer):
+    prompt = tokenizer.encode("def add(x, y):")
+    plain = GenerationRequest(0, tuple(prompt), SamplingParams(max_tokens=24, temperature=0.0))
+    alone, _ = run(nano(), [plain])
+    both, _ = run(nano(), [plain, ask(1, prompt, of_choice(["yes", "no"]))])
+    assert both[0] == alone[0]
+    assert tokenizer.decode(both[1]) in ("yes", "no")
+
+
+def test_the_best_token_is_taken_where_it_is_allowed(nano, tokenizer):
+    """A grammar that allows everything changes nothing."""
+    prompt = tokenizer.encode("def add(x, y):")
+    plain = GenerationRequest(0, tuple(prompt), SamplingParams(max_tokens=24, temperature=0.0))
+    tokens, _ = run(nano(), [plain, ask(1, prompt, of_regex(r"(.|\n)*"), max_tokens=24)])
+    assert tokens[0] == tokens[1]
+
+
+def test_it_is_the_same_after_preemption_and_on_another_node(nano, tokenizer):
+    prompts = [tokenizer.encode(text) for text in ("def a():", "class B:", "import c", "x = [")]
+    wanted = [
+        ask(i, p, of_regex("[a-z]{40}[0-9]{40}"), temperature=1.0, seed=i) for i, p in enumerate(prompts)
+    ]
+    roomy, _ = run(nano(), wanted)
+    small = nano(kv_blocks=20)
+    assert run(small, wanted)[0] == roomy
+    assert small.attention[0].stats().preemptions > 0
+    moved = [
+        ask(i, p, of_regex("[a-z]{40}[0-9]{40}"), temperature=1.0, seed=i, generated=tuple(roomy[i][:11]))
+        for i, p in enumerate(prompts)
+    ]
+    assert run(nano(), moved)[0] == {i: ids[11:] for i, ids in roomy.items()}
+
+
+def test_tokens_that_do_not_follow_it_end_the_request(nano, tokenizer):
+    tokens, last = run(
+        nano(), [ask(0, [5, 6, 7], of_choice(["yes"]), generated=tuple(tokenizer.encode("no")))]
+    )
+    assert tokens == {0: []} and last[0].finish_reason == "error"
+    assert last[0].error.startswith("grammar: not a grammar that can be followed")
+
+
+@pytest.mark.parametrize(
+    "grammar, text",
+    [
+        (of_object(), '{"a": [1, {"b": null}]}'),
+        (of_regex(r"\d{4}-\d{2}"), "2031-07"),
+        (of_choice(['say "hi"', "é"]), "é"),
+        (of_lark('start: "a" | "b" start'), "bba"),
+        (of_lark('root ::= "x" [0-9]+'), "x12"),
+    ],
+)
+def test_what_is_allowed(compiler, tokenizer, grammar, text):
+    matcher = compiler.compile(grammar)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        assert matcher.allows(token) and not matcher.forbidden_V()[token]
+        matcher.consume([token])
+    assert matcher.complete or matcher.allows(END)
+
+
+@pytest.mark.parametrize(
+    "grammar, words",
+    [
+        (of_regex("("), "unclosed group"),
+        (of_regex("(?=x)y"), "look-around"),
+        (of_schema({"$ref": "#/nowhere"}), "nowhere"),
+        (of_schema({"uniqueItems": True, "type": "array"}), "uniqueItems"),
+        (of_lark("start: nothing"), "nothing"),
+        (of_choice(["x" * 200_000]), "characters"),
+    ],
+)
+def test_what_is_refused(compiler, grammar, words):
+    with pytest.raises(RequestError, match=words) as refused:
+        compiler.compile(grammar, "response_format")
+    assert refused.value.param == "response_format"
+
+
+def test_a_grammar_needs_the_end_of_the_text():
+    with pytest.raises(RequestError, match="ignore_eos"):
+        SamplingParams(grammar=of_object(), ignore_eos=True)

@@ -1,0 +1,51 @@
+"""The bundled model behind the HTTP server, in one thread and process: a real engine, and cheap."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+from afserve.config import EngineConfig, ModelSource
+from afserve.control.backend import ServedModel
+from afserve.engine.local import colocated
+from afserve.engine.request import GenerationRequest, TokenEvent
+
+FOLDER = Path("configs/nano")
+VOCABULARY = 2048
+
+
+class NanoBackend:
+    """A colocated node that is stepped by whoever waits for its tokens."""
+
+    def __init__(self, **config: object) -> None:
+        sizes = {"max_model_len": 1024, "kv_blocks": 256, "block_size": 16, "max_batch_tokens": 128, **config}
+        self.model = ServedModel("nano", str(FOLDER.resolve()), 1024, VOCABULARY, 1_700_000_000)
+        self.node = colocated(ModelSource(str(FOLDER), "nano"), EngineConfig(**sizes))
+        self._queues: dict[int, asyncio.Queue[TokenEvent]] = {}
+        self._next = 0
+
+    def ready(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        pass
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        self._next += 1
+        handle, queue = self._next, asyncio.Queue()
+        self._queues[handle] = queue
+        self.node.submit(replace(request, handle=handle))
+        try:
+            while True:
+                while queue.empty():
+                    for event in self.node.step():
+                        if event.handle in self._queues:
+                            self._queues[event.handle].put_nowait(event)
+                    await asyncio.sleep(0)
+                event = queue.get_nowait()
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            del self._queues[handle]
+            self.node.cancel(handle)

@@ -1,0 +1,188 @@
+"""Anthropic's and Ollama's words for the same request: raw, and through their own clients where these are installed."""
+
+import json
+from contextlib import closing
+
+import pytest
+
+from afserve.errors import PeerLost
+from tests.server.test_tools import CALLS, TOOLS, roomy, server  # noqa: F401 - fixtures
+
+USER = [{"role": "user", "content": "hello"}]
+MESSAGE = {"model": "tiny", "max_tokens": 400, "messages": USER}
+ANTHROPIC_TOOLS = [
+    {"name": t["function"]["name"], "input_schema": t["function"].get("parameters", {"type": "object"})}
+    for t in TOOLS
+]
+
+
+@pytest.fixture
+def http(server):  # noqa: F811
+    import httpx
+
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+def prompt_text(server):  # noqa: F811
+    ids = server.backend.requests[-1].prompt_ids
+    return server.backend.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def events(reply):
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines]
+
+
+def lines(reply):
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_a_message(http, server):  # noqa: F811
+    blocks = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    asked = {**MESSAGE, "system": "be short", "messages": [{"role": "user", "content": blocks}]}
+    said = http.post("/v1/messages", json=asked).json()
+    assert said["type"] == "message" and said["role"] == "assistant" and said["stop_reason"] == "end_turn"
+    assert said["content"] == [{"type": "text", "text": server.backend.reply}]
+    assert said["usage"]["output_tokens"] == 8
+    assert prompt_text(server) == "<|system|>be short<|end|><|user|>hello<|end|><|assistant|>"
+
+
+def test_a_message_that_calls(http, server):  # noqa: F811
+    server.backend.reply = CALLS
+    said = http.post("/v1/messages", json={**MESSAGE, "tools": ANTHROPIC_TOOLS}).json()
+    assert said["stop_reason"] == "tool_use"
+    assert [b["type"] for b in said["content"]] == ["text", "tool_use", "tool_use"]
+    assert said["content"][1]["input"] == {"city": "Bern", "days": 2}
+    streamed = events(http.post("/v1/messages", json={**MESSAGE, "tools": ANTHROPIC_TOOLS, "stream": True}))
+    assert streamed[0]["type"] == "message_start" and streamed[-1]["type"] == "message_stop"
+    parts = [
+        e["delta"]["partial_json"] for e in streamed if e.get("delta", {}).get("type") == "input_json_delta"
+    ]
+    assert len(parts) > 4 and "".join(parts).startswith('{"city": "Bern", "days": 2}')
+    results = [
+        {"type": "tool_result", "tool_use_id": b["id"], "content": "sun"}
+        for b in said["content"]
+        if b["type"] == "tool_use"
+    ]
+    history = [*USER, {"role": "assistant", "content": said["content"]}, {"role": "user", "content": results}]
+    assert http.post("/v1/messages", json={**MESSAGE, "messages": history}).status_code == 200
+    assert prompt_text(server).endswith("<|tool|>sun<|end|><|tool|>sun<|end|><|assistant|>")
+
+
+def test_tokens_of_a_message(http, server):  # noqa: F811
+    count = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": USER}).json()
+    assert count == {
+        "input_tokens": http.post("/v1/messages", json=MESSAGE).json()["usage"]["input_tokens"] + 2
+    }
+    assert len(server.backend.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("max_tokens: is null", {"max_tokens": None}),
+        ("max_tokens: 5000 after", {"max_tokens": 5000}),
+        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+        ("messages[0].role", {"messages": [{"role": "system", "content": "x"}]}),
+        ("thinking: this model's template", {"thinking": {"type": "enabled", "budget_tokens": 100}}),
+        ("tool_choice.type", {"tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "some"}}),
+        ("stop_sequences", {"stop_sequences": ["x"] * 17}),
+    ],
+)
+def test_a_message_refused(http, words, given):
+    reply = http.post("/v1/messages", json={**MESSAGE, **given})
+    said = reply.json()
+    assert reply.status_code == 400 and said["type"] == "error", said
+    assert said["error"]["type"] == "invalid_request_error" and said["error"]["message"].startswith(words), (
+        said
+    )
+
+
+def test_an_error_in_a_message_is_an_event(http, server):  # noqa: F811
+    server.backend.error, server.backend.fail_at = PeerLost("attention-0", "it died"), 3
+    said = events(http.post("/v1/messages", json={**MESSAGE, "stream": True}))[-1]
+    assert said["type"] == "error" and said["error"]["type"] == "overloaded_error"
+
+
+def test_ollama_chat(http, server):  # noqa: F811
+    said = lines(http.post("/api/chat", json={"model": "tiny:latest", "messages": USER}))
+    assert "".join(line["message"]["content"] for line in said) == server.backend.reply
+    assert [line["done"] for line in said] == [False] * (len(said) - 1) + [True]
+    assert (
+        said[-1]["done_reason"] == "stop" and said[-1]["eval_count"] == 8 and said[-1]["total_duration"] > 0
+    )
+    options = {"temperature": 0, "num_predict": 3, "num_ctx": 4096, "repeat_penalty": 1.1}
+    cut = http.post(
+        "/api/chat", json={"model": "tiny", "messages": USER, "stream": False, "options": options}
+    ).json()
+    assert cut["done_reason"] == "length" and server.backend.requests[-1].params.repetition_penalty == 1.1
+
+
+def test_ollama_calls_and_formats(http, server):  # noqa: F811
+    server.backend.reply = CALLS
+    said = lines(http.post("/api/chat", json={"model": "tiny", "messages": USER, "tools": TOOLS}))
+    calls = [call["function"] for line in said for call in line["message"].get("tool_calls", ())]
+    assert calls == [
+        {"name": "forecast", "arguments": {"city": "Bern", "days": 2}},
+        {"name": "time", "arguments": {}},
+    ]
+    http.post("/api/generate", json={"model": "tiny", "prompt": "x", "format": "json", "stream": False})
+    http.post("/api/generate", json={"model": "tiny", "prompt": "x", "format": {"type": "integer"}})
+    assert all(request.params.grammar for request in server.backend.requests[-2:])
+
+
+def test_ollama_generate(http, server):  # noqa: F811
+    said = lines(http.post("/api/generate", json={"model": "tiny", "prompt": "hello", "system": "be short"}))
+    assert "".join(line["response"] for line in said) == server.backend.reply
+    assert prompt_text(server) == "<|system|>be short<|end|><|user|>hello<|end|><|assistant|>"
+    assert [m["name"] for m in http.get("/api/tags").json()["models"]] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("messages: at least one", {"messages": []}),
+        ("options.mirostat: 2", {"options": {"mirostat": 2}}),
+        ("options.temperature", {"options": {"temperature": 9}}),
+        ("think: this model", {"think": True}),
+        ("messages[0].images", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}),
+        ("model: 'other' is not served", {"model": "other"}),
+    ],
+)
+def test_ollama_refused(http, words, given):
+    reply = http.post("/api/chat", json={"model": "tiny", "messages": USER, **given})
+    assert reply.status_code in (400, 404) and reply.json()["error"].startswith(words), reply.json()
+
+
+def test_load(http):
+    assert http.get("/load").json() == {"server_load": 0}
+
+
+def test_anthropic_client(server):  # noqa: F811
+    anthropic = pytest.importorskip("anthropic")
+    server.backend.reply = CALLS
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(**MESSAGE, tools=ANTHROPIC_TOOLS) as stream:
+            final = stream.get_final_message()
+        assert final.stop_reason == "tool_use" and final.content[1].input == {"city": "Bern", "days": 2}
+        assert client.messages.count_tokens(model="tiny", messages=USER).input_tokens > 0
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.create(**{**MESSAGE, "model": "other"})
+
+
+def test_ollama_client(server):  # noqa: F811
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=server.url)
+    with closing(client._client):
+        ask_ollama(ollama, client, server)
+
+
+def ask_ollama(ollama, client, server):  # noqa: F811
+    assert client.chat(model="tiny", messages=USER).message.content == server.backend.reply
+    assert "".join(part.response for part in client.generate(model="tiny", prompt="x", stream=True)) == (
+        server.backend.reply
+    )
+    assert client.list().models[0].model == "tiny"
+    with pytest.raises(ollama.ResponseError, match="not served"):
+        client.chat(model="other", messages=USER)

@@ -1,0 +1,157 @@
+"""The Responses API through the official client, and what is kept of its answers."""
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from afserve.clock import FakeClock
+from afserve.errors import NotFoundError
+from afserve.server.surfaces.response_store import ResponseStore
+from tests.server.test_structured import nano  # noqa: F401 - a fixture
+from tests.server.test_tools import CALLS, roomy, server  # noqa: F401 - fixtures
+
+TOOLS = [
+    {"type": "function", "name": "forecast", "parameters": {"type": "object"}, "strict": False},
+    {"type": "function", "name": "time", "parameters": None, "strict": False},
+]
+
+
+class Size(BaseModel):
+    width: int
+
+
+@pytest.fixture
+def client(server):  # noqa: F811
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def prompt_text(server, which=-1):  # noqa: F811
+    ids = server.backend.requests[which].prompt_ids
+    return server.backend.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_whole(client, server):  # noqa: F811
+    said = client.responses.create(model="tiny", input="hello", instructions="be short", metadata={"a": "b"})
+    assert said.output_text == server.backend.reply and said.status == "completed"
+    assert said.usage.output_tokens == 8 and said.usage.input_tokens_details.cached_tokens == 2
+    assert said.instructions == "be short" and said.metadata == {"a": "b"}
+    assert prompt_text(server) == "<|system|>be short<|end|><|user|>hello<|end|><|assistant|>"
+
+
+def test_stream(client, server):  # noqa: F811
+    with client.responses.stream(model="tiny", input=[{"role": "user", "content": "hello"}]) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == server.backend.reply
+    assert final.output_text == server.backend.reply
+
+
+def test_calls(client, server):  # noqa: F811
+    server.backend.reply = CALLS
+    said = client.responses.create(model="tiny", input="hello", tools=TOOLS)
+    assert [item.type for item in said.output] == ["message", "function_call", "function_call"]
+    assert json.loads(said.output[1].arguments) == {"city": "Bern", "days": 2}
+    events = list(client.responses.create(model="tiny", input="hello", tools=TOOLS, stream=True))
+    deltas = [
+        e.delta for e in events if e.type == "response.function_call_arguments.delta" and e.output_index == 1
+    ]
+    assert len(deltas) > 3 and json.loads("".join(deltas)) == {"city": "Bern", "days": 2}
+
+
+def test_a_response_follows_another(client, server):  # noqa: F811
+    server.backend.reply = CALLS
+    first = client.responses.create(model="tiny", input="hello", tools=TOOLS, instructions="only here")
+    server.backend.reply = "warm"
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+        for call in first.output
+        if call.type == "function_call"
+    ]
+    second = client.responses.create(model="tiny", input=results, previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    text = prompt_text(server)
+    assert text.startswith("<|user|>hello<|end|><|assistant|>One moment. <|end|><|tool|>sun<|end|>")
+    client.responses.create(model="tiny", input="and?", previous_response_id=second.id)
+    assert prompt_text(server).endswith("warm<|end|><|user|>and?<|end|><|assistant|>")
+
+
+def test_what_is_kept(client, server):  # noqa: F811
+    said = client.responses.create(model="tiny", input="hello")
+    assert client.responses.retrieve(said.id).output_text == said.output_text
+    assert [item.role for item in client.responses.input_items.list(said.id)] == ["user"]
+    client.responses.delete(said.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(said.id)
+    unkept = client.responses.create(model="tiny", input="hello", store=False)
+    with pytest.raises(openai.NotFoundError, match="not kept"):
+        client.responses.create(model="tiny", input="x", previous_response_id=unkept.id)
+
+
+def test_cut_off(client, server):  # noqa: F811
+    said = client.responses.create(model="tiny", input="hello", max_output_tokens=2)
+    assert said.status == "incomplete" and said.incomplete_details.reason == "max_output_tokens"
+
+
+def test_an_error_after_the_first_token_is_an_event(client, server):  # noqa: F811
+    from afserve.errors import PeerLost
+
+    server.backend.error, server.backend.fail_at = PeerLost("attention-0", "it died"), 3
+    events = list(client.responses.create(model="tiny", input="hello", stream=True))
+    assert [event.type for event in events[-2:]] == ["error", "response.failed"]
+    assert "lost" in events[-2].message and "lost" in events[-1].response.error.message
+
+
+def test_a_format(nano):  # noqa: F811
+    said = nano.responses.parse(model="nano", input="hello", text_format=Size, temperature=0)
+    assert isinstance(said.output_parsed, Size)
+
+
+@pytest.mark.parametrize(
+    "param, given",
+    [
+        ("input", {"input": []}),
+        ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("background", {"background": True}),
+        ("truncation", {"truncation": "auto"}),
+        ("include", {"include": ["message.output_text.logprobs"]}),
+        ("max_output_tokens", {"max_output_tokens": 5000}),
+        ("reasoning.effort", {"reasoning": {"effort": "low"}}),
+        ("text.format", {"text": {"format": {"type": "xml"}}}),
+        ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n", "schema": 5}}}),
+    ],
+)
+def test_refused_by_name(client, server, param, given):  # noqa: F811
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**{"model": "tiny", "input": "x", **given})
+    assert refused.value.body["param"] == param, refused.value.body
+    assert server.backend.requests == []
+
+
+def test_the_store_is_bounded():
+    clock = FakeClock()
+    store = ResponseStore(clock, most=2, most_bytes=100, seconds=10)
+    for name in "abc":
+        store.put(name, b"x" * 10, b"", b"")
+    assert len(store) == 2
+    with pytest.raises(NotFoundError):
+        store.get("a")
+    store.put("d", b"x" * 95, b"", b"")
+    assert len(store) == 1 and store.get("d")
+    clock.advance(11)
+    with pytest.raises(NotFoundError):
+        store.get("d")
+    store.put("e", b"x" * 101, b"", b"")
+    assert len(store) == 0
