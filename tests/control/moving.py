@@ -154,7 +154,7 @@ class NoExperts:
 class NodeEnd:
     """As `node.stream.Stream`, for an attention node's stream to a gateway. `token` is the node."""
 
-    def __init__(self, address, token, wire, on_value, on_end) -> None:
+    def __init__(self, address, token, wire, on_value, on_end, certificates=None, role=None) -> None:
         world = token.world
         gateway = next((g for g in world.gateways if g.address == address and g.alive), None)
         self.wire = None if gateway is None else Wire(token, gateway, on_value, on_end)

@@ -45,7 +45,7 @@ def test_places_are_given_in_order_and_once():
     ("request_", "field"),
     [
         (register(version="0.9"), "version: the node has 0.9, the controller 1.0"),
-        (register(protocol=7), f"protocol: the node has 7, the controller {PROTOCOL}"),
+        (register(protocol=99), f"protocol: the node has 99, the controller {PROTOCOL}"),
         (register("driver"), "role: 'driver' is not one of attention, expert"),
         (register("expert", 5), "index: 5 is none of the places for expert nodes, which are 0, 1"),
     ],
