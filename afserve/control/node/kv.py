@@ -20,7 +20,7 @@ from afserve.engine.stats import KvStats
 
 log = logging.getLogger("afserve.kv")
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
-LEAST_SECONDS, MOST_SECONDS = 0.25, 30.0  # limits of a pull
+LEAST_SECONDS, MOST_SECONDS = 1.0, 30.0  # limits of a pull
 UNKNOWN_SECONDS = 2.0  # where no prompt was computed here yet
 _START_SECONDS = 0.002  # of a pull, whatever its size
 _WEIGHT = 0.3  # of the newest pull in the measured rate
