@@ -17,6 +17,7 @@ from torch import Tensor
 from afserve.kernels.tiled import KEYS, by_token, from_token
 
 LAYOUT = 1
+_ALIGNED = 16  # bytes: any element, and the words that keys are moved in
 LayerCache = tuple[Tensor, ...]
 
 
@@ -46,10 +47,12 @@ class PagedCache:
 
     def read(self, blocks: Sequence[int]) -> Tensor:
         """(len(blocks), block_bytes) uint8 on the host: a copy of those blocks, in the order that was asked for."""
-        index = self._index(blocks)
-        found = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, device=index.device)
+        self._check(blocks)
+        found = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, device=self._device)
+        runs = _runs(blocks)
         for part, tensor in self._parts(found):
-            part.copy_(by_token(tensor.index_select(0, index)))
+            for at, first, count in runs:
+                part[at : at + count].copy_(by_token(tensor[first : first + count]))
         return found.cpu()
 
     def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
@@ -61,17 +64,24 @@ class PagedCache:
             )
         if len(set(blocks)) != len(blocks):
             raise ValueError(f"blocks: {len(blocks) - len(set(blocks))} of {len(blocks)} are named twice")
-        index = self._index(blocks)
-        # A fresh copy begins at a whole element, wherever a message put the bytes.
-        moved = torch.empty(bytes_NY.shape, dtype=torch.uint8, device=index.device).copy_(bytes_NY)
+        self._check(blocks)
+        moved = bytes_NY
+        if self._device.type != "cpu" or not bytes_NY.is_contiguous() or bytes_NY.data_ptr() % _ALIGNED:
+            # A fresh copy begins at a whole element, wherever a message put the bytes.
+            moved = torch.empty(bytes_NY.shape, dtype=torch.uint8, device=self._device).copy_(bytes_NY)
+        runs = _runs(blocks)
         for part, tensor in self._parts(moved):
-            tensor.index_copy_(0, index, from_token(part).contiguous())
+            for at, first, count in runs:
+                tensor[first : first + count].copy_(from_token(part[at : at + count]))
 
-    def _index(self, blocks: Sequence[int]) -> Tensor:
+    @property
+    def _device(self) -> torch.device:
+        return self.layers[0][0].device
+
+    def _check(self, blocks: Sequence[int]) -> None:
         wrong = next((block for block in blocks if not 0 <= block < self.blocks), None)
         if wrong is not None:
             raise ValueError(f"blocks: {wrong}, the cache has {self.blocks}")
-        return torch.tensor(blocks, dtype=torch.int64, device=self.layers[0][0].device)
 
     def _parts(self, bytes_NY: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """For each tensor, layer after layer: its columns of a payload, as `by_token` shapes its blocks, and itself."""
@@ -84,3 +94,15 @@ class PagedCache:
                 yield part.view(torch.int32), tensor.view(torch.int32)
             else:
                 yield part, tensor
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(position in `blocks`, first block, count) of blocks that follow each other: they are copied at once."""
+    runs: list[tuple[int, int, int]] = []
+    for at, block in enumerate(blocks):
+        if runs and block == runs[-1][1] + runs[-1][2]:
+            start, first, count = runs[-1]
+            runs[-1] = start, first, count + 1
+        else:
+            runs.append((at, block, 1))
+    return runs

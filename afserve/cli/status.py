@@ -29,7 +29,7 @@ def status(url: str, api_key_file: str | None, as_json: bool) -> None:
     console.print(table(answer))
     for line in missing_lines(answer):
         console.print(line, style="bold", markup=False)
-    for line in [*placement_lines(answer), *incident_lines(answer)]:
+    for line in [*placement_lines(answer), *kv_lines(answer), *incident_lines(answer)]:
         console.print(line, style="dim", markup=False, highlight=False)
 
 
@@ -63,6 +63,19 @@ def incident_lines(answer: Fields, most: int = _INCIDENTS) -> list[str]:
         f"{answer['resent_rows']:,} rows sent again, {answer['reloaded_bytes'] / 1e6:,.1f} MB of experts reloaded"
     )
     return [head, *(f"  {clock_time(each['at'])} {each['text']}" for each in last)]
+
+
+def kv_lines(answer: Fields) -> list[str]:
+    """KV blocks that moved between attention nodes, if any did."""
+    found = [node["stats"]["kv"] for node in answer["nodes"] if node["role"] == "attention" and node["stats"]]
+    total = {name: sum(kv[name] for kv in found) for name in (found[0] if found else ())}
+    if not (total and (total["bytes_received"] or total["pulls"])):
+        return []
+    return [
+        f"KV: {total['bytes_received'] / 1e6:,.1f} MB moved between attention nodes, {total['pulls']:,} requests "
+        f"brought theirs along ({total['pulls_failed']:,} in part), {total['copied_blocks']:,} blocks copied, "
+        f"{total['copies']:,} copies held, {total['leased']:,} blocks leased"
+    ]
 
 
 def clock_time(at: float) -> str:

@@ -22,10 +22,8 @@ from afserve.comm.kv.messages import (
 )
 from afserve.comm.kv.store import BlockStore
 
-LEASE_SECONDS = 1.0  # without a word of the puller
-PART_SECONDS = (
-    2.0  # from a request's leaving until the node that goes on with it must have asked for its blocks
-)
+LEASE_SECONDS = 3.0  # without a word of the puller
+PART_SECONDS = 3.0  # from a request leaving until the node that goes on with it must have asked
 WINDOW_BYTES = 8 << 20  # sent of a lease and not acknowledged
 MOST_LEASES = 256
 Post = Callable[[int, Message], None]

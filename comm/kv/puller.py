@@ -24,7 +24,7 @@ from afserve.comm.kv.messages import (
 from afserve.comm.kv.store import BlockStore
 
 STALL_SECONDS = 1.0  # without a block
-RENEW_SECONDS = LEASE_SECONDS / 4
+RENEW_SECONDS = LEASE_SECONDS / 6
 COMPLETE = "complete"
 
 

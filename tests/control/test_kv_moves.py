@@ -1,7 +1,10 @@
 """When KV is moved and when it is computed again, and what is copied to whom: a scripted exchange, a fake clock."""
 
+from dataclasses import asdict
+
 import pytest
 
+from afserve.cli.status import kv_lines
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import ExchangeStats
 from afserve.comm.kv.puller import COMPLETE, Pulled
@@ -11,6 +14,7 @@ from afserve.control.node.copying import Copier
 from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
 from afserve.control.wire.values import AttentionNodes, AttentionPeer, KvSource
 from afserve.engine.request import GenerationRequest
+from afserve.engine.stats import KvStats
 from afserve.errors import ConfigError
 
 BLOCK, BYTES = 16, 1000
@@ -179,6 +183,19 @@ def test_copies_are_offered_in_order_one_offer_at_a_time():
 def test_the_loop_tells_only_who_keeps_copies(scene):
     *_, moves = scene
     moves.told(AttentionNodes(tuple(peers(0, 1))))
+
+
+def test_status_says_what_moved_once_something_has():
+    def answer(**fields):
+        stats = {"kv": asdict(KvStats(**fields))}
+        return {"nodes": [{"role": "attention", "stats": stats}, {"role": "gateway", "stats": None}]}
+
+    assert kv_lines(answer()) == []
+    (line,) = kv_lines(answer(bytes_received=2_500_000, pulls=3, pulls_failed=1, copies=7))
+    assert line.startswith(
+        "KV: 2.5 MB moved between attention nodes, 3 requests brought theirs along (1 in part)"
+    )
+    assert "7 copies held" in line
 
 
 def test_copies_need_the_prefix_cache():

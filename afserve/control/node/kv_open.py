@@ -5,15 +5,17 @@ import socket
 from dataclasses import fields
 from typing import Any
 
-from afserve.clock import MonotonicClock
+from afserve.clock import AwakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.greeting import PROTOCOL
 from afserve.comm.kv.socket_wires import SocketWires, listen_here, listen_on
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import KvMoves, Moved
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire.values import Assigned
+from afserve.control.wire.values import Assigned, Noted
 from afserve.engine.attention_node import AttentionNode
+
+_GAP = 0.25  # seconds between two turns that count at the most: a process that was not running judges nobody as late
 
 
 def listen(stream: ControlStream) -> socket.socket:
@@ -30,7 +32,7 @@ def open_kv(
     node: AttentionNode[Any], listener: socket.socket, stream: ControlStream, assigned: Assigned
 ) -> KvMoves:
     """It takes the socket over."""
-    clock, kv, engine = MonotonicClock(), node.kv, assigned.deployment.engine
+    clock, kv, engine = AwakeClock(most=_GAP), node.kv, assigned.deployment.engine
     terms = {field.name: str(getattr(kv.fingerprint, field.name)) for field in fields(kv.fingerprint)}
     terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes)}
     wires = SocketWires(listener, stream.token, terms, kv.block_bytes, wake=lambda: stream.deliver(Moved()))
@@ -39,4 +41,12 @@ def open_kv(
     if engine.kv_copies:
         copier = Copier(node, exchange, assigned.node.index, engine.kv_copies, kv.block_bytes, clock)
     wires.start()
-    return KvMoves(node, exchange, clock, engine.block_size, kv.block_bytes, copier)
+    return KvMoves(
+        node,
+        exchange,
+        clock,
+        engine.block_size,
+        kv.block_bytes,
+        copier,
+        lambda line: stream.send(Noted(line)),
+    )

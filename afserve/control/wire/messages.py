@@ -39,6 +39,7 @@ from afserve.control.wire.values import (
     Held,
     Identity,
     KvSource,
+    Noted,
     Peers,
     Progress,
     Query,
@@ -581,6 +582,7 @@ _FROM_NODE: dict[type, Codec] = {
     Query: _flat("query", Query),
     Stuck: _flat("stuck", Stuck),
     Unheard: _flat("unheard", Unheard),
+    Noted: _flat("noted", Noted),
 }
 _TO_NODE: dict[type, Codec] = {
     Peers: ("peers", _put_peers, _take_peers),

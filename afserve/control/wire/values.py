@@ -145,6 +145,13 @@ class Unheard:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """A line for the run's log, at level info: nodes have none that a user sees."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The node cannot go on and is about to exit."""
 
@@ -391,6 +398,7 @@ FromNode = (
     | Query
     | Stuck
     | Unheard
+    | Noted
 )
 ToNode = (
     Assigned
