@@ -18,6 +18,7 @@ AfserveError                       500
 |  `- DeadlineError                504     it did not answer in time
 |- ModelError                      500   the model's numbers failed for one request
 `- ProtocolError                   500   received bytes that no correct peer sends
+   `- DispatchRefused              500   an expert node did not compute what it was sent
 """
 
 import reprlib
@@ -139,3 +140,7 @@ class ModelError(AfserveError):
 
 class ProtocolError(AfserveError):
     """Received bytes failed their check; nothing of them was used."""
+
+
+class DispatchRefused(ProtocolError):
+    """An expert node answered a dispatch with a reason instead of sums, such as an epoch that it does not hold."""

@@ -191,7 +191,7 @@ class Transport(Protocol):
     def take(self, box: Box) -> Parcel:
         """The incoming message, checked against the layout. Raises ProtocolError on anything else.
 
-        On an attention node also when the expert node refused the dispatch; the message says why.
+        On an attention node DispatchRefused when the expert node refused the dispatch; the message says why.
         """
         ...
 

@@ -245,7 +245,7 @@ class LocalRun:
         free = usable(this_machine()) + gone.total
         if comes.total > free:
             raise DoesNotFitError(
-                f"role: an {new} node needs {gib(comes.total)}, this machine has {gib(free)} free without the {old} node"
+                f"role: an {new} node needs {gib(comes.total)}, this machine has {gib(free)} free without the other"
             )
 
     def _on_its_device(self, deployment: Deployment, node: NodeId) -> Deployment:

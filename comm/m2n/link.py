@@ -25,7 +25,7 @@ from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
 from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Sender, Transport
-from afserve.errors import PeerLost, ProtocolError
+from afserve.errors import DispatchRefused, PeerLost, ProtocolError
 from afserve.member import NodeId
 from afserve.placement.placement import Placement
 
@@ -133,6 +133,7 @@ class ExpertLink:
             deadline=deadline,
             send=self._post,
             answer=self._answer,
+            refused=self._refused,
         )
         self.adopt(placement)
 
@@ -226,7 +227,9 @@ class ExpertLink:
                 ticket.missing.remove(box)
         if ticket.recovery is not None:
             return self._recovered(ticket)
-        return not ticket.missing
+        if ticket.missing:
+            return False
+        return len(ticket.answers) == len(ticket.parts) or self._take_answers(ticket)
 
     def wait(self, tickets: Sequence[Ticket], timeout: float) -> None:
         if not tickets or any(self.ready(ticket) for ticket in tickets):
@@ -253,8 +256,7 @@ class ExpertLink:
             self._settle()
 
     def combine(self, ticket: Ticket) -> Tensor:
-        answered = ticket.leaving is None and not ticket.missing and ticket.recovery is None
-        assert answered or self.ready(ticket), "combine called on a ticket that is not ready"
+        assert self.ready(ticket), "combine called on a ticket that is not ready"
         y_TH = self._sum(ticket)
         self._under_way.pop(ticket.micro_batch, None)
         if self._stage is None:
@@ -267,17 +269,34 @@ class ExpertLink:
         if ticket.recovery is not None:
             return ticket.recovery.y_TH
         if len(ticket.parts) == 1 and ticket.parts[0].header.rows == ticket.rows:
-            y_TH = self._answer(ticket.parts[0].box, ticket.parts[0].header)
+            y_TH = ticket.answers[ticket.parts[0].box]
             return y_TH if y_TH.dtype is torch.float32 else y_TH.float()
         where = HOST if self._stage is not None else self._device
         y_TH = torch.zeros((ticket.rows, self._layout.hidden), dtype=torch.float32, device=where)
         for part in ticket.parts:
             assert ticket.split is not None
-            ticket.split.add(part.box.expert, self._answer(part.box, part.header), y_TH)
+            ticket.split.add(part.box.expert, ticket.answers[part.box], y_TH)
         return y_TH
 
     def close(self) -> None:
         self._transport.close()
+
+    def _take_answers(self, ticket: Ticket) -> bool:
+        """Whether all parts were computed. A node that refused its part is lost: other nodes are asked, or it is again
+        when it has been dialled anew, by the placement that is known by then."""
+        for part in ticket.parts:
+            try:
+                ticket.answers[part.box] = self._answer(part.box, part.header)
+            except DispatchRefused as refused:
+                ticket.missing.append(part.box)
+                self._refused(part.box, refused)
+        if not ticket.missing:
+            return True
+        self._settle()
+        return self._recovered(ticket)
+
+    def _refused(self, box: Box, refused: DispatchRefused) -> None:
+        self._broken.append(PeerLost(box.expert_node, refused.message))
 
     def _recovered(self, ticket: Ticket) -> bool:
         done = self._recoveries.advance(ticket)

@@ -20,11 +20,12 @@ from afserve.comm.m2n.rows import RowSplit, Splitter
 from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.m2n.waves import NEVER, NO_EXPERT, Message, Recovery, RecoveryStats, Wave, nodes_of
 from afserve.comm.transport import Box, Header
-from afserve.errors import ProtocolError
+from afserve.errors import DispatchRefused, ProtocolError
 from afserve.placement.placement import Placement
 
 Send = Callable[[int, int, RowSplit, Box, int], Header]
 Answer = Callable[[Box, Header], Tensor]
+Refused = Callable[[Box, DispatchRefused], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Loss:
 
 
 class Recoveries:
-    """Of one attention node. `send` (epoch, layer, split, box, rows) posts; `answer` takes what a box holds.
+    """Of one attention node. `send` (epoch, layer, split, box, rows) posts; `answer` takes what a box holds; `refused`
+    is told of a node that does not compute what it was sent, and is to be lost.
 
     `deadline` is how many seconds a choice may stay unanswered, and an expert without a home.
     """
@@ -48,9 +50,10 @@ class Recoveries:
         deadline: float,
         send: Send,
         answer: Answer,
+        refused: Refused,
     ) -> None:
         self._attention, self._splitter, self._clock, self._deadline = attention, splitter, clock, deadline
-        self._send, self._answer = send, answer
+        self._send, self._answer, self._refused = send, answer, refused
         self._losses: dict[int, Loss] = {}
         self._given_up: dict[int, dict[int, str]] = {}  # micro-batch -> row of its step -> why
         self._waves = self._resent_rows = self._given_up_rows = self._stalled_tickets = 0
@@ -118,7 +121,11 @@ class Recoveries:
 
     def _advance(self, ticket: Ticket, recovery: Recovery) -> bool:
         for message in recovery.answered(ticket.missing):
-            self._add(recovery, message)
+            try:
+                self._add(recovery, message)
+            except DispatchRefused as refused:
+                ticket.missing.append(message.box)
+                self._refused(message.box, refused)
         now = self._clock.now()
         self._give_up(ticket, recovery, now)
         for message in recovery.sendable():
@@ -163,7 +170,14 @@ class Recoveries:
             ]
             y_TH = torch.zeros(x_TH.shape, dtype=torch.float32, device=x_TH.device)
             ticket.recovery = Recovery(x_TH, expert_TK, weight_TK, y_TH, since, self._clock.now(), messages)
+            self._keep(ticket, ticket.recovery)
         return ticket.recovery
+
+    def _keep(self, ticket: Ticket, recovery: Recovery) -> None:
+        """Answers that were taken already are in the sum."""
+        for message in [m for m in recovery.messages if m.box in ticket.answers]:
+            recovery.add(message, ticket.answers[message.box])
+        ticket.answers.clear()
 
     def _route(self, ticket: Ticket, recovery: Recovery, expert_TK: Tensor) -> None:
         """One more wave, by the table of now; NO_EXPERT where a choice is not concerned."""

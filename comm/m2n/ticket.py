@@ -26,7 +26,7 @@ class Ticket:
 
     `rows_given` are the rows, experts and weights where they were sent from, kept until the ticket is combined.
     `leaving` are the same on their way from a device to the host. `recovery` is there once a node was lost that had a
-    part in it.
+    part in it. `answers` are the sums of those `parts` that were taken, valid until the micro-batch's next dispatch.
     """
 
     layer: int
@@ -40,6 +40,7 @@ class Ticket:
     split: RowSplit | None = None
     parts: list[Part] = field(default_factory=list)
     missing: list[Box] = field(default_factory=list)
+    answers: dict[Box, Tensor] = field(default_factory=dict)
     recovery: Recovery | None = None
 
     def epochs(self) -> Iterator[int]:

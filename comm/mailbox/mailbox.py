@@ -13,7 +13,7 @@ from afserve.comm.mailbox.fp8 import quantise
 from afserve.comm.mailbox.wire import HEADER_BYTES, Codec, Frame, encode_refusal, name, refusal
 from afserve.comm.native import native_library
 from afserve.comm.transport import NO_SLOT, Box, Header, Kind, Parcel
-from afserve.errors import ProtocolError
+from afserve.errors import DispatchRefused, ProtocolError
 
 _CACHED_SHAPES = 1024
 
@@ -78,10 +78,10 @@ class Mailbox:
                 mine.copy_(given)
 
     def read(self, sequence: int) -> Parcel:
-        """The message that lies here. Raises ProtocolError unless all of it fits the layout."""
+        """The message that lies here. Raises DispatchRefused for a refusal, ProtocolError for what fits no layout."""
         reason = refusal(self._bytes, self.box, self.frame, sequence)
         if reason is not None:
-            raise ProtocolError(f"{name(self.box)}: refused by the expert node: {reason}")
+            raise DispatchRefused(f"{name(self.box)}: refused by the expert node: {reason}")
         header = self._codec.read(self._bytes, sequence)
         x_RH, slot_RK, weight_RK, scale_RS, _ = self._views(header.rows)
         if slot_RK is None or weight_RK is None:

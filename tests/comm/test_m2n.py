@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.comm.transport import WireType
-from afserve.errors import ProtocolError
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 EXPERTS, LAYERS = 8, 2
@@ -89,23 +88,45 @@ def test_a_choice_of_no_expert_adds_nothing(build_cluster):
     assert not y_TH[1].any()
 
 
-def test_a_node_says_which_epochs_it_holds(build_cluster):
+def test_who_refuses_an_epoch_is_asked_again_once_it_is_dialled_anew(build_cluster):
+    """An attention node that the others have gone on without is not ended by that."""
     cluster = build_cluster()
-    cluster.links[0].adopt(cluster.placement.with_epoch(7))
-    ticket = cluster.links[0].dispatch(*cluster.rows(3, 1), layer=0, micro_batch=0)
-    with pytest.raises(ProtocolError, match=r"routed under epoch 7, expert-\d holds epoch 0"):
-        cluster.finish(cluster.links[0], ticket)
+    link, batch = cluster.links[0], cluster.rows(3, 1)
+    link.adopt(cluster.placement.with_epoch(7))
+    ticket = link.dispatch(*batch, layer=0, micro_batch=0)
+    for _ in range(4):
+        assert not link.ready(ticket)
+        cluster.turn()
+    assert link.present == frozenset() and link.recovery().given_up_rows == 0
     for node in cluster.nodes:
         node.accept(7)
-    batch = cluster.rows(3, 2)
-    ticket = cluster.links[0].dispatch(*batch, layer=0, micro_batch=1)
-    assert torch.equal(cluster.finish(cluster.links[0], ticket), cluster.expected(0, *batch))
-    for node in cluster.nodes:
-        node.retire(0)
-    cluster.links[0].adopt(cluster.placement)
-    ticket = cluster.links[0].dispatch(*batch, layer=0, micro_batch=1)
-    with pytest.raises(ProtocolError, match=r"under epoch 0, expert-\d holds epoch 7"):
-        cluster.finish(cluster.links[0], ticket)
+    for expert, address in enumerate(cluster.addresses):
+        link.attach(link.dial(expert, address, 1.0))
+    assert torch.equal(cluster.finish(link, ticket), cluster.expected(0, *batch))
+
+
+def test_one_of_two_that_refuses_keeps_what_the_other_has_answered(build_cluster):
+    cluster = build_cluster()
+    link, batch = cluster.links[0], cluster.rows(6, 1)
+    cluster.nodes[1].retire(0)
+    ticket = link.dispatch(*batch, layer=0, micro_batch=0)
+    for _ in range(4):
+        assert not link.ready(ticket)
+        cluster.turn()
+    assert link.present == {0}
+    cluster.nodes[1].accept(0)
+    link.attach(link.dial(1, cluster.addresses[1], 1.0))
+    assert torch.equal(cluster.finish(link, ticket), cluster.expected(0, *batch))
+    assert cluster.nodes[0].stats().messages == 1, "it was asked once"
+
+
+def test_who_refuses_for_too_long_is_named_at_the_deadline(build_cluster):
+    cluster = build_cluster(options={"deadline": 2.0})
+    link = cluster.links[0]
+    link.adopt(cluster.placement.with_epoch(7))
+    ticket = link.dispatch(*cluster.rows(3, 1), layer=0, micro_batch=0)
+    assert torch.isnan(cluster.finish(link, ticket, seconds=0.1)).all()
+    assert "routed under epoch 7" in link.take_given_up(0)[0]
 
 
 def test_who_owes_an_answer_is_named_at_the_deadline(build_cluster):

@@ -403,6 +403,8 @@ class World:
         for client in self.done:
             client.check()
         for process in self.roles(Role.ATTENTION):
+            if process.loop is None:
+                continue  # it has never served, and ends
             process.engine.check()
             assert process.engine.stats().kv_blocks_used == 0, "KV blocks are left"
             assert not process.link._under_way and process.engine.owing() == {}
