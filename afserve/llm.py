@@ -28,16 +28,19 @@ from afserve.launch.processes import NodeProcesses
 from afserve.launch.ray_launcher import RayLauncher
 from afserve.launch.ray_run import set_aside
 from afserve.launch.ray_settings import RaySettings
+from afserve.launch.rebalance import balance_rules
 from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import Wishes
 from afserve.server.choice import ChoiceDecoder, Piece
-from afserve.settings import build, keywords
+from afserve.settings import build, check, keywords, settings_of
 from afserve.spec import ModelSpec
 from afserve.tls import check_exposed
 from afserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
+_LOSSES = {"on_loss", "silence", "expert_copies", "redundant_experts", "spare_slots", "most_attention"}
+_BY_NAME = _LOSSES | {one.name for one in settings_of(EngineSettings)}
 Prompt = str | Sequence[int]
 
 
@@ -63,13 +66,15 @@ class LLM:
     """`with LLM("nano", attention=2, experts=3, micro_batches=2) as llm: llm.generate([...], params)`.
 
     What is not given is picked for the machine, as in `afserve up`, whose flags have the same names. `colocated` keeps
-    the experts in the attention nodes. `engine` stands for the settings of `EngineSettings`, each a keyword of its own.
+    the experts in the attention nodes. `settings` stands for those of the engine and those of losses and copies
+    (`on_loss`, `silence`, `expert_copies`, `redundant_experts`, `spare_slots`, `most_attention`), each a keyword of its
+    own. A node that dies is made up for, or ends the run with on_loss="end", and then PeerLost is raised.
     `ray` starts the nodes on a Ray cluster: "auto", an address, or `RaySettings` that say what each node takes of it.
     Nodes beyond this machine need `certs`, a folder that every host has, or `insecure_nodes` for plain text.
-    Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start, PeerLost when a node dies.
+    Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start.
     """
 
-    @keywords(EngineSettings)
+    @keywords(Wishes, EngineSettings, only=_BY_NAME)
     def __init__(
         self,
         model: str | Path = "nano",
@@ -84,23 +89,24 @@ class LLM:
         dtype: str = "auto",
         load_format: str = "safetensors",
         layers: int | None = None,
+        rebalance: str | float | None = None,
         ray: str | RaySettings | None = None,
         certs: str | Path | None = None,
         insecure_nodes: bool = False,
-        **engine: bool | int | str,
+        **settings: bool | float | str | None,
     ) -> None:
         self._model = str(model)
         self._source = ModelSource("", self._model, dtype, load_format, layers)
-        self._wishes = Wishes(
-            attention,
-            experts,
-            str(micro_batches),
-            colocated,
-            kv_tokens,
-            max_model_len,
-            threads,
-            engine=build(EngineSettings, engine),
-        )
+        for name in settings:
+            if name not in _BY_NAME:
+                raise ConfigError(f"{name} is not one of {', '.join(sorted(_BY_NAME))}", param=name)
+        losses = {name: settings.pop(name) for name in _LOSSES & settings.keys()}
+        sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "threads": threads}
+        counts = {"attention": attention, "experts": experts, "micro_batches": str(micro_batches)}
+        engine = build(EngineSettings, settings)
+        self._wishes = build(Wishes, {**counts, **sizes, **losses, "colocated": colocated, "engine": engine})
+        check(self._wishes)
+        self._rebalance = None if rebalance is None else str(rebalance)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve_loop, name="afserve", daemon=True)
         self._ray = ray if isinstance(ray, RaySettings) else RaySettings(ray=ray)
@@ -177,11 +183,22 @@ class LLM:
         found = find_model(self._model, self._processes.folder)
         source = replace(self._source, path=str(found.folder), name=found.name)
         check_device(self._wishes.engine.device)
+        balance = balance_rules(self._rebalance, self._wishes.redundant_experts)
+        self._wishes = replace(self._wishes, rebalance=balance.act)
         if self._ray.ray is None:
             topology, assignment = await self._choose_here(source, found)
         else:
             topology, assignment = await asyncio.to_thread(self._choose_on_ray, source, found)
-        self._run = LocalRun(topology, found, found.name, self._launcher, None, assignment, certs=self._certs)
+        self._run = LocalRun(
+            topology,
+            found,
+            found.name,
+            self._launcher,
+            topology.keeping(balance),
+            assignment,
+            on_loss=self._wishes.on_loss,
+            certs=self._certs,
+        )
         await self._run.start()
         self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
         await self._run.wait_ready()

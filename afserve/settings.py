@@ -7,7 +7,7 @@ a command line, the environment or a wire.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -119,13 +119,18 @@ def build(group: type[Group], values: Mapping[str, Any]) -> Group:
     return group(**values)
 
 
-def keywords(group: type) -> Callable[[Function], Function]:
-    """For a function whose `**` are the settings of a group: its signature shows them by name, type and default."""
+def keywords(*groups: type, only: Collection[str] = ()) -> Callable[[Function], Function]:
+    """For a function whose `**` are settings of groups: its signature shows them by name, type and default.
+
+    `only` these are, where some are named.
+    """
     new = [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
         )
+        for group in groups
         for field in dataclasses.fields(group)
+        if not only or field.name in only
     ]
 
     def named(function: Function) -> Function:

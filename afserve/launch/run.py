@@ -38,13 +38,14 @@ from afserve.launch.other_hosts import OtherHosts
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.ray_launcher import RayLauncher
 from afserve.launch.ray_run import set_aside
-from afserve.launch.supervisor import INSISTED, Supervisor, Term, keep_port
+from afserve.launch.rebalance import balance_rules
+from afserve.launch.supervisor import BEAT_SECONDS, INSISTED, Supervisor, Term, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
 from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
-from afserve.settings import flag_of, in_range
+from afserve.settings import flag_of
 from afserve.tls import check_exposed, is_loopback, opened
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
@@ -120,7 +121,7 @@ def _on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> 
 
 def _serve(site: _Site, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
     flags, found, gpus = site.flags, site.found, site.gpus
-    balance = balance_rules(flags)
+    balance = balance_rules(flags.run.rebalance, flags.wishes.redundant_experts)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
     topology = plan_here(flags, found, site.machine, gpus)
     balance = topology.keeping(balance)
@@ -167,19 +168,6 @@ def _log(flags: UpFlags) -> None:
     logging.basicConfig(level=flags.run.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
     if flags.run.verify == FULL and not Console(stderr=True).is_terminal:
         logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
-
-
-def balance_rules(flags: UpFlags) -> BalanceRules:
-    """`--rebalance`: auto where there are redundant experts, unless the user says."""
-    when = flags.run.rebalance or ("auto" if flags.wishes.redundant_experts else "off")
-    if when in ("auto", "off"):
-        return BalanceRules(act=when == "auto")
-    try:
-        seconds = float(when)
-    except ValueError:
-        raise ConfigError(f"--rebalance: {when!r} is not auto, off or a number of seconds") from None
-    in_range("--rebalance", seconds, 0.1, 86_400)
-    return BalanceRules(act=True, every=seconds)
 
 
 def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, HostAssignment | None]:
@@ -336,6 +324,7 @@ class _Up:
         if self._record is not None:
             await self._run.frontend.record_routing(True)
         self._listen_for_signals()
+        self._beat()
         asyncio.get_running_loop().add_reader(
             self._term.reports, self._end_at_once
         )  # the supervisor has gone
@@ -403,6 +392,11 @@ class _Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
+
+    def _beat(self) -> None:
+        """Until the loop ends: the supervisor kills a process that does not."""
+        self._term.reports.beats()
+        asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first asks, the second insists: streams are told so in their last event. A third waits for nothing."""

@@ -2,7 +2,8 @@
 
 The HTTP socket, the run's folder with its token, the port that nodes join and the fork server are here; controller and
 gateway run in a child that is forked before any thread or event loop is there. A child that dies while it served is
-followed by another, later each time, a bounded number of times. It opens no stream and knows no node.
+followed by another, later each time, a bounded number of times; one whose event loop stands still is killed first. It
+opens no stream and knows no node.
 """
 
 import gc
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 
+from afserve.clock import AwakeClock
 from afserve.control.wire import messages
 from afserve.control.wire.values import Failed
 from afserve.errors import AfserveError, ConfigError, PeerLost
@@ -31,6 +33,8 @@ INSISTED = 130  # the exit code of who was told twice to stop
 _RESTARTS, _PROVEN_SECONDS = 5, 30.0  # how often in a row; whoever served for so long has no earlier losses
 _FIRST_PAUSE = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BEAT_SECONDS = 0.25  # between two signs of life of a child's event loop
+FROZEN_SECONDS = 3.0  # without one, while this process ran: the child is killed
 _ENOUGH = 3  # signals after which nobody is waited for
 _LINE = 1 << 16
 
@@ -48,6 +52,10 @@ class Reports:
     def serves(self) -> None:
         """Everyone is there: from now on this child is worth another one."""
         self._say({"serves": True})
+
+    def beats(self) -> None:
+        """The event loop turns; said every BEAT_SECONDS from the first time on."""
+        self._say({"beats": True})
 
     def wanted(self, counts: Mapping[Role, int]) -> None:
         """So many nodes of each role from now on, for the next child to know."""
@@ -83,6 +91,9 @@ class Supervisor:
     _child: int = 0
     _signals: int = 0
     _serves_since: float | None = None
+    _beat_at: float | None = None  # by the awake clock; None before the first
+    _frozen: str = ""  # why a child was killed
+    _awake: AwakeClock = field(default_factory=lambda: AwakeClock(most=2 * BEAT_SECONDS))
     _error: AfserveError | None = None
 
     def run(self) -> None:
@@ -99,7 +110,8 @@ class Supervisor:
     def _run(self) -> None:
         number = tries = 0
         while True:
-            self._serves_since = None
+            self._serves_since = self._beat_at = None
+            self._frozen = ""
             code = self._one_term(number)
             if self._error is not None:
                 raise self._error
@@ -107,7 +119,7 @@ class Supervisor:
                 raise KeyboardInterrupt
             if code == 0 or self._signals:
                 return
-            lost = PeerLost("the controller", ended_with(code))
+            lost = PeerLost("the controller", self._frozen or ended_with(code))
             if (self._serves_since is None and not number) or not self.recovers:
                 raise lost
             proven = (
@@ -176,12 +188,24 @@ class Supervisor:
 
     def _receive(self, sock: socket.socket) -> bytes:
         try:
-            select.select([sock], [], [])
+            while not select.select([sock], [], [], BEAT_SECONDS)[0]:
+                self._check_frozen()
             return sock.recv(_LINE)
         except ConnectionError:
             return b""
 
+    def _check_frozen(self) -> None:
+        """A child that is stopped, or hangs, holds the ports that the next one needs. Nothing of it outlives this."""
+        now = self._awake.now()
+        if not self.recovers or self._serves_since is None or self._beat_at is None or self._frozen:
+            return
+        if now - self._beat_at > FROZEN_SECONDS:
+            self._frozen = f"its event loop stood still for {now - self._beat_at:.1f} s (pid {self._child})"
+            self._forward(signal.SIGKILL)
+
     def _note(self, said: dict[str, object]) -> None:
+        if "beats" in said:
+            self._beat_at = self._awake.now()
         if "serves" in said:
             self._serves_since = time.monotonic()
         if isinstance(counts := said.get("counts"), dict):

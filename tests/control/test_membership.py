@@ -20,12 +20,12 @@ from afserve.control.membership.events import (
     Tell,
     Ticked,
 )
-from afserve.control.membership.recovery import OnLoss, Rules
+from afserve.control.membership.recovery import GATEWAY_SECONDS, OnLoss, Rules
 from afserve.control.membership.state import Membership
 from afserve.control.wire.values import Endpoint, Gateways, Heartbeat, Identity, Ready, Register
 from afserve.engine.stats import ExpertStats
 from afserve.errors import ConfigError, RendezvousError
-from afserve.member import Role, attention_node, expert_node
+from afserve.member import NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 
 
@@ -108,6 +108,18 @@ def test_a_gateway_beyond_those_that_were_asked_for_comes_and_goes():
     assert told == Tell(first, Gateways(((0, ""), (1, "host:1"))))
     assert membership.on(Left(guest, "killed"), 1.0) == [Tell(first, Gateways(((0, ""),)))]
     assert not membership.members.missing() and not membership.ended
+
+
+@pytest.mark.parametrize(("on_loss", "lost"), [(OnLoss.RECOVER, True), (OnLoss.END, False)])
+def test_a_gateway_that_stands_still_is_lost_sooner_than_an_idle_node(on_loss, lost):
+    membership = run_of(on_loss=on_loss)
+    say(membership, join(membership, attention_node(0)), Endpoint("", {}), Ready(1))
+    say(membership, join(membership, expert_node(0)), Endpoint("a", {}), Ready(1))
+    gateway = join(membership, NodeId(Role.GATEWAY, None))
+    say(membership, gateway, Endpoint("host:1", {}), Ready(1))
+    assert membership.on(Ticked(), GATEWAY_SECONDS) == []
+    dismissed = [e.member for e in membership.on(Ticked(), GATEWAY_SECONDS + 0.1) if isinstance(e, Dismiss)]
+    assert dismissed == [gateway] * lost
 
 
 def test_signs_of_life_are_not_a_reason_to_think_about_placements(monkeypatch):

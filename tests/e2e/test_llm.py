@@ -123,7 +123,10 @@ def test_a_node_stays_small():
 
 
 def test_a_lost_node_is_made_up_for():
-    with LLM("nano", attention=1, experts=2, threads=1) as llm:
+    copies = {"expert_copies": 2, "spare_slots": 0, "silence": 2.0, "rebalance": "auto"}
+    with LLM("nano", attention=1, experts=2, threads=1, **copies) as llm:
+        rules = llm.run.controller.balancing._rules
+        assert rules.act and rules.copies == 2 and llm.topology.deployment.silence == 2.0
         expected = llm.generate(PROMPTS, GREEDY)
         for name in ("expert-1", "attention-0"):
             os.kill(llm.run.processes.pids[name], signal.SIGKILL)

@@ -87,6 +87,21 @@ def test_no_stream_breaks_while_controllers_are_lost_one_after_another(up):
     assert server.stop()[0] == 0
 
 
+def test_a_controller_and_a_gateway_that_stand_still_are_followed(up):
+    server = up("--attention", "1", "--experts", "2", "--gateways", "2")
+    expected = Reader(server).begun().ended()
+    nodes = server.status()
+    reader, frozen = Reader(server).begun(), controller(server)
+    frozen.suspend()
+    wait(lambda: (found := controller(server)) is not None and found.pid != frozen.pid)
+    wait(lambda: seen(server) == nodes)
+    assert reader.ended() == expected
+    psutil.Process(nodes["gateway-1"]).suspend()
+    wait(lambda: (seen(server) or nodes).get("gateway-1", nodes["gateway-1"]) != nodes["gateway-1"])
+    assert Reader(server).begun().ended() == expected
+    assert server.stop()[0] == 0
+
+
 def test_a_node_that_is_lost_with_the_controller_is_started_again(up):
     server = up("--attention", "1", "--experts", "2", "--gateways", "1")
     expected = Reader(server).begun().ended()

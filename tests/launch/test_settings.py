@@ -105,24 +105,24 @@ def test_what_the_environment_says_has_the_same_range(monkeypatch):
         asked()
 
 
-def test_llm_takes_every_setting_of_the_engine_by_name():
+def test_llm_takes_every_setting_but_those_of_http_by_name():
     shown = inspect.signature(LLM).parameters
     for one in settings_of(EngineSettings):
         assert shown[one.name].default == one.default and shown[one.name].annotation is one.kind
         assert shown[one.name].kind is inspect.Parameter.KEYWORD_ONLY
     sources = {one.name for one in settings_of(ModelSource)}
-    sizes = {one.name for one in settings_of(Wishes)} - {
-        "redundant_experts",
-        "expert_copies",
-        "spare_slots",
-        "gateways",
-        "most_attention",
-        "on_loss",
-        "silence",
-    }
-    assert sources | sizes <= set(shown)
-    with pytest.raises(ConfigError, match="block_sice is not one of block_size, device"):
-        LLM(block_sice=16)
+    wishes = {one.name: one for one in settings_of(Wishes) if one.name != "gateways"}
+    assert sources | wishes.keys() | {"rebalance"} <= set(shown) and "gateways" not in shown
+    assert all(shown[name].default == one.default for name, one in wishes.items())
+    for values, said in (
+        ({"block_sice": 16}, "block_sice is not one of block_size, device"),
+        ({"gateways": 1}, "gateways is not one of"),
+        ({"on_loss": "weep"}, "on_loss: 'weep' is not one of recover, end"),
+        ({"silence": 0.0}, "silence: 0.0 is outside"),
+        ({"spare_slots": "two"}, "spare_slots: 'two' is not a whole number"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            LLM(**values)
 
 
 FOLLOW = """

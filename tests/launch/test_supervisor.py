@@ -61,6 +61,16 @@ def test_children_that_die_again_and_again_are_given_up():
     assert [line[0] for line in said[:-1]] == list("012345") and "it was started 6 times" in said[-1]
 
 
+def test_a_child_whose_loop_stands_still_is_killed_and_followed():
+    said = run(
+        "if life.number == 1: return",
+        "life.reports.serves()",
+        "life.reports.beats()",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+    )
+    assert [line.partition(" ")[0] for line in said] == ["0", "1", "returned"]
+
+
 def test_what_a_child_raises_ends_the_run_as_it_is():
     assert run('raise ConfigError("port: no")')[-1] == "ConfigError port: no"
 

@@ -13,10 +13,11 @@ from afserve.control.membership.events import Effect, EndRun, Exited, Happening,
 from afserve.control.membership.members import Member
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
-from afserve.member import NodeId
+from afserve.member import NodeId, Role
 
 PATIENCE_SECONDS = 15.0  # between two signs of life of a node that owes nobody anything
 STALL_SECONDS = 600.0  # between two steps of progress while loading
+GATEWAY_SECONDS = 3.0  # between two signs of life of a gateway that serves: its clients wait for it
 REGISTER_SECONDS = 60.0  # until a place has a member
 SHORT_SECONDS = 2.0  # until new requests are refused because of what is lost and cannot be had elsewhere
 EXIT_REPORT_SECONDS = 2.0  # how long a broken stream waits for the reason from whoever started the process
@@ -33,9 +34,9 @@ class Rules:
 
     All are counted while the controller's own process was running. A node is lost after `patience` without a word, by
     the rule `recover` also after `silence` if others wait for its work, after twice that if nobody gets a connection to
-    it, and after `slow` if they wait although it speaks. Whoever serves for `proven` has no earlier
-    losses. New requests are refused `short` after something is lost that cannot be had elsewhere; running ones wait
-    for it until their `deadline`.
+    it, after `slow` if they wait although it speaks, and a gateway after `gateway`. Whoever serves for `proven` has no
+    earlier losses. New requests are refused `short` after something is lost that cannot be had elsewhere; running ones
+    wait for it until their `deadline`.
     """
 
     on_loss: OnLoss = OnLoss.END
@@ -43,6 +44,7 @@ class Rules:
     patience: float = PATIENCE_SECONDS
     silence: float = SILENCE_SECONDS
     slow: float = 10.0
+    gateway: float = GATEWAY_SECONDS
     stall: float = STALL_SECONDS
     report: float = EXIT_REPORT_SECONDS
     restarts: int = 5
@@ -116,7 +118,11 @@ class Recovery:
     def silent(self, member: Member, now: float) -> str:
         """Why a member that says nothing counts as lost; empty while it does not."""
         rules, silent = self.rules, now - member.seen_at
-        limit = rules.silence if rules.recovers and member.owes else rules.patience
+        limit = rules.patience
+        if rules.recovers and member.owes:
+            limit = rules.silence
+        elif rules.recovers and member.serving and member.node.role is Role.GATEWAY:
+            limit = rules.gateway
         return f"silent for {silent:.1f} s (pid {member.pid})" if silent > limit else ""
 
     def accused(self, node: NodeId, message: str, now: float) -> None:
