@@ -69,6 +69,42 @@ def recovered(
     )
 
 
+def in_parts(before: Placement, found: Recovered, most: int) -> tuple[Placement, ...]:
+    """Targets from `before` to `found.placement`, each with `most` more of the lost experts, biggest load first.
+
+    So what is asked for most often is served again before the rest is loaded. What comes in a later part still stands
+    on the lost nodes by name; a replica that gives way does so in the first part.
+    """
+    assert most > 0, "a part of nothing"
+    ends = range(most, len(found.order), most)
+    return (*(_without(before, found, found.order[end:]) for end in ends), found.placement)
+
+
+def _without(before: Placement, found: Recovered, later: tuple[LayerExpert, ...]) -> Placement:
+    """The recovered placement where these experts have not been placed yet."""
+    missing: dict[int, set[int]] = {}
+    for number, expert in later:
+        missing.setdefault(number, set()).add(expert)
+    layers = list(found.placement.layers)
+    for number, experts in missing.items():
+        slots = [[FREE if e in experts else e for e in row] for row in layers[number].slots]
+        rows = zip(slots, layers[number].share, strict=True)
+        shares = [[0.0 if e == FREE else s for e, s in zip(*row, strict=True)] for row in rows]
+        _name(before.layers[number], experts, slots, shares)
+        layers[number] = LayerPlacement(tuple(map(tuple, slots)), tuple(map(tuple, shares)))
+    return replace(found.placement, layers=tuple(layers))
+
+
+def _name(
+    before: LayerPlacement, experts: set[int], slots: list[list[int]], shares: list[list[float]]
+) -> None:
+    """Write these experts where they stood, on lost nodes."""
+    for node, (row, parts) in enumerate(zip(before.slots, before.share, strict=True)):
+        for place, (expert, part) in enumerate(zip(row, parts, strict=True)):
+            if expert in experts:
+                slots[node][place], shares[node][place] = expert, part
+
+
 def _loads(placement: Placement, load_LE: Floats | None) -> Floats:
     shape = (len(placement.layers), placement.experts)
     if load_LE is None:
@@ -129,14 +165,8 @@ class _Layer:
         """As a value; `before` is the layer that this began with. What was proved of it no longer holds."""
         slots, shares = self._slot.tolist(), self._share.tolist()
         if self._kept:
-            self._keep_lost(before, slots, shares)
+            _name(before, self._kept, slots, shares)
         return LayerPlacement(tuple(map(tuple, slots)), tuple(map(tuple, shares)))
-
-    def _keep_lost(self, before: LayerPlacement, slots: list[list[int]], shares: list[list[float]]) -> None:
-        for node, (row, parts) in enumerate(zip(before.slots, before.share, strict=True)):
-            for place, (expert, part) in enumerate(zip(row, parts, strict=True)):
-                if expert in self._kept:
-                    slots[node][place], shares[node][place] = expert, part
 
     def _free(self) -> tuple[int, int] | None:
         """A free slot of the survivor with the least load, then with the fewest experts, then the first."""

@@ -17,6 +17,7 @@ from afserve.placement.copies import copied
 from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.record import decode
+from afserve.placement.recovery import homeless
 from afserve.placement.stats import RoutedRows
 
 
@@ -336,3 +337,26 @@ def test_what_a_lost_node_held_goes_to_holders_only():
         assert {node for node, *_ in place.placement.layers[0].replicas(3)} <= holders | {1}
         held = {e for n in holders for e in place.placement.layers[0].slots[n]} - {FREE}
         assert held == (set(range(6)) if 3 in holders else held) and len(held) >= 5
+
+
+@pytest.mark.parametrize(
+    ("counts", "order"), [((1, 1, 1, 1, 5, 9, 7, 3), [5, 6, 4, 7]), ((0,) * 8, [4, 5, 6, 7])]
+)
+def test_what_nobody_holds_is_loaded_and_adopted_in_parts_biggest_load_first(counts, order):
+    """By what attention nodes have routed, or all alike where they have routed nothing yet."""
+    migration = Migration(layered([[0, 1, 2, 3], [4, 5, 6, 7]], experts=8, width=8), crew(1, 1))
+    balancing = Balancing("m", migration, BalanceRules(at_once=1))
+    rows_LE = np.array([counts])
+    balancing.heard(RoutedRows(np.zeros_like(rows_LE), rows_LE), 0.0)
+    balancing.age(1.0)
+    place = balancing.without(frozenset({1}), frozenset({0}), 2.0)
+    outgoing = migration.begin(place.placement, 2.0, place.route, urgent=place.urgent)
+    served, survivor = [], frozenset({0})
+    while not migration.steady:
+        number = migration._following.epoch
+        assert [value.urgent for _, value in outgoing if isinstance(value, FillSlots)] == [True]
+        before = homeless(migration.placement, survivor)
+        migration.filled(expert_node(0), number, 2.0)
+        outgoing = migration.adopted(attention_node(0), number, 2.0)
+        served += sorted(set(before) - set(homeless(migration.placement, survivor)))
+    assert [expert for _, expert in served] == order and not homeless(migration.placement, survivor)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from afserve.engine.migrate import stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from afserve.placement.recovery import recovered
+from afserve.placement.recovery import homeless, in_parts, recovered
 
 
 @st.composite
@@ -88,6 +88,22 @@ def test_the_order_is_biggest_first_and_the_placement_can_be_reached(found):
     last = [placement, *stages(placement, answer.placement, slots)][-1]
     for got, want in zip(last.layers, answer.placement.layers, strict=True):
         assert [set(row) - {FREE} for row in got.slots] == [set(row) - {FREE} for row in want.slots]
+
+
+@settings(max_examples=100, deadline=None)
+@given(losses(), st.integers(1, 5))
+def test_parts_bring_the_biggest_back_first_and_lead_to_the_whole(found, most):
+    placement, lost, slots, load_LE = found
+    answer = recovered(placement, lost, slots, load_LE)
+    parts = in_parts(placement, answer, most)
+    assert parts[-1] == answer.placement and len(parts) == max(1, -(-len(answer.order) // most))
+    alive = frozenset(range(placement.nodes)) - lost
+    at = placement
+    for number, part in enumerate(parts):
+        there = answer.order[: most * (number + 1)]
+        assert set(homeless(part, alive)) == set(answer.order) - set(there) | set(answer.homeless)
+        at = [at, *stages(at, part, slots)][-1]
+        assert set(homeless(at, alive)) == set(homeless(part, alive))
 
 
 def test_experts_go_to_the_survivor_with_the_least_load():

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from afserve.clock import FakeClock
 from afserve.comm.faults import Faults
-from afserve.control.membership.balancing import BalanceRules, Balancing
+from afserve.control.membership.balancing import AT_ONCE, BalanceRules, Balancing
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import (
     Admit,
@@ -102,7 +102,7 @@ class Front(GatewaySide):
 class World:
     """A schedule that `seed` draws. A round takes `pace` seconds; a process, up to `startup` to be started anew.
 
-    With `roles` some of the nodes that go are followed by one of the other role.
+    With `roles` some of the nodes that go are followed by one of the other role, and lost experts come back in parts.
     """
 
     def __init__(self, seed: int, model, *, roles: bool = False) -> None:
@@ -133,7 +133,9 @@ class World:
             most_attention=MOST_ATTENTION,
         )
         self.membership = Membership(deployment, "1.0", self.rules)
-        self.balancing = Balancing("m", self.membership.migration, BalanceRules())
+        self.balancing = Balancing(
+            "m", self.membership.migration, BalanceRules(at_once=2 if roles else AT_ONCE)
+        )
         self.processes: list[Process] = []  # with a stream to the controller, or still running without
         self.later: list[tuple[float, object]] = []
         self.wires: list[object] = []

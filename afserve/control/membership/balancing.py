@@ -19,8 +19,10 @@ from afserve.placement.optimizer.problem import Nodes
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.rebalancer import Decision, Rebalancer, RebalanceRules, imbalances
 from afserve.placement.record import encode_header, encode_record
-from afserve.placement.recovery import recovered
+from afserve.placement.recovery import in_parts, recovered
 from afserve.placement.stats import DECODE, PREFILL, RoutedRows, RoutingStats
+
+AT_ONCE = 128  # of a large model some 6 GB, seconds of reading; nano's are one part
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class BalanceRules:
     """`every` None: the rebalancer decides when; else it re-plans every so many seconds. `act` False only counts.
 
     `copies` of every expert stand on different nodes, on different `hosts` (one number per expert node; none: all
-    alike) where there is room. `spare` slots per node and layer stay empty until a node is lost.
+    alike) where there is room. `spare` slots per node and layer stay empty until a node is lost. Then what nobody holds
+    is loaded and served again in parts, biggest load first: `at_once` experts for each of the others.
     """
 
     act: bool = False
@@ -36,6 +39,7 @@ class BalanceRules:
     copies: int = 1
     spare: int = 0
     hosts: tuple[int, ...] = ()
+    at_once: int = AT_ONCE
 
     def rules(self) -> RebalanceRules:
         if self.every is None:
@@ -164,7 +168,7 @@ class Balancing:
         return self._place(decision.placement, holders)
 
     def without(self, lost: frozenset[int], holders: frozenset[int], now: float) -> Place | None:
-        """Where experts go that lived on lost nodes only; all others stay. None where nobody has room for any.
+        """Where experts go that lived on lost nodes only, in which parts; all others stay. None where nobody has room.
 
         `holders` are the expert nodes that serve. It thinks about lost experts only, so it takes milliseconds.
         """
@@ -177,7 +181,9 @@ class Balancing:
         found = recovered(current, lost | others, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
-        self._route = self._migration.route(found.placement)
+        targets = in_parts(current, found, max(1, self._rules.at_once * len(holders)))
+        whole = len(targets) == 1
+        self._route = self._migration.route(found.placement) if whole else self._migration.route_by(targets)
         return replace(self._place(found.placement, holders), urgent=bool(found.order))
 
     def _nodes(self, holders: frozenset[int], known: int, wide: int) -> Nodes:

@@ -7,7 +7,7 @@ meanwhile.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -85,10 +85,16 @@ class Migration:
 
         The two may be of different numbers of nodes: a node that is in one of them only holds nothing in the other.
         """
+        return self.route_by((target,))
+
+    def route_by(self, targets: Sequence[Placement]) -> Route:
+        """The way to the last of these by way of the others."""
         start = self._following or self.placement
-        nodes = max(start.nodes, target.nodes)
-        way = stages(start.with_nodes(nodes), target.with_nodes(nodes), self._slots)
-        return Route(start, target, tuple(way))
+        nodes = max(start.nodes, *(target.nodes for target in targets))
+        way = [start.with_nodes(nodes)]
+        for target in targets:
+            way += stages(way[-1], target.with_nodes(nodes), self._slots)
+        return Route(start, targets[-1], tuple(way[1:]))
 
     def resume(
         self,
