@@ -6,17 +6,7 @@ deadline, and no KV block is left.
 
 import pytest
 
-from afserve.config import ModelSource
 from afserve.control.membership.events import Happening
-from afserve.engine.attention_node import AttentionNode
-from afserve.engine.build import build_expert_bank, dtype_of, layout_for, spec_of, tensors_of
-from afserve.engine.local import colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.families.table import naming_of
-from afserve.kernels.ops import open_ops
-from afserve.models.decoder import AttentionModel
-from tests.control.moving import NodeEnd
-from tests.engine.driving import config, drive, prompts
 from tests.simulation.world import World
 
 IN_CI, BLOCKS, ALL, ROUNDS = 300, 6, 10_000, 150
@@ -27,54 +17,7 @@ KEPT = (
 )
 
 
-class Model:
-    """One tiny checkpoint whose tensors all nodes of all worlds share, and what the undisturbed run says."""
-
-    longest = 10
-
-    def __init__(self, source: ModelSource) -> None:
-        self.source, self.spec = source, spec_of(source)
-        self.layers, self.experts = self.spec.moe_layers, self.spec.experts
-        self.config = config(max_batch_tokens=12, micro_batches=2, kv_blocks=48)
-        self.ops = open_ops(self.config.device, 1)
-        tensors = tensors_of(source, self.spec, self.ops.device)
-        dtype = dtype_of(source, self.spec)
-        self.decoder = AttentionModel(
-            self.spec, tensors, naming_of(self.spec), self.ops, dtype, self.config.max_model_len
-        )
-        self.prompts = prompts((3, 5, 8, 13, 4, 9), self.spec.vocab_size)
-        params = SamplingParams(max_tokens=self.longest, temperature=0.0, ignore_eos=True)
-        asked = [GenerationRequest(i, prompt, params) for i, prompt in enumerate(self.prompts)]
-        events = drive(colocated(source, config()), asked)
-        self.said = {
-            prompt: [token for event in events if event.handle == i for token in event.token_ids]
-            for i, prompt in enumerate(self.prompts)
-        }
-
-    def answer(self, asked: GenerationRequest) -> list[int]:
-        return self.said[asked.prompt_ids][: asked.params.max_tokens]
-
-    def layout(self, slots: int):
-        return layout_for(self.source, self.spec, self.config, slots)
-
-    def bank(self, held, slots: int):
-        return build_expert_bank(self.source, held, slots, ops=self.ops)
-
-    def attention(self, link) -> AttentionNode:
-        return AttentionNode(self.decoder, link, self.config, weights="shared")
-
-
-@pytest.fixture(scope="module")
-def model(tiny_checkpoint):
-    return Model(ModelSource(str(tiny_checkpoint("mixtral")), "mixtral"))
-
-
-@pytest.fixture(autouse=True)
-def scripted_streams(monkeypatch):
-    monkeypatch.setattr("afserve.control.node.gateways.Stream", NodeEnd)
-
-
-def play(seed: int, model: Model, *, roles: bool = False) -> World:
+def play(seed: int, model, *, roles: bool = False) -> World:
     """Roles change in schedules of their own: the dice of the others fall as they always have."""
     world = World(seed, model, roles=roles)
     world.run(ROUNDS)
