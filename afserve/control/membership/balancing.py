@@ -175,15 +175,12 @@ class Balancing:
         nodes = self._nodes(holders, self._migration.placement.nodes, self._wide)
         self._rebalancer.nodes = nodes
         current = self._migration.placement.with_nodes(len(nodes))
-        others = (
-            frozenset(range(len(nodes))) - holders
-        )  # who left long ago, or leaves, takes nothing over either
+        others = frozenset(range(len(nodes))) - holders  # who has left, or leaves, takes nothing over either
         found = recovered(current, lost | others, self._widest, self.stats.load(0))
         if len(found.homeless) and not found.order:
             return None
         targets = in_parts(current, found, max(1, self._rules.at_once * len(holders)))
-        whole = len(targets) == 1
-        self._route = self._migration.route(found.placement) if whole else self._migration.route_by(targets)
+        self._route = self._migration.route_by(targets)
         return replace(self._place(found.placement, holders), urgent=bool(found.order))
 
     def _nodes(self, holders: frozenset[int], known: int, wide: int) -> Nodes:
