@@ -14,6 +14,7 @@ from types import TracebackType
 
 from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
+from afserve.control.changes import FaultKind
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
@@ -115,7 +116,7 @@ class LocalRun:
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw
         self._faults = Chaos(processes)
-        changing = Changing(self.controller, self._check_room, self._is_started_here, self._faults.begin)
+        changing = Changing(self.controller, self._check_room, self._is_started_here, self._break)
         queries = OwnQueries(self.controller, topology.picked, clock, changing)
         self.controller.on_query = queries.answer
         self.frontend = Frontend(queries, self._gateway, served, self._trace)
@@ -158,6 +159,13 @@ class LocalRun:
 
     def _is_started_here(self, node: NodeId) -> bool:
         return node.role is Role.GATEWAY or self.assignment.having(node).is_here(node)
+
+    def _break(self, node: NodeId, kind: FaultKind, seconds: float) -> int:
+        """Returns the pid. Raises ConfigError for a node that has no process of ours."""
+        member = self.controller.members.at(node)
+        if member is not None and member.alive and self._is_started_here(node):
+            self.processes.inherit(node, member.pid)
+        return self._faults.begin(node, kind, seconds)
 
     def _check_room(self, role: Role, more: int) -> None:
         """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role."""
