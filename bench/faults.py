@@ -33,10 +33,8 @@ def cases(options: argparse.Namespace) -> Iterator[Row]:
     for case in faults_nodes.CASES:
         if wanted in case.name:
             faults = max(1, options.faults // 4) if case.rare else options.faults
-            with served(*NODES, *case.flags) as up:
-                yield asyncio.run(
-                    faults_nodes.play(case, Deployment(up), faults, options.rate, options.tokens)
-                )
+            with served(*NODES, *case.flags) as up, Deployment(up) as here:
+                yield asyncio.run(faults_nodes.play(case, here, faults, options.rate, options.tokens))
     for network in faults_networks.CASES:
         if wanted in network.name and possible():
             with faults_networks.two_hosts() as (here, cable):

@@ -18,7 +18,10 @@ SECONDS = 30
 
 @pytest.mark.skipif(importlib.util.find_spec("guidellm") is None, reason="guidellm is not installed")
 def test_guidellm_reports_no_error_when_nodes_are_killed(up, tmp_path):
-    server, report = up("--attention", "2", "--experts", "3", "--expert-copies", "2"), tmp_path / "report.json"
+    server, report = (
+        up("--attention", "2", "--experts", "3", "--expert-copies", "2"),
+        tmp_path / "report.json",
+    )
     command = [
         sys.executable, "-m", "guidellm", "run", "--disable-console-interactive",
         "--backend", f"kind=openai_http,target={server.url}",
