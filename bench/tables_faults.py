@@ -1,5 +1,6 @@
-# ruff: noqa: E501
 """Tables of what clients notice of faults, rendered from rows. It measures nothing."""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
 from bench.rows import Row, newest, rows, table, where
 
