@@ -144,7 +144,7 @@ def test_a_request_gives_its_own_events_and_keeps_what_it_got():
         first, second = requests.open(ASKED, 0.0), requests.open(ASKED, 0.0)
         assert requests.waiting == [first, second] and len(requests) == 2
         for request, home in ((first, HERE), (second, THERE)):
-            assert requests.place(request, home).request.handle == request.number
+            assert requests.place(request, home, 0.0).request.handle == request.number
         ended = requests.deliver(
             [TokenEvent(2, (5,)), TokenEvent(1, (6, 7), "stop"), TokenEvent(77, (1,), "stop")]
         )
@@ -168,11 +168,11 @@ def test_a_request_that_moves_has_another_number_and_what_it_got_so_far():
     async def scenario():
         requests = Requests()
         request = requests.open(ASKED, 0.0)
-        first = requests.place(request, HERE).request
+        first = requests.place(request, HERE, 0.0).request
         requests.deliver([TokenEvent(first.handle, (5, 6))])
         requests.unplace(request, 3.0)
         assert (request.home, request.last, request.since, requests.waiting) == (None, HERE, 3.0, [request])
-        second = requests.place(request, THERE).request
+        second = requests.place(request, THERE, 0.0).request
         assert second.handle != first.handle and second.generated == (5, 6)
         requests.deliver([TokenEvent(first.handle, (9,)), TokenEvent(second.handle, (7,), "stop")])
         assert request.generated == [5, 6, 7] and request.finished
@@ -183,7 +183,7 @@ def test_a_request_that_moves_has_another_number_and_what_it_got_so_far():
 def test_no_two_gateways_and_no_two_lives_give_out_the_same_number():
     def number(index, life):
         requests = Requests(index, life)
-        return requests.place(requests.open(ASKED, 0.0), HERE).request.handle
+        return requests.place(requests.open(ASKED, 0.0), HERE, 0.0).request.handle
 
     opened = [number(index, life) for index in range(4) for life in range(3)]
     assert len(set(opened)) == 12 and [gateway_of(one) for one in opened] == [i // 3 for i in range(12)]
