@@ -31,12 +31,10 @@ def cases(options: argparse.Namespace) -> Iterator[Row]:
     """Nodes first, then networks where this machine lets us have hosts."""
     wanted = options.only or ""
     for case in faults_nodes.CASES:
-        if wanted in case.name:
+        if wanted in case.name and not options.networks:
             faults = max(1, options.faults // 4) if case.rare else options.faults
-            with served(*NODES, *case.flags) as up:
-                yield asyncio.run(
-                    faults_nodes.play(case, Deployment(up), faults, options.rate, options.tokens)
-                )
+            with served(*NODES, *case.flags) as up, Deployment(up) as here:
+                yield asyncio.run(faults_nodes.play(case, here, faults, options.rate, options.tokens))
     for network in faults_networks.CASES:
         if wanted in network.name and possible():
             with faults_networks.two_hosts() as (here, cable):
@@ -76,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0, help="requests that begin per second")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer")
     parser.add_argument("--only", help="cases whose name has this in it")
+    parser.add_argument("--networks", action="store_true", help="only the cases of networks")
     parser.add_argument("--cost", action="store_true", help="instead: pairs with --on-loss end")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: seeded faults for so long")
     parser.add_argument("--arrivals", type=Path, help="for --soak: a trace, .csv or .jsonl, scaled to --rate")

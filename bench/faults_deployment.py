@@ -18,11 +18,17 @@ _PROCESS = "afserve-control"
 
 
 class Deployment:
-    """Asked by HTTP with its admin key."""
+    """Asked by HTTP with its admin key, until the end of `with`."""
 
     def __init__(self, up: Served) -> None:
         self.up = up
         self._client = Client(up.url, api_key=up.key)
+
+    def __enter__(self) -> "Deployment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     @property
     def url(self) -> str:

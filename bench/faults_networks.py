@@ -25,7 +25,7 @@ from bench.origin import ROOT
 from bench.served import AFSERVE, READY_S, Served, started
 
 QUIET_S = 3.0
-LEAVE_S = 10.0
+LEAVE_S = 3.0
 CLUSTER = """
 micro_batches = 2
 [model]
@@ -78,7 +78,7 @@ def two_hosts(*flags: str) -> Iterator[tuple[Deployment, Cable]]:
         up = opened.enter_context(started("--cluster", str(file), *FLAGS, *flags))
         opened.callback(cable.tell, FAIR)  # they have to hear that the run ends
         nodes += [_kept(cable.names[1], line, folder) for line in _lines(up, folder)]
-        yield Deployment(up.wait_ready()), cable
+        yield opened.enter_context(Deployment(up.wait_ready())), cable
 
 
 def _lines(up: Served, folder: Path) -> list[str]:
@@ -107,7 +107,7 @@ def _kept(name: str, line: str, folder: Path) -> "subprocess.Popen[bytes]":
         )  # fmt: skip
 
 
-def _control_port(up: Served) -> int:
+def control_port(up: Served) -> int:
     """Where nodes join, and where the streams of attention nodes go."""
     found = re.search(r"--join \S+:(\d+)", up.printed())
     assert found is not None, up.printed()
@@ -134,7 +134,7 @@ async def play(case: NetworkCase, here: Deployment, cable: Cable) -> Row:
         quiet = time.monotonic()
         await asyncio.sleep(QUIET_S)
         at, said_at = time.monotonic(), time.time()
-        cable.tell(replace(case.weather, spared=_control_port(here.up)) if case.controlled else case.weather)
+        cable.tell(replace(case.weather, spared=control_port(here.up)) if case.controlled else case.weather)
         await asyncio.sleep(case.seconds)
         cable.tell(FAIR)
         over = time.monotonic()

@@ -235,8 +235,8 @@ async def _break(here: Deployment, soak: Soak, faults: Counter[str]) -> None:
 
 
 def measure(soak: Soak) -> Row:
-    with served(*NODES, *FLAGS) as up:
-        return asyncio.run(play(soak, Deployment(up)))
+    with served(*NODES, *FLAGS) as up, Deployment(up) as here:
+        return asyncio.run(play(soak, here))
 
 
 def line_of(found: Row) -> str:

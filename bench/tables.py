@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import tables_faults
 from bench.headline import headline
 from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
 
@@ -319,46 +320,13 @@ def gateway() -> str:
     )
 
 
-def faults() -> str:
-    found = newest(rows("faults"), "case")
-    if not found:
-        return ""
-    lines = [
-        [
-            row["case"],
-            row["faults"],
-            f"{row['failed']}, {row['altered']} of {row['requests']:,}",
-            f"{row['stall_p50_ms']:,.0f} / {row['stall_p99_ms']:,.0f}",
-            f"{row['undisturbed_p50_ms']:,.0f} / {row['undisturbed_p99_ms']:,.0f}",
-            f"{row['back_ms']:,.0f}",
-            f"{row['throughput_after']:.2f}",
-        ]
-        for row in found
-    ]
-    return (
-        f"**Nodes that are killed and stopped under load**, nano on 2x3, {found[0]['rate']:g} greedy streams of {found[0]['tokens']} tokens begin "
-        f"per second ({where(found[-1])}); `python -m bench.faults --save`. A stall is the longest wait for a token of a stream that was open "
-        "when the node was broken, beside it the same at moments of the same run in which nothing happened.\n\n"
-        + table(
-            [
-                "what happens",
-                "times",
-                "failed, altered",
-                "stall p50 / p99 ms",
-                "undisturbed",
-                "all serve again, ms",
-                "tokens/s after / before",
-            ],
-            lines,
-        )
-    )
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": peers,
     "Start and memory": decode,
     "Placements that change under load": live,
-    "Nodes that are killed and stopped under load": faults,
+    "Nodes that are killed and stopped under load": tables_faults.nodes,
+    "Networks that are cut, lossy or slow": tables_faults.networks,
+    "What surviving losses costs, and a long run under faults": tables_faults.cost_and_soak,
     "Kernels on a CPU, against the machine's limits": kernels,
     "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
     "Transports between hosts": hosts,

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from afserve.clock import AwakeClock
 from afserve.control.backend import ServedModel
+from afserve.control.changes import FaultKind
 from afserve.control.changing import Changing, not_from_here
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
@@ -140,7 +141,7 @@ class LocalRun:
             self.controller,
             self._check_room,
             self._can_start,
-            self._faults.begin,
+            self._break,
             self._check_role,
             self._end,
         )
@@ -214,6 +215,13 @@ class LocalRun:
         return (
             node.role is Role.GATEWAY or self.assignment.having(node).starts(node) or self.hosts.carries(node)
         )
+
+    def _break(self, node: NodeId, kind: FaultKind, seconds: float) -> int:
+        """Returns the pid. Raises ConfigError for a node that has no process of ours."""
+        member = self.controller.members.at(node)
+        if member is not None and member.alive and self._is_started_here(node):
+            self.processes.inherit(node, member.pid)
+        return self._faults.begin(node, kind, seconds)
 
     def _check_room(self, role: Role, more: int) -> None:
         """Raises DoesNotFitError where this machine's free memory does not hold so many more nodes of a role.

@@ -129,6 +129,12 @@ class NodeProcesses:
         except OSError:
             return  # the helper is gone; `watch` says so, with the reason
 
+    def inherit(self, node: NodeId, pid: int) -> None:
+        """It says that it has been there since an earlier controller; the helper knows whether that is so."""
+        if pid not in self._ended:
+            self._nodes.setdefault(str(node), node)
+            self.pids.setdefault(str(node), pid)
+
     def running(self, node: NodeId) -> int | None:
         """The pid of its process, or None where it has none that was started from here."""
         pid = self.pids.get(str(node))

@@ -1,5 +1,6 @@
 """Nodes are killed and stopped under streams of real processes: clients are told the same tokens, and nothing hangs."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.streams import PROMPTS, begun, ended, texts, wait
+from tests.e2e.test_supervisor import controller
 
 pytestmark = pytest.mark.process
 COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
@@ -207,5 +209,12 @@ def test_faults_on_purpose(up, keys):
     wait(lambda: "attention-0" in incidents(server, "returned"), "its return")
     whole(server)
     assert texts(begun(server.url)) == expected
+    controller(server).kill()
+
+    def is_obeyed():
+        with contextlib.suppress(httpx.TransportError):
+            return fault(node="expert-1", fault="slow", seconds=0.1).status_code == 202
+
+    wait(is_obeyed, "a controller that can break what an earlier one has started")
     assert fault(node="expert-0", fault="stop", seconds=600).status_code == 202
     assert server.stop()[0] == 0, "who is stopped on purpose goes on when the run ends"

@@ -1,0 +1,108 @@
+"""Tables of what clients notice of faults, rendered from rows. It measures nothing."""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
+
+from bench.rows import Row, newest, rows, table, where
+
+
+def nodes() -> str:
+    found = newest(rows("faults"), "case")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["case"],
+            row["faults"],
+            f"{row['failed']}, {row['altered']} of {row['requests']:,}",
+            f"{row['stall_p50_ms']:,.0f} / {row['stall_p99_ms']:,.0f}",
+            f"{row['undisturbed_p50_ms']:,.0f} / {row['undisturbed_p99_ms']:,.0f}",
+            f"{row['back_ms']:,.0f}",
+            f"{row['throughput_after']:.2f}",
+        ]
+        for row in found
+    ]
+    return (
+        f"**Nodes that are killed and stopped under load**, nano on 2x3, {found[0]['rate']:g} greedy streams of {found[0]['tokens']} tokens begin "
+        f"per second ({where(found[-1])}); `python -m bench.faults --save`. A stall is the longest wait for a token of a stream that was open "
+        "when the node was broken, beside it the same at moments of the same run in which nothing happened.\n\n"
+        + table(
+            [
+                "what happens",
+                "times",
+                "failed, altered",
+                "stall p50 / p99 ms",
+                "undisturbed",
+                "all serve again, ms",
+                "tokens/s after / before",
+            ],
+            lines,
+        )
+    )
+
+
+def networks() -> str:
+    found = newest(rows("faults_networks"), "case")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["case"],
+            f"{row['failed']}, {row['altered']} of {row['requests']:,}",
+            f"{row['stall_p50_ms']:,.0f} / {row['stall_p99_ms']:,.0f}",
+            f"{row['undisturbed_p50_ms']:,.0f} / {row['undisturbed_p99_ms']:,.0f}",
+            f"{row['token_ms']:,.1f} ({row['token_undisturbed_ms']:,.1f})",
+            ", ".join(f"{ms:,.0f}" for ms in row["noticed_ms"]) or "nobody is lost",
+        ]
+        for row in found
+    ]
+    return (
+        "**Two hosts as network namespaces**, an attention and an expert node on each, every expert on both "
+        f"({where(found[-1])}); `python -m bench.faults --networks --save`. Each spell lasts {found[0]['seconds']:g} s or more.\n\n"
+        + table(
+            [
+                "what happens",
+                "failed, altered",
+                "stall p50 / p99 ms",
+                "undisturbed",
+                "ms a token (before)",
+                "loss noticed after ms",
+            ],
+            lines,
+        )
+    )
+
+
+def cost_and_soak() -> str:
+    cost, soak = newest(rows("faults_cost"), "bench"), newest(rows("faults_soak"), "bench")
+    return "\n\n".join([*map(_cost, cost), *map(_soak, soak)])
+
+
+def _cost(row: Row) -> str:
+    low, high = row["p99_ratio_95"]
+    return (
+        f"**While nothing is lost**, {row['pairs']} pairs of {row['seconds']:g} s in turns with `--on-loss end` ({where(row)}); "
+        f"`python -m bench.faults --cost --save`: {row['throughput_ratio']:.3f} of the tokens per second (median of pairs), "
+        f"{row['p99_ratio']:.2f} of the 99th percentile between tokens ({low:.2f} to {high:.2f} in 95 of 100 resampled runs)."
+    )
+
+
+def _soak(row: Row) -> str:
+    lines = [
+        [name.replace("_", " "), *row[name]]
+        for name in (
+            "memory_mib",
+            "descriptors",
+            "threads",
+            "processes",
+            "shared_segments",
+            "kv_in_use",
+            "requests_open",
+        )
+    ]
+    return (
+        f"**{row['seconds'] / 60:g} minutes under {sum(row['faults'].values())} seeded faults**, {row['rate']:g} requests begin per second "
+        f"as in {row['arrivals']} ({where(row)}); `python -m bench.faults --soak MINUTES --arrivals FILE --save`. Of {row['requests']:,} requests "
+        f"{row['answered']:,} were answered, {row['cancelled']:,} cancelled, {row['failed']} failed, {row['twice']} answered twice; "
+        f"{row['altered']} of {row['compared']:,} greedy ones had other tokens; {row['preemptions']:,.0f} preemptions.\n\n"
+        + table(["all processes, idle", "after the first faults", "at the end"], lines)
+    )

@@ -1,0 +1,76 @@
+"""Two hosts as network namespaces, with a cable that is cut, lossy or slow: nothing fails, and tokens stay the same."""
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from bench.cable import ADDRESSES, FAIR, Weather, cabled, inside, possible
+from bench.faults_networks import CASES, control_port, play, two_hosts
+from tests.e2e.streams import begun, texts, wait
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not possible(), reason="needs Linux, root, ip(8) and /dev/net/tun"),
+]
+BOTH = (0, 1)
+
+
+def losses(here):
+    """Why, by node."""
+    return {each["node"]: each["why"] for each in here.status()["incidents"] if each["what"] == "lost"}
+
+
+def test_cuts_between_two_hosts():
+    """Of the data plane alone: replicas answer, and nobody is lost. Then of everything: the other host is."""
+    with two_hosts("--silence", "3") as (here, cable):  # a busy machine says nothing for a second, too
+        expected = texts(begun(here.url))
+        streams = begun(here.url)
+        cable.tell(Weather(cut=BOTH, spared=control_port(here.up)))
+        assert texts(streams) == expected
+        assert not [why for why in losses(here).values() if "connection" in why]
+        cable.tell(FAIR)
+        streams = begun(here.url)
+        cable.tell(Weather(cut=BOTH))
+        assert texts(streams) == expected
+        wait(lambda: losses(here).keys() >= {"attention-1", "expert-1"}, "the loss of the other host")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_spell_of_bad_weather(case):
+    with two_hosts() as (here, cable):
+        row = asyncio.run(play(case, here, cable))
+    assert row["failed"] == row["altered"] == 0, row
+
+
+def test_the_cable_does_as_it_is_told():
+    with cabled() as cable:
+        with inside(cable.names[0]):
+            receiver = socket.socket(type=socket.SOCK_DGRAM)
+            receiver.bind((ADDRESSES[0], 0))
+        with inside(cable.names[1]):
+            sender = socket.socket(type=socket.SOCK_DGRAM)
+
+        def arrived(count, weather, seconds):
+            cable.tell(weather)
+            receiver.settimeout(seconds)
+            for _ in range(count):
+                sender.sendto(b"x", receiver.getsockname())
+            got = 0
+            try:
+                while got < count:
+                    receiver.recv(1)
+                    got += 1
+            except TimeoutError:
+                return got
+            return got
+
+        with receiver, sender:
+            assert arrived(50, FAIR, 5.0) == 50
+            began = time.monotonic()
+            assert arrived(1, Weather(delay=0.2), 5.0) == 1 and time.monotonic() - began >= 0.2
+            assert 0 < arrived(50, Weather(loss=0.5), 0.5) < 50
+            assert arrived(5, Weather(cut=(1,)), 0.3) == 0
+            assert arrived(5, Weather(cut=(0,)), 5.0) == 5
