@@ -57,14 +57,15 @@ class Cluster:
         return "cpu" if self.hosts[0].on_cpu else "cuda"
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
+    """`placeholders`: also with the addresses that `afserve plan` writes where it knows none. Raises ConfigError."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--cluster {path}: {error}", param="cluster") from error
     top = _Section(path, "", table)
     attention, experts = top.section("attention"), top.section("experts")
-    hosts = tuple(_host(section) for section in top.sections("host"))
+    hosts = tuple(_host(section, placeholders) for section in top.sections("host"))
     cluster = Cluster(
         file=path,
         model=_model(path, top.section("model")),
@@ -94,13 +95,13 @@ def _model(path: Path, section: "_Section") -> str:
     return str((path.parent / Path(text).expanduser()).resolve())
 
 
-def _host(section: "_Section") -> Host:
+def _host(section: "_Section", placeholders: bool) -> Host:
     host = Host(
         section.text("address"), section.text("role"), section.text("hardware"), section.whole("devices", 1)
     )
     if host.role not in ROLES:
         section.fail("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
-    if host.address.lower().endswith(PLACEHOLDER):
+    if host.address.lower().endswith(PLACEHOLDER) and not placeholders:
         section.fail(
             "address",
             f"{host.address!r} is a placeholder; write the name or IP of the machine, 127.0.0.1 for this one",

@@ -42,7 +42,7 @@ class HostAssignment:
     """All nodes of a run, each with its host and device.
 
     `listen` is where the controller takes nodes in; port 0 takes a free one. `managed`: the run's launcher reaches
-    every host, so that nobody types anything anywhere.
+    every host, so that nobody types anything anywhere. `awaited`: every node is started by others.
     """
 
     hosted: tuple[HostedNode, ...]
@@ -50,6 +50,7 @@ class HostAssignment:
     port: int = 0
     unused: tuple[str, ...] = ()  # devices of this machine that no node is on
     managed: bool = False
+    awaited: bool = False
     places: tuple[HostPlace, ...] = ()  # the hosts that are not this machine
 
     @classmethod
@@ -66,11 +67,11 @@ class HostAssignment:
     def having(self, node: NodeId) -> "HostAssignment":
         """The same with a place for this node, if it has none: here, on the device that the fewest nodes use.
 
-        Where the launcher finds the host, it has a device of its own, such as its role has.
+        Where the launcher or others find the host, it has a device of its own, such as its role has.
         """
         if any(one.node == node for one in self.hosted):
             return self
-        if self.managed:
+        if self.managed or self.awaited:
             device = next((one.device for one in self.hosted if one.node.role is node.role), "cpu")
             return replace(self, hosted=(*self.hosted, HostedNode(node, "", False, device)))
         used = [one.device for one in self.here]

@@ -102,7 +102,18 @@ class RunSettings:
         None, "Start what `afserve plan --cluster FILE` wrote.", File.READ, metavar="FILE"
     )
     listen: str | None = setting(
-        None, "With --cluster: where nodes on other hosts join, one address.", metavar="ADDRESS[:PORT]"
+        None,
+        "Where nodes on other hosts join, one address: with --cluster, --ray or --elsewhere.",
+        metavar="ADDRESS[:PORT]",
+    )
+    elsewhere: bool = setting(
+        False, "Start no node here: all are started by other means and join at --listen."
+    )
+    node_memory: float | None = setting(
+        None,
+        "With --elsewhere: what each node may use of its host or GPU, in GiB; else it is taken to be like this one.",
+        Range(0.1, 1e6, whole=False),
+        metavar="GIB",
     )
     token_file: Path | None = setting(
         None, "The run's token, made where there is none; else a new one for each run.", metavar="FILE"
