@@ -157,7 +157,8 @@ class Slurm:
 
     def lose(self, host: str) -> None:
         """The daemon, its step managers and their tasks, together."""
-        daemon = psutil.Process(self.daemons.pop(host).pid)
+        lost = self.daemons.pop(host)
+        daemon = psutil.Process(lost.pid)
         tasks = self.tasks(host)
         parents = [parent for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"]
         assert tasks
@@ -166,10 +167,10 @@ class Slurm:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        daemon.wait()
+        lost.wait(30)
 
     def stop(self) -> None:
-        for process in (*self.daemons.values(),):
+        for process in self.daemons.values():
             os.killpg(process.pid, signal.SIGTERM)
         for process in self.daemons.values():
             process.wait(30)
@@ -216,29 +217,31 @@ def test_a_job_serves_loses_a_host_and_is_cancelled(slurm: Slurm, tmp_path: Path
         )
 
     until(is_ready, said=logs)
-    client = httpx.Client(
-        base_url=url,
-        timeout=120,
-        headers={"Authorization": f"Bearer {(run / 'api.key').read_text().strip()}"},
-    )
-    body = {"prompt": "def main():", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-    before = client.post("/v1/completions", json=body)
-    assert before.status_code == 200, before.text
-
-    # A stream is under way while the host of an expert node is lost.
-    text, lost = "", False
-    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line[6:])["choices"][0]["text"]
-                if not lost:
-                    slurm.lose(f"n{HOSTS}")
-                    lost = True
-    assert text == before.json()["choices"][0]["text"]
-    until(lambda: "down" in slurm("sinfo", "-h", "-n", f"n{HOSTS}", "-o", "%t"), 60)
-    assert slurm("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
-    assert client.post("/v1/completions", json=body).json()["choices"] == before.json()["choices"]
+    key = {"Authorization": f"Bearer {(run / 'api.key').read_text().strip()}"}
+    with httpx.Client(base_url=url, timeout=120, headers=key) as client:
+        alone = client.post("/v1/completions", json=BODY)
+        assert alone.status_code == 200, alone.text
+        expected = alone.json()["choices"][0]["text"]
+        assert streamed(client, lambda: slurm.lose(f"n{HOSTS}")) == expected
+        until(lambda: f"Node failure on n{HOSTS}" in (tmp_path / "job.log").read_text(), 60, logs)
+        assert slurm("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+        assert streamed(client, lambda: None) == expected
 
     slurm("scancel", job)
     until(lambda: not slurm("squeue", "-h", "-j", job), 60)
     until(lambda: not slurm.tasks(), 60)
+
+
+BODY = {"prompt": "def main():", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+def streamed(client: httpx.Client, meanwhile: Callable[[], None]) -> str:
+    """The text; `meanwhile` happens once it has begun."""
+    text = ""
+    with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                if not text:
+                    meanwhile()
+                text += json.loads(line[6:])["choices"][0]["text"]
+    return text
