@@ -1,8 +1,8 @@
 """A run as a Slurm batch script: a plain job over several hosts, or a component per role where hardware differs.
 
 `srun` starts one task per node of afserve, and each task starts its node again while the run lasts; the membership
-takes it in. A lost host ends neither the job nor the other tasks: `--no-kill` everywhere, since options do not carry over
-`#SBATCH hetjob`.
+takes it in. A lost host ends neither the job nor the other tasks: `--no-kill` everywhere, since options do not carry
+over `#SBATCH hetjob`.
 """
 
 import shlex

@@ -27,6 +27,8 @@ PAGES = {
     "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],
     "change-a-running-deployment": ["attention-1 serves", "attention-0 has gone", "expert-0 serves"],
     "survive-losses": ["the same tokens", "expert-1 returned", "spare slots", "all nodes serve"],
+    "kubernetes": ["kustomization.yaml", "controller.yaml"],
+    "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["scp -p ", "transport: tcp", "expert-1"],
 }  # fmt: skip
 
@@ -126,4 +128,4 @@ def test_the_page_works_as_it_stands(name: str, folder: Path, prefix: str):
 def test_every_page_is_listed_and_run():
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
     listed = set(re.findall(r"\]\(([\w-]+)\.md\)", (ROOT / "docs/README.md").read_text()))
-    assert listed == pages == set(PAGES) | {"add-a-family", "add-a-transport"}
+    assert listed == pages == set(PAGES) | {"add-a-family", "add-a-transport", "ray"}
