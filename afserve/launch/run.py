@@ -70,7 +70,8 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     check_device(flags.wishes.engine.device)
     device = flags.wishes.engine.device if cluster is None else cluster.device
-    gpus = Gpus() if device == "cpu" else probe_gpus()
+    experts_on_gpus = cluster is not None and cluster.expert_device != "cpu"
+    gpus = Gpus() if device == "cpu" and not experts_on_gpus else probe_gpus()
     flags, assigned = _assigned(flags, cluster, gpus)
     found = find_model(flags.run.model, processes.folder)
     balance = balance_rules(flags)
@@ -157,6 +158,7 @@ def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFl
             colocated=not cluster.experts,
             micro_batches=str(cluster.micro_batches),
             engine=replace(flags.wishes.engine, device=cluster.device),
+            expert_device=cluster.expert_device,
             batch=cluster.batch,
             hosts=assignment.shares(),
             expert_hosts=assignment.expert_hosts(),
@@ -188,7 +190,7 @@ def _in_file(flags: UpFlags) -> dict[str, object]:
 
 def _as_written(cluster: Cluster, flag: str) -> str:
     if flag == "device":
-        return cluster.hosts[0].hardware
+        return cluster.hardware_of("attention")
     return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
 
 

@@ -74,6 +74,7 @@ class Wishes:
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     rebalance: bool = False
+    expert_device: str | None = None
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
     expert_hosts: tuple[int, ...] = ()
@@ -81,6 +82,11 @@ class Wishes:
 
     def __post_init__(self) -> None:
         in_range("--gateways", self.gateways, 0, MOST_GATEWAYS)
+
+    @property
+    def experts_on(self) -> str:
+        """A device; another kind than the engine's where a cluster file gives each role its own."""
+        return self.expert_device or self.engine.device
 
     def shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""
