@@ -52,9 +52,11 @@ class TcpTransport:
         segments: Sequence[Segment],
         attention: int | None,
         certificates: Certificates | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        self._certificates = certificates  # for expert nodes that are dialled later
-        self._layout = segments[0].map.layout
+        """`layout` where there is no segment yet. `certificates` are for expert nodes that are dialled later."""
+        self._certificates = certificates
+        self._layout = layout or segments[0].map.layout
         self._attention = attention
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
         self._segments = {segment.map.expert: segment for segment in segments}
@@ -133,9 +135,11 @@ class TcpTransport:
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        return DialledStream(
-            *_join(address, expert, self._attention, self._layout, timeout, self._certificates)
-        )
+        return dialled(address, expert, self._attention, self._layout, timeout, self._certificates)
+
+    def has(self, expert: int) -> bool:
+        """On an attention node: whether it is attached to this expert node."""
+        return expert in self._segments
 
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledStream), "dialled on another transport"
@@ -308,6 +312,18 @@ def connect(
         end.welcome(expert, stream)
     end.ready([])
     return end
+
+
+def dialled(
+    address: str,
+    expert: int,
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    certificates: Certificates | None,
+) -> DialledStream:
+    """A connection for `attach` of whichever end."""
+    return DialledStream(*_join(address, expert, attention, layout, timeout, certificates))
 
 
 def _join(
