@@ -16,7 +16,7 @@ from afserve.settings import File, in_range, setting
 if TYPE_CHECKING:
     from afserve.launch.gpus import Gpus
 
-TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
+TRANSPORTS = ("auto", "shm", "tcp", "pairs", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 RECOVER, END = "recover", "end"
 _SILENCE = Range(0.2, 3600.0, whole=False)
@@ -122,7 +122,7 @@ class RunSettings:
     )
     transport: str = setting(
         "auto",
-        "Between nodes: shm on one host, tcp or dist between hosts, symm between GPUs of one NVLink domain.",
+        "Between nodes: shm on one host, tcp or dist between hosts, pairs for both, symm in one NVLink domain.",
         TRANSPORTS,
     )
     verify: str = setting(
