@@ -21,6 +21,7 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
 from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
+from afserve.comm.transports.encrypted import Connection
 from afserve.comm.transports.entrance import Entrance, dial
 from afserve.comm.transports.handshake import answer, ask, hear
 from afserve.comm.transports.lost import Lost
@@ -264,7 +265,7 @@ class _Listening(TcpTransport):
         self._entrance.close()
         super().close()
 
-    def _greet(self, connection: socket.socket) -> bool:
+    def _greet(self, connection: Connection) -> bool:
         """By a newcomer's own thread. What it says may take seconds; who it is, is decided for one at a time."""
         greeting = hear(connection)
         with self._greeting:
@@ -335,9 +336,8 @@ def _join(
     certificates: Certificates | None,
 ) -> tuple[Segment, MessageStream]:
     with ExitStack() as opened:
-        connection = opened.enter_context(
-            dial(address, str(member.expert_node(expert)), timeout, certificates)
-        )
+        connection = dial(address, str(member.expert_node(expert)), timeout, certificates)
+        opened.callback(connection.close)
         nodes, turn = ask(connection, attention, expert, layout)
         opened.pop_all()
         return Segment.private(SegmentMap(layout, expert, nodes), attention, turn), MessageStream(connection)
