@@ -54,7 +54,19 @@ class Cluster:
 
     @property
     def device(self) -> str:
-        return "cpu" if self.hosts[0].on_cpu else "cuda"
+        """What attention nodes run on."""
+        return self._device_of("attention")
+
+    @property
+    def expert_device(self) -> str:
+        """The same of expert nodes, or of the experts in attention nodes."""
+        return self._device_of("experts" if self.experts else "attention")
+
+    def hardware_of(self, role: str) -> str:
+        return next(host.hardware for host in self.hosts if host.role == role)
+
+    def _device_of(self, role: str) -> str:
+        return "cpu" if on_cpu(self.hardware_of(role)) else "cuda"
 
 
 def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
@@ -122,12 +134,12 @@ def _check_hosts(top: "_Section", cluster: Cluster) -> None:
         if (host.address, host.role) in seen:
             top.fail(f"host {number}", f"{host.address} is listed twice as {host.role}; add the devices up")
         seen.add((host.address, host.role))
-        if host.on_cpu != cluster.hosts[0].on_cpu:
-            first = cluster.hosts[0]
+        first = next(other for other in cluster.hosts if other.role == host.role)
+        if host.on_cpu != first.on_cpu:
             top.fail(
                 f"host {number}",
-                f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the nodes of one run "
-                "are either all on CPUs or all on CUDA devices",
+                f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the {host.role} nodes of "
+                "one run are either all on CPUs or all on CUDA devices",
             )
     for role, nodes in (("attention", cluster.attention), ("experts", cluster.experts)):
         devices = sum(host.devices for host in cluster.hosts if host.role == role)

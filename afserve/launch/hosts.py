@@ -190,7 +190,7 @@ def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) 
 
 
 def _hosted(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[HostedNode]:
-    """In the file's order; each host's devices are numbered through, whatever their role."""
+    """In the file's order; each host's CUDA devices are numbered through, whatever their role."""
     used: dict[str, int] = {}
     placed: dict[Role, int] = {}
     for host in hosts:
@@ -198,7 +198,8 @@ def _hosted(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[HostedNode
         for _ in range(host.devices):
             role = _ROLE[host.role]
             index, device = placed.get(role, 0), used.get(machine, 0)
-            placed[role], used[machine] = index + 1, device + 1
+            placed[role] = index + 1
+            used[machine] = device + (not host.on_cpu)
             name = "cpu" if host.on_cpu else f"cuda:{device}"
             yield HostedNode(NodeId(role, index), host.address, mine[host.address], name)
 

@@ -33,7 +33,7 @@ from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
 from afserve.families.table import load_spec
 from afserve.launch.chaos import Chaos
-from afserve.launch.gateway_node import GatewayOptions
+from afserve.launch.gateway_options import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.launcher import Launcher
 from afserve.launch.machine import this_machine

@@ -26,7 +26,7 @@ from afserve.families.table import load_spec
 from afserve.launch.awaited import awaiting
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
-from afserve.launch.gateway_node import options_of
+from afserve.launch.gateway_options import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.hosts import HostAssignment, HostedNode, assign, look_up, own_addresses
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
@@ -102,7 +102,8 @@ def _here(flags: UpFlags, processes: NodeProcesses) -> _Site:
     """This machine, or the hosts of a cluster file."""
     cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     device = flags.wishes.engine.device if cluster is None else cluster.device
-    gpus = Gpus() if device == "cpu" else probe_gpus()
+    experts_on_gpus = cluster is not None and cluster.expert_device != "cpu"
+    gpus = Gpus() if device == "cpu" and not experts_on_gpus else probe_gpus()
     flags, assigned = _assigned(flags, cluster, gpus)
     found = find_model(flags.run.model, processes.folder)
     if assigned is not None:
@@ -218,6 +219,7 @@ def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFl
             colocated=not cluster.experts,
             micro_batches=str(cluster.micro_batches),
             engine=replace(flags.wishes.engine, device=cluster.device),
+            expert_device=cluster.expert_device,
             batch=cluster.batch,
             hosts=assignment.shares(),
             expert_hosts=assignment.expert_hosts(),
@@ -249,7 +251,7 @@ def _in_file(flags: UpFlags) -> dict[str, object]:
 
 def _as_written(cluster: Cluster, flag: str) -> str:
     if flag == "device":
-        return cluster.hosts[0].hardware
+        return cluster.hardware_of("attention")
     return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
 
 
