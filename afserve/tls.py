@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
 
 from afserve.errors import AuthError, ConfigError
 
@@ -141,13 +140,6 @@ class Certificates:
 
 def opened(folder: Path | str | None) -> Certificates | None:
     return Certificates(Path(folder)) if folder else None
-
-
-def names_of(connection: ssl.SSLSocket) -> tuple[str, ...]:
-    """The DNS names in the certificate of the other end."""
-    found = connection.getpeercert() or {}
-    names = cast("tuple[tuple[str, str], ...]", found.get("subjectAltName", ()))
-    return tuple(value for kind, value in names if kind == "DNS")
 
 
 def lacks(names: Iterable[str], role: CertifiedRole) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from afserve import member
 from afserve.comm.transport import HOST, Connecting, Layout, Listening, Transport
-from afserve.comm.transports import local, shm, tcp
+from afserve.comm.transports import local, pairs, shm, tcp
 from afserve.errors import ConfigError, RendezvousError
 from afserve.tls import Certificates
 
@@ -70,6 +70,11 @@ TRANSPORTS: dict[str, Opening] = {
     "tcp": Opening(
         lambda at: tcp.listen(at.expert, at.attention_nodes, at.layout, at.host, at.certificates),
         lambda to: tcp.connect(to.addresses, to.attention, to.layout, to.timeout, to.certificates),
+    ),
+    "pairs": Opening(
+        lambda at: pairs.listen(at.expert, at.attention_nodes, at.layout, at.host, at.certificates),
+        lambda to: pairs.connect(to.addresses, to.attention, to.layout, to.timeout, to.certificates),
+        lambda: sys.platform == "linux",
     ),
     "dist": Opening(_listen_dist, _connect_dist, _has_gloo),
     "symm": Opening(_listen_symm, _connect_symm, torch.cuda.is_available),

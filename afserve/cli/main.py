@@ -33,6 +33,7 @@ COMMANDS = {
     "simulate": ("afserve.cli.simulate:simulate", "Play a plan event by event."),
     "bench": ("afserve.cli.bench:bench", "Measure this installation."),
     "node": ("afserve.cli.node:node", "Start one node that joins a controller elsewhere."),
+    "render": ("afserve.cli.render:render", "Files for Kubernetes, KubeRay or Slurm, from a cluster file."),
     "host": ("afserve.cli.host:host", "Start what a cluster file has on this host, for `up` elsewhere."),
     "certs": ("afserve.cli.certs:certs", "A private authority, and certificates for its hosts."),
     "doctor": ("afserve.cli.doctor:doctor", "What this machine has, what is used, what is missing."),

@@ -33,7 +33,7 @@ def up(ctx: click.Context, /, **flags: object) -> None:
     given = frozenset(n for n in flags if ctx.get_parameter_source(n) is not ParameterSource.DEFAULT)
     asked = asked_of(flags, given)
     with NodeProcesses(
-        token_at(asked.run.token_file), warm=asked.ray.ray is None
+        token_at(asked.run.token_file), warm=asked.ray.ray is None and not asked.run.elsewhere
     ) as processes:  # imports torch
         from afserve.launch.run import serve_here
 

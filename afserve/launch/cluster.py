@@ -54,17 +54,30 @@ class Cluster:
 
     @property
     def device(self) -> str:
-        return "cpu" if self.hosts[0].on_cpu else "cuda"
+        """What attention nodes run on."""
+        return self._device_of("attention")
+
+    @property
+    def expert_device(self) -> str:
+        """The same of expert nodes, or of the experts in attention nodes."""
+        return self._device_of("experts" if self.experts else "attention")
+
+    def hardware_of(self, role: str) -> str:
+        return next(host.hardware for host in self.hosts if host.role == role)
+
+    def _device_of(self, role: str) -> str:
+        return "cpu" if on_cpu(self.hardware_of(role)) else "cuda"
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
+    """`placeholders`: also with the addresses that `afserve plan` writes where it knows none. Raises ConfigError."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--cluster {path}: {error}", param="cluster") from error
     top = _Section(path, "", table)
     attention, experts = top.section("attention"), top.section("experts")
-    hosts = tuple(_host(section) for section in top.sections("host"))
+    hosts = tuple(_host(section, placeholders) for section in top.sections("host"))
     cluster = Cluster(
         file=path,
         model=_model(path, top.section("model")),
@@ -94,13 +107,13 @@ def _model(path: Path, section: "_Section") -> str:
     return str((path.parent / Path(text).expanduser()).resolve())
 
 
-def _host(section: "_Section") -> Host:
+def _host(section: "_Section", placeholders: bool) -> Host:
     host = Host(
         section.text("address"), section.text("role"), section.text("hardware"), section.whole("devices", 1)
     )
     if host.role not in ROLES:
         section.fail("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
-    if host.address.lower().endswith(PLACEHOLDER):
+    if host.address.lower().endswith(PLACEHOLDER) and not placeholders:
         section.fail(
             "address",
             f"{host.address!r} is a placeholder; write the name or IP of the machine, 127.0.0.1 for this one",
@@ -121,12 +134,12 @@ def _check_hosts(top: "_Section", cluster: Cluster) -> None:
         if (host.address, host.role) in seen:
             top.fail(f"host {number}", f"{host.address} is listed twice as {host.role}; add the devices up")
         seen.add((host.address, host.role))
-        if host.on_cpu != cluster.hosts[0].on_cpu:
-            first = cluster.hosts[0]
+        first = next(other for other in cluster.hosts if other.role == host.role)
+        if host.on_cpu != first.on_cpu:
             top.fail(
                 f"host {number}",
-                f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the nodes of one run "
-                "are either all on CPUs or all on CUDA devices",
+                f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the {host.role} nodes of "
+                "one run are either all on CPUs or all on CUDA devices",
             )
     for role, nodes in (("attention", cluster.attention), ("experts", cluster.experts)):
         devices = sum(host.devices for host in cluster.hosts if host.role == role)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -51,11 +52,17 @@ log = logging.getLogger("afserve.gateway")
 _RECEIVE_SECONDS = 0.5
 
 
-def gateway_role(options: GatewayOptions, sock: socket.socket) -> worker.Serve:
-    """What `run_node` runs for a gateway that accepts on `sock`."""
+def gateway_role(
+    options: GatewayOptions, sock: socket.socket, *, leaves_by_itself: bool = False
+) -> worker.Serve:
+    """What `run_node` runs for a gateway that accepts on `sock`.
+
+    One that `leaves_by_itself` drains on SIGTERM and goes; others are told by the controller.
+    """
 
     def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
-        asyncio.run(_GatewayNode(options, sock, stream, assigned, heartbeat).run())
+        node = _GatewayNode(options, sock, stream, assigned, heartbeat)
+        asyncio.run(node.run(leaves_by_itself))
 
     return run
 
@@ -71,7 +78,7 @@ def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
         host, port = sock.getsockname()[:2]
         scheme = "https" if settings.certfile else "http"
         log.warning("gateway %d serves on %s://%s:%d", assigned.node.index, scheme, host, port)
-        gateway_role(options, sock)(stream, assigned, heartbeat)
+        gateway_role(options, sock, leaves_by_itself=True)(stream, assigned, heartbeat)
 
     return run
 
@@ -90,8 +97,10 @@ class _GatewayNode:
         self._stop = asyncio.Event()
         self._released = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, leaves_by_itself: bool = False) -> None:
         """Until the controller says stop, or its stream ends. Raises what ended the run."""
+        if leaves_by_itself:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
         deployment = self._assigned.deployment
         spec = load_spec(deployment.source.path)
         served = ServedModel(
@@ -135,6 +144,11 @@ class _GatewayNode:
             if trace is not None:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
         queries.check()
+
+    def _leave(self) -> None:
+        """It takes nothing new, ends what is open, and goes."""
+        self._stop.set()
+        self._released.set()
 
     def _tell_broken(self, queries: DistantQueries) -> None:
         loop = asyncio.get_running_loop()

@@ -42,7 +42,7 @@ class HostAssignment:
     """All nodes of a run, each with its host and device.
 
     `listen` is where the controller takes nodes in; port 0 takes a free one. `managed`: the run's launcher reaches
-    every host, so that nobody types anything anywhere.
+    every host, so that nobody types anything anywhere. `awaited`: every node is started by others.
     """
 
     hosted: tuple[HostedNode, ...]
@@ -50,6 +50,7 @@ class HostAssignment:
     port: int = 0
     unused: tuple[str, ...] = ()  # devices of this machine that no node is on
     managed: bool = False
+    awaited: bool = False
     places: tuple[HostPlace, ...] = ()  # the hosts that are not this machine
 
     @classmethod
@@ -66,11 +67,11 @@ class HostAssignment:
     def having(self, node: NodeId) -> "HostAssignment":
         """The same with a place for this node, if it has none: here, on the device that the fewest nodes use.
 
-        Where the launcher finds the host, it has a device of its own, such as its role has.
+        Where the launcher or others find the host, it has a device of its own, such as its role has.
         """
         if any(one.node == node for one in self.hosted):
             return self
-        if self.managed:
+        if self.managed or self.awaited:
             device = next((one.device for one in self.hosted if one.node.role is node.role), "cpu")
             return replace(self, hosted=(*self.hosted, HostedNode(node, "", False, device)))
         used = [one.device for one in self.here]
@@ -197,7 +198,7 @@ def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) 
 
 
 def _hosted(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[HostedNode]:
-    """In the file's order; each host's devices are numbered through, whatever their role."""
+    """In the file's order; each host's CUDA devices are numbered through, whatever their role."""
     used: dict[str, int] = {}
     placed: dict[Role, int] = {}
     for host in hosts:
@@ -205,7 +206,8 @@ def _hosted(hosts: Iterable[Host], mine: dict[str, bool]) -> Iterable[HostedNode
         for _ in range(host.devices):
             role = _ROLE[host.role]
             index, device = placed.get(role, 0), used.get(machine, 0)
-            placed[role], used[machine] = index + 1, device + 1
+            placed[role] = index + 1
+            used[machine] = device + (not host.on_cpu)
             name = "cpu" if host.on_cpu else f"cuda:{device}"
             yield HostedNode(NodeId(role, index), host.address, mine[host.address], name)
 

@@ -234,6 +234,7 @@ class LocalRun:
             or role is Role.GATEWAY
             or need is None
             or self.assignment.managed
+            or self.assignment.awaited
             or self.topology.deployment.engine.device != "cpu"
         ):
             return

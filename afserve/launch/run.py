@@ -23,6 +23,7 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.recovery import OnLoss
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
+from afserve.launch.awaited import awaiting
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gateway_options import options_of
@@ -79,6 +80,8 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
                 RayLauncher(processes, insecure=flags.run.insecure_nodes)
             )
             site = _on_ray(flags, ray, processes)
+        elif flags.run.elsewhere:
+            site = _elsewhere(flags, processes)
         else:
             site = _here(flags, processes)
         _serve(site, settings, launcher, processes)
@@ -100,7 +103,8 @@ def _here(flags: UpFlags, processes: NodeProcesses) -> _Site:
     """This machine, or the hosts of a cluster file."""
     cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     device = flags.wishes.engine.device if cluster is None else cluster.device
-    gpus = Gpus() if device == "cpu" else probe_gpus()
+    experts_on_gpus = cluster is not None and cluster.expert_device != "cpu"
+    gpus = Gpus() if device == "cpu" and not experts_on_gpus else probe_gpus()
     flags, assigned = _assigned(flags, cluster, gpus)
     found = find_model(flags.run.model, processes.folder)
     if assigned is not None:
@@ -108,10 +112,22 @@ def _here(flags: UpFlags, processes: NodeProcesses) -> _Site:
     return _Site(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
 
 
+def _elsewhere(flags: UpFlags, processes: NodeProcesses) -> _Site:
+    if flags.run.cluster is not None or flags.run.ssh:
+        raise ConfigError(
+            "--elsewhere: starts no node of a --cluster FILE; drop one of them", param="elsewhere"
+        )
+    found = find_model(flags.run.model, processes.folder)
+    wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
+    _check_elsewhere(flags, assignment, found, processes.folder)
+    return _Site(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
+
+
 def _on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> _Site:
     """The hosts that Ray finds. Raises ConfigError before Ray is asked, where a flag fits no cluster."""
-    if flags.run.cluster is not None:
-        raise ConfigError("--cluster: Ray chooses the hosts; give --cluster or --ray", param="cluster")
+    for name in ("cluster", "ssh", "elsewhere"):
+        if getattr(flags.run, name):
+            raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray", param=name)
     found = find_model(flags.run.model, processes.folder)
     plan = set_aside(launcher, flags.ray, flags.wishes, found, flags.run.listen)
     _check_elsewhere(flags, plan.assignment, found, processes.folder)
@@ -175,7 +191,9 @@ def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFl
     if cluster is None:
         for name in ("listen", "ssh"):
             if getattr(flags.run, name):
-                raise ConfigError(f"--{name}: is for other hosts of a --cluster FILE", param=name)
+                raise ConfigError(
+                    f"--{name}: is for other hosts, of a --cluster FILE for example", param=name
+                )
         return flags, None
     assignment = assign(cluster, flags.run.listen, look_up, own_addresses())
     _check_cuda(cluster, assignment, gpus)
@@ -189,6 +207,7 @@ def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFl
             colocated=not cluster.experts,
             micro_batches=str(cluster.micro_batches),
             engine=replace(flags.wishes.engine, device=cluster.device),
+            expert_device=cluster.expert_device,
             batch=cluster.batch,
             hosts=assignment.shares(),
             expert_hosts=assignment.expert_hosts(),
@@ -220,7 +239,7 @@ def _in_file(flags: UpFlags) -> dict[str, object]:
 
 def _as_written(cluster: Cluster, flag: str) -> str:
     if flag == "device":
-        return cluster.hosts[0].hardware
+        return cluster.hardware_of("attention")
     return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
 
 
@@ -372,6 +391,7 @@ class _Up:
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     async def _show_start(self) -> None:
+        """What is going on until everyone serves."""
         if self._term.number:
             await self._run.wait_ready()
             seconds = time.monotonic() - self._started

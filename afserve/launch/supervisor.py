@@ -232,6 +232,9 @@ def keep_port(host: str, port: int) -> socket.socket:
     It does not listen: only whoever does, by the same user and with leave to share, is reached. Raises ConfigError.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # connections of an earlier run may still linger
     try:
         sock.bind((host, port))
     except OSError as error:

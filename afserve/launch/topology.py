@@ -182,9 +182,9 @@ def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, node
     if wishes.engine.expert_dtype != "int8":
         return
     dtype = spec.dtype if source.dtype == "auto" else source.dtype
-    if wishes.engine.device != "cpu":
+    if wishes.experts_on != "cpu":
         raise ConfigError(
-            f"--expert-dtype int8: is for CPU nodes; on {wishes.engine.device} experts are multiplied in 16 bits, or "
+            f"--expert-dtype int8: is for CPU nodes; on {wishes.experts_on} experts are multiplied in 16 bits, or "
             "in the checkpoint's own FP8",
             param="expert_dtype",
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from afserve.errors import ConfigError
 from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostedNode
+from afserve.member import MODEL_ROLES, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,15 @@ def choose_transport(
     """
     elsewhere = any(not one.here for one in hosted)
     if elsewhere and certified:
-        if asked not in ("auto", "tcp"):
+        if asked not in ("auto", "tcp", "pairs"):
             raise ConfigError(
                 f"--transport {asked}: rows would travel between hosts in plain text, although there are --certs; "
                 "use tcp, which encrypts them",
                 param="transport",
             )
-        return Choice("tcp", "between hosts, over TLS")
+        if asked == "auto":
+            kind, where = _in_host_memory(hosted)
+            return Choice(kind, f"{where}, over TLS")
     if asked == "auto":
         return _auto(hosted, gpus, elsewhere=elsewhere)
     if elsewhere and asked in ("shm", "symm"):
@@ -49,7 +52,7 @@ def choose_transport(
 
 
 def _auto(hosted: Sequence[HostedNode], gpus: Gpus, *, elsewhere: bool) -> Choice:
-    host, where = ("tcp", "between hosts") if elsewhere else ("shm", "all nodes on this machine")
+    host, where = _in_host_memory(hosted) if elsewhere else ("shm", "all nodes on this machine")
     on_gpus = [one for one in hosted if one.device != "cpu"]
     if not on_gpus:
         return Choice(host, where)
@@ -62,6 +65,16 @@ def _auto(hosted: Sequence[HostedNode], gpus: Gpus, *, elsewhere: bool) -> Choic
     if not elsewhere and gpus.reach:
         return Choice("symm", "GPUs that reach each other's memory")
     return Choice("dist", "between GPUs over NCCL")
+
+
+def _in_host_memory(hosted: Sequence[HostedNode]) -> tuple[str, str]:
+    """Over several hosts, and why."""
+    machines = {
+        role: {one.here or one.host for one in hosted if one.node.role is role} for role in MODEL_ROLES
+    }
+    if machines[Role.ATTENTION] & machines[Role.EXPERT]:
+        return "pairs", "tcp between hosts, shared memory inside one"
+    return "tcp", "between hosts"
 
 
 def _check_own(asked: str, hosted: Sequence[HostedNode]) -> None:

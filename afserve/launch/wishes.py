@@ -17,7 +17,7 @@ from afserve.settings import File, in_range, setting
 if TYPE_CHECKING:
     from afserve.launch.gpus import Gpus
 
-TRANSPORTS = ("auto", "shm", "tcp", "dist", "symm")
+TRANSPORTS = ("auto", "shm", "tcp", "pairs", "dist", "symm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 RECOVER, END = "recover", "end"
 _SILENCE = Range(0.2, 3600.0, whole=False)
@@ -75,6 +75,7 @@ class Wishes:
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     rebalance: bool = False
+    expert_device: str | None = None
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
     expert_hosts: tuple[int, ...] = ()
@@ -82,6 +83,11 @@ class Wishes:
 
     def __post_init__(self) -> None:
         in_range("--gateways", self.gateways, 0, MOST_GATEWAYS)
+
+    @property
+    def experts_on(self) -> str:
+        """A device; another kind than the engine's where a cluster file gives each role its own."""
+        return self.expert_device or self.engine.device
 
     def shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""
@@ -102,7 +108,18 @@ class RunSettings:
         None, "Start what `afserve plan --cluster FILE` wrote.", File.READ, metavar="FILE"
     )
     listen: str | None = setting(
-        None, "With --cluster: where nodes on other hosts join, one address.", metavar="ADDRESS[:PORT]"
+        None,
+        "Where nodes on other hosts join, one address: with --cluster, --ray or --elsewhere.",
+        metavar="ADDRESS[:PORT]",
+    )
+    elsewhere: bool = setting(
+        False, "Start no node here: all are started by other means and join at --listen."
+    )
+    node_memory: float | None = setting(
+        None,
+        "With --elsewhere: what each node may use of its host or GPU, in GiB; else it is taken to be like this one.",
+        Range(0.1, 1e6, whole=False),
+        metavar="GIB",
     )
     token_file: Path | None = setting(
         None, "The run's token, made where there is none; else a new one for each run.", metavar="FILE"
@@ -117,7 +134,7 @@ class RunSettings:
     )
     transport: str = setting(
         "auto",
-        "Between nodes: shm on one host, tcp or dist between hosts, symm between GPUs of one NVLink domain.",
+        "Between nodes: shm on one host, tcp or dist between hosts, pairs for both, symm in one NVLink domain.",
         TRANSPORTS,
     )
     verify: str = setting(

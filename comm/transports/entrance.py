@@ -10,15 +10,16 @@ import ssl
 import threading
 from collections.abc import Callable
 
+from afserve.comm.transports.encrypted import Connection, Encrypted
 from afserve.errors import RendezvousError
-from afserve.tls import Certificates, CertifiedRole, lacks, names_of, why_refused
+from afserve.tls import Certificates, CertifiedRole, lacks, why_refused
 
 log = logging.getLogger("afserve.comm")
 _HELLO_SECONDS = 5.0
 _AT_ONCE = 64  # newcomers that are being greeted; more are turned away, and dial again
 _TLS = "tcp+tls"
 # Lets a newcomer in, who then owns the connection, and returns True; or returns False.
-Greet = Callable[[socket.socket], bool]
+Greet = Callable[[Connection], bool]
 
 
 class Entrance:
@@ -73,13 +74,14 @@ class Entrance:
                 self._greeted[greeter] = connection
                 greeter.start()
 
-    def _receive(self, connection: socket.socket, peer: str) -> None:
+    def _receive(self, plain: socket.socket, peer: str) -> None:
         """By a newcomer's own thread."""
-        connection.settimeout(_HELLO_SECONDS)
+        plain.settimeout(_HELLO_SECONDS)
         welcome = False
         try:
+            connection: Connection = plain
             if self._certificates is not None:
-                connection = self._secured(connection, self._certificates)
+                connection = self._secured(plain, self._certificates)
             welcome = not self._closed and self._greet(connection)
             if not welcome:
                 log.warning("%s was refused: it does not greet as an attention node of this run", peer)
@@ -91,26 +93,17 @@ class Entrance:
             with self._lock:
                 del self._greeted[threading.current_thread()]
             if not welcome:
-                connection.close()
+                plain.close()
 
-    def _secured(self, connection: socket.socket, certificates: Certificates) -> socket.socket:
-        """`close` ends a handshake that is under way."""
-        secured = certificates.server().wrap_socket(
-            connection, server_side=True, do_handshake_on_connect=False
-        )
-        with self._lock:
-            self._greeted[threading.current_thread()] = secured
-        try:
-            secured.do_handshake()
-            if why := lacks(names_of(secured), CertifiedRole.ATTENTION):
-                raise RendezvousError(why)
-        except BaseException:
-            secured.close()
-            raise
+    def _secured(self, plain: socket.socket, certificates: Certificates) -> Encrypted:
+        secured = Encrypted(plain, certificates.server(), None)
+        secured.shake_hands()
+        if why := lacks(secured.names(), CertifiedRole.ATTENTION):
+            raise RendezvousError(why)
         return secured
 
 
-def dial(address: str, peer: str, timeout: float, certificates: Certificates | None) -> socket.socket:
+def dial(address: str, peer: str, timeout: float, certificates: Certificates | None) -> Connection:
     """Raises RendezvousError naming `peer` where nobody answers, or not with the certificate of an expert node."""
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
@@ -130,7 +123,9 @@ def dial(address: str, peer: str, timeout: float, certificates: Certificates | N
     if certificates is None:
         return connection
     try:
-        return certificates.client().wrap_socket(connection, server_hostname=CertifiedRole.EXPERT.dns)
+        secured = Encrypted(connection, certificates.client(), CertifiedRole.EXPERT.dns)
+        secured.shake_hands()
+        return secured
     except OSError as error:
         connection.close()
         why = why_refused(error) if isinstance(error, ssl.SSLError) else str(error)

@@ -5,7 +5,6 @@ attention node it is its index. From the expert node it is the turn: how many no
 included, or 0 when another node with that index is still connected.
 """
 
-import socket
 import struct
 from collections.abc import Callable
 
@@ -14,12 +13,13 @@ from afserve.comm.mailbox.rendezvous import FIELDS, compare, terms
 from afserve.comm.mailbox.segment import SegmentMap
 from afserve.comm.mailbox.wire import MAGIC
 from afserve.comm.transport import Layout
+from afserve.comm.transports.encrypted import Connection
 from afserve.errors import RendezvousError
 
 _GREETING = struct.Struct("<Q" + "Q" * len(FIELDS) + "Q")
 
 
-def ask(connection: socket.socket, attention: int, expert: int, layout: Layout) -> tuple[int, int]:
+def ask(connection: Connection, attention: int, expert: int, layout: Layout) -> tuple[int, int]:
     """(attention nodes, turn) as the expert node says. Raises RendezvousError naming it and what is wrong."""
     peer = str(member.expert_node(expert))
     mine = terms(layout, expert=expert, attention_nodes=attention + 1)
@@ -42,7 +42,7 @@ def ask(connection: socket.socket, attention: int, expert: int, layout: Layout) 
     return nodes, turn
 
 
-def hear(connection: socket.socket) -> bytes:
+def hear(connection: Connection) -> bytes:
     """What a newcomer says first, of the right length; empty where it says less, or too late."""
     try:
         return _read(connection)
@@ -51,7 +51,7 @@ def hear(connection: socket.socket) -> bytes:
 
 
 def answer(
-    connection: socket.socket,
+    connection: Connection,
     greeting: bytes,
     where: SegmentMap,
     turns: list[int],
@@ -85,7 +85,7 @@ def _unpack(raw: bytes) -> tuple[dict[str, int], int]:
     return dict(zip(FIELDS, values, strict=True)), int(last)
 
 
-def _read(connection: socket.socket) -> bytes:
+def _read(connection: Connection) -> bytes:
     raw = b""
     while len(raw) < _GREETING.size:
         part = connection.recv(_GREETING.size - len(raw))

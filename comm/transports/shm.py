@@ -131,9 +131,7 @@ class ShmTransport:
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledSegment:
         assert self._attention is not None, "an expert node attaches nobody"
-        segment = _open(address, expert, self._attention, self.layout)
-        _await_vacancy(segment, self._attention, time.monotonic() + timeout)
-        return DialledSegment(segment)
+        return dial(expert, address, self._attention, self.layout, timeout)
 
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledSegment), "dialled on another transport"
@@ -214,6 +212,13 @@ def connect(addresses: Mapping[int, str], attention: int, layout: Layout, timeou
     for segment in segments:
         _await_vacancy(segment, attention, deadline)
     return ShmTransport(segments, attention)
+
+
+def dial(expert: int, address: str, attention: int, layout: Layout, timeout: float) -> DialledSegment:
+    """An expert node's memory, for `attach` of whichever end."""
+    segment = _open(address, expert, attention, layout)
+    _await_vacancy(segment, attention, time.monotonic() + timeout)
+    return DialledSegment(segment)
 
 
 def _open(address: str, expert: int, attention: int, layout: Layout) -> Segment:

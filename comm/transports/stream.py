@@ -4,11 +4,11 @@ It reads a message's header just far enough to find the message's end. The calle
 """
 
 import socket
-import ssl
 from collections import deque
 from collections.abc import Callable
 
 from afserve.comm.mailbox.wire import HEADER_BYTES
+from afserve.comm.transports.encrypted import Connection
 
 Place = Callable[[memoryview], memoryview]  # header -> the memory for the whole message, of its exact length
 # Seconds, seconds, milliseconds. A peer whose host says nothing is left after 2 s; four packets in a row may be lost
@@ -18,13 +18,11 @@ _BUFFER_BYTES = (
     4 << 20
 )  # what the kernel is asked for; its own growth starts at 16 KiB: 285 us became 128 at 128 KiB
 
-_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
 
 class MessageStream:
     """Owns `connection`, which may be encrypted. `lost` says why it ended, once it has."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -64,7 +62,7 @@ class MessageStream:
                     self._out.popleft()
                 else:
                     self._out[0] = self._out[0][sent:]
-        except _NOT_NOW:
+        except BlockingIOError:
             return
         except OSError as error:
             self.end(f"its connection has ended ({error.strerror})")
@@ -95,7 +93,7 @@ class MessageStream:
                 return False
             try:
                 count = self._connection.recv_into(self._into[self._done :])
-            except _NOT_NOW:
+            except BlockingIOError:
                 return False
             except OSError as error:
                 self.end(f"its connection has ended ({error.strerror})")

@@ -21,6 +21,7 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.mailbox.wire import HEADER_BYTES, check_layout, extent, sequence_of
 from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Parcel
 from afserve.comm.transports.busy_poll import BusyPoll
+from afserve.comm.transports.encrypted import Connection
 from afserve.comm.transports.entrance import Entrance, dial
 from afserve.comm.transports.handshake import answer, ask, hear
 from afserve.comm.transports.lost import Lost
@@ -52,9 +53,11 @@ class TcpTransport:
         segments: Sequence[Segment],
         attention: int | None,
         certificates: Certificates | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        self._certificates = certificates  # for expert nodes that are dialled later
-        self._layout = segments[0].map.layout
+        """`layout` where there is no segment yet. `certificates` are for expert nodes that are dialled later."""
+        self._certificates = certificates
+        self._layout = layout or segments[0].map.layout
         self._attention = attention
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
         self._segments = {segment.map.expert: segment for segment in segments}
@@ -133,9 +136,11 @@ class TcpTransport:
 
     def dial(self, expert: int, address: str, timeout: float) -> DialledStream:
         assert self._attention is not None, "an expert node attaches nobody"
-        return DialledStream(
-            *_join(address, expert, self._attention, self._layout, timeout, self._certificates)
-        )
+        return dialled(address, expert, self._attention, self._layout, timeout, self._certificates)
+
+    def has(self, expert: int) -> bool:
+        """On an attention node: whether it is attached to this expert node."""
+        return expert in self._segments
 
     def attach(self, dialled: Dialled) -> None:
         assert isinstance(dialled, DialledStream), "dialled on another transport"
@@ -260,7 +265,7 @@ class _Listening(TcpTransport):
         self._entrance.close()
         super().close()
 
-    def _greet(self, connection: socket.socket) -> bool:
+    def _greet(self, connection: Connection) -> bool:
         """By a newcomer's own thread. What it says may take seconds; who it is, is decided for one at a time."""
         greeting = hear(connection)
         with self._greeting:
@@ -310,6 +315,18 @@ def connect(
     return end
 
 
+def dialled(
+    address: str,
+    expert: int,
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    certificates: Certificates | None,
+) -> DialledStream:
+    """A connection for `attach` of whichever end."""
+    return DialledStream(*_join(address, expert, attention, layout, timeout, certificates))
+
+
 def _join(
     address: str,
     expert: int,
@@ -319,9 +336,8 @@ def _join(
     certificates: Certificates | None,
 ) -> tuple[Segment, MessageStream]:
     with ExitStack() as opened:
-        connection = opened.enter_context(
-            dial(address, str(member.expert_node(expert)), timeout, certificates)
-        )
+        connection = dial(address, str(member.expert_node(expert)), timeout, certificates)
+        opened.callback(connection.close)
         nodes, turn = ask(connection, attention, expert, layout)
         opened.pop_all()
         return Segment.private(SegmentMap(layout, expert, nodes), attention, turn), MessageStream(connection)

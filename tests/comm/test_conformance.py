@@ -44,6 +44,28 @@ def test_battery_over_tls(check, issued):
 
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("elsewhere", [0, 1])
+def test_battery_over_two_hosts(check, elsewhere):
+    """As if every second expert node were on another host: to those, rows travel over TCP."""
+
+    def open_ends(attention, experts, layout):
+        pairs = [
+            connect.listen("pairs", expert=f, attention_nodes=attention, layout=layout)
+            for f in range(experts)
+        ]
+        addresses = [
+            address.replace("pairs:", "pairs:not-") if f % 2 == elsewhere else address
+            for f, (_, address) in enumerate(pairs)
+        ]
+        fronts = [
+            connect.connect(addresses, attention=a, layout=layout, timeout=5.0) for a in range(attention)
+        ]
+        return Ends(fronts, [end for end, _ in pairs])
+
+    check(open_ends)
+
+
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_battery_without_the_native_library(check, monkeypatch):
     monkeypatch.setattr("afserve.comm.mailbox.lanes.open_board", flags.PlainBoard)
     check(opener("shm"))

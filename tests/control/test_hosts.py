@@ -151,7 +151,7 @@ def test_who_comes_back_is_not_told_to_start_what_runs(caplog):
     [
         (attach("10.0.0.2", version="9.9"), f"version is 9.9 there and {__version__} at the controller"),
         (Attach("name", ("10.0.0.2",), "", __version__, 1), "protocol is 1 there and"),
-        (attach("10.0.0.9"), r"its addresses (10.0.0.9) are those of no host of the cluster file, whose others are b, c"),
+        (attach("10.0.0.9"), "its addresses (10.0.0.9) are those of no host of the cluster file"),
         (attach("10.0.0.2", "10.0.0.3"), "are those of several hosts of the cluster file"),
         (attach("10.0.0.2", called="z"), "--as z: the cluster file's other hosts are b, c"),
         (NodeExited("expert", 0, ""), "a host says first which one it is; got NodeExited"),
@@ -227,7 +227,7 @@ def test_values_survive_the_wire(value):
     assert decode(encode_host(value)) == value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
 def test_any_bytes_are_survived(data):
     for decode in (decode_from_host, decode_to_host):

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -300,7 +299,8 @@ def test_ssh_starts_the_others_over_tls_and_a_killed_node_returns(issued, hosts:
     gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
     assert "tcp, between hosts, over TLS" in hosts.printed("up")
-    token = next(Path(tempfile.gettempdir()).glob("afserve-*/token"))
+    (forks,) = [p for p in psutil.Process(gateway.pid).children() if p.name() == "afserve-fork"]
+    token = Path(forks.cmdline()[-1]) / "token"
     assert token.read_text() not in " ".join(" ".join(p.cmdline()) for p in family(gateway))
     (killed,) = [p for p in family(gateway) if p.name() == "expert-1"]
     killed.kill()
@@ -339,6 +339,3 @@ def test_plain_text_to_other_hosts_has_to_be_asked_for(tmp_path: Path):
     code, printed = said_by("up", "--port", "0", "--cluster", str(file))
     assert code == 2
     assert f"error: nodes on other hosts: {here} is beyond this machine" in printed
-    assert said_by("up", "--port", "0", "--host", "0.0.0.0")[1].startswith(
-        "error: --host 0.0.0.0: other machines"
-    )

@@ -1,10 +1,11 @@
 """Cluster files: what is read, what is refused and how, and who sits where. Values only."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from afserve.config import ModelSource
+from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.cluster import Host, read_cluster
@@ -89,9 +90,9 @@ def test_a_path_is_relative_to_the_file(file: Path) -> None:
         ('role = "experts"', 'role = "expert"', "host 1.role: 'expert' is not one of attention, experts"),
         ('"there"\nrole = "experts"', '"10.0.0.1"\nrole = "attention"', "host 1: 10.0.0.1 is listed twice"),
         (
-            '"experts"\nhardware = "cpu-host"',
-            '"experts"\nhardware = "h20"',
-            "host 1: there is a h20, 10.0.0.1",
+            "devices = 3",
+            'devices = 2\n[[host]]\naddress = "too"\nrole = "experts"\nhardware = "h20"\ndevices = 1',
+            "host 2: too is a h20, there a cpu-host; the experts nodes of one run are either all on CPUs",
         ),
         ("[experts]\nnodes = 3", "", "experts: is missing"),
         ("[model]", "[model", "line 3"),
@@ -143,6 +144,33 @@ def test_devices_of_one_machine_are_numbered_through(file: Path) -> None:
     apart = assigned(file, TEXT.replace("cpu-host", "h20")).devices
     found = apart[attention_node(1)], apart[expert_node(0)], apart[expert_node(2)]
     assert found == ("cuda:1", "cuda:0", "cuda:2")
+
+
+@pytest.mark.parametrize("on_gpus", ["attention", "experts"])
+def test_each_role_may_have_its_own_kind_of_device(file: Path, on_gpus: str) -> None:
+    text = TEXT.replace(f'"{on_gpus}"\nhardware = "cpu-host"', f'"{on_gpus}"\nhardware = "h20"')
+    hosted = assigned(file, text.replace('"there"', '"localhost"'))
+    cluster = read_cluster(file)
+    kinds = {"attention": cluster.device, "experts": cluster.expert_device}
+    assert kinds == {"attention": "cpu", "experts": "cpu"} | {on_gpus: "cuda"}
+    cuda = [one.device for one in hosted.hosted if one.device != "cpu"]
+    assert cuda == [f"cuda:{n}" for n in range(len(cuda))]
+    assert {one.node.role for one in hosted.hosted if one.device != "cpu"} == {
+        Role.ATTENTION if on_gpus == "attention" else Role.EXPERT
+    }
+
+
+def test_int8_experts_are_on_the_experts_device() -> None:
+    folder = CONFIGS / "nano"
+    source, spec = ModelSource(str(folder), "nano"), load_spec(folder)
+    machine = Machine(cores=8, memory=64 << 30, memory_total=64 << 30)
+    mixed = Wishes(
+        1, 1, engine=EngineSettings(device="cuda", expert_dtype="int8"), expert_device="cpu",
+        hosts=(Share(1, 0), Share(0, 1, here=False)),
+    )  # fmt: skip
+    assert choose(spec, source, machine, mixed).deployment.engine.expert_dtype == "int8"
+    with pytest.raises(ConfigError, match="is for CPU nodes; on cuda"):
+        choose(spec, source, machine, replace(mixed, expert_device="cuda"))
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,28 @@ def test_auto_suits_hosts_and_devices(where, there, kind, why):
     assert choice.kind == kind and why in choice.reason
 
 
+BOTH_ROLES_THERE = [
+    *hosted("cpu", elsewhere=["cpu"]),
+    HostedNode(NodeId(Role.ATTENTION, 1), "10.0.0.2", False, "cpu"),
+]
+
+
+def test_nodes_that_share_a_host_share_memory():
+    choice = choose_transport("auto", BOTH_ROLES_THERE, NO_GPUS)
+    assert (choice.kind, choice.reason) == ("pairs", "tcp between hosts, shared memory inside one")
+    assert choose_transport("auto", hosted("cpu", "cpu", elsewhere=["cpu"]), NO_GPUS).kind == "pairs"
+    assert choose_transport("auto", BOTH_ROLES_THERE, NO_GPUS, certified=True).reason.endswith(", over TLS")
+
+
+@pytest.mark.parametrize("asked", ["dist", "shm", "symm"])
+def test_with_certificates_rows_go_between_hosts_encrypted_or_not_at_all(asked):
+    apart = hosted("cpu", elsewhere=["cpu"])
+    assert choose_transport("auto", apart, NO_GPUS, certified=True).reason == "between hosts, over TLS"
+    assert choose_transport("tcp", apart, NO_GPUS, certified=True).kind == "tcp"
+    with pytest.raises(ConfigError, match="in plain text, although there are --certs"):
+        choose_transport(asked, apart, NO_GPUS, certified=True)
+
+
 def test_a_name_is_taken_where_it_reaches_every_node():
     assert choose_transport("dist", hosted("cpu", elsewhere=["cpu"]), NO_GPUS).kind == "dist"
     assert choose_transport("tcp", hosted("cpu"), NO_GPUS).kind == "tcp"

@@ -62,13 +62,14 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
     if not settings.insecure:
         check_exposed("--join", settings.join.rpartition(":")[0], certificates, insecure=False)
     token = channel.read_token(Path(settings.token_file))
+    roles = roles or default_roles()  # a cold import takes long, and who has joined must not be silent
     with ControlStream(settings.join, token, certificates) as stream:
         stream.send(Register(settings.role, settings.index, os.getpid(), socket.gethostname(), __version__))
         assigned = stream.expect(Assigned, JOIN_SECONDS, "an assignment")
         assert isinstance(assigned, Assigned)
         if settings.verify == FULL:
             assigned = replace(assigned, deployment=replace(assigned.deployment, verify=FULL))
-        _serve(stream, assigned, (roles or default_roles())[assigned.node.role])
+        _serve(stream, assigned, roles[assigned.node.role])
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:

@@ -1,0 +1,239 @@
+"""A run over several hosts: shared memory between two nodes of a host, TCP between those of different hosts.
+
+An expert node opens both, and its address says both, with a key of its host: `pairs:KEY|shm:...|tcp:...`. An attention
+node takes shared memory where the key is its own. Each end is a transport of its own; this one knows which box belongs
+to which, and how to wait for both: it parks on the connections, and looks at shared memory in between.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from afserve import member
+from afserve.comm.mailbox.mailbox import Mailbox
+from afserve.comm.mailbox.segment import DialledSegment
+from afserve.comm.transport import HOST, Box, Dialled, Header, Layout, MessageFiller, Parcel
+from afserve.comm.transports import shm, tcp
+from afserve.comm.transports.shm import ShmTransport
+from afserve.comm.transports.tcp import TcpTransport
+from afserve.errors import RendezvousError
+from afserve.tls import Certificates
+
+End = ShmTransport | TcpTransport
+# How long it parks on the connections before it looks at shared memory again: at first, while an answer is due within
+# microseconds, and at most, which an idle node pays with the delay of its first message.
+_FIRST_PARK, _LONGEST_PARK = 50e-6, 1e-3
+
+
+def host_key() -> str:
+    """Who has the same reaches the same memory: this boot of the kernel, these processes, this network, this user."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    spaces = (os.stat(f"/proc/self/ns/{name}").st_ino for name in ("pid", "net"))
+    return "-".join((boot, *map(str, spaces), str(os.getuid())))
+
+
+class PairsTransport:
+    """One end. On an expert node both ends are there; on an attention node each is there once it has a peer."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        attention: int | None,
+        near: ShmTransport | None,
+        far: TcpTransport | None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._layout, self._attention, self._certificates = layout, attention, certificates
+        self._near, self._far = near, far
+        self._came_by: dict[Box, End] = {}  # on an expert node: the end of what came last
+        self._known: Sequence[Box] | None = None
+        self._halves: tuple[Sequence[Box], Sequence[Box]] = ((), ())
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def device(self) -> torch.device:
+        return HOST
+
+    def boxes(self) -> list[Box]:
+        return sorted({box for end in self._ends() for box in end.boxes()})
+
+    def next_sequence(self, box: Box) -> int:
+        return self._end(box).next_sequence(box)
+
+    def stage(self, box: Box, header: Header) -> Parcel:
+        return self._end(box).stage(box, header)
+
+    def post(self, box: Box) -> None:
+        self._end(box).post(box)
+
+    def send(
+        self,
+        box: Box,
+        header: Header,
+        x_RH: Tensor,
+        slot_RK: Tensor | None = None,
+        weight_RK: Tensor | None = None,
+    ) -> None:
+        end = self._end(box)
+        if isinstance(end, ShmTransport):
+            end.send(box, header, x_RH, slot_RK, weight_RK)
+        else:
+            Mailbox.fill(end.stage(box, header), x_RH, slot_RK, weight_RK)
+            end.post(box)
+
+    def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
+        end = self._end(box)
+        if isinstance(end, ShmTransport):
+            end.send_part(box, header, filler)
+        else:
+            filler.fill(box.expert, end.stage(box, header))
+            end.post(box)
+
+    def ready(self, boxes: Sequence[Box]) -> list[Box]:
+        near, far = self._split(boxes)
+        found = self._found(self._near, self._near.ready(near)) if self._near is not None and near else []
+        if self._far is not None:  # also where none of the boxes is its own: it moves bytes then
+            found += self._found(self._far, self._far.ready(far))
+        return found
+
+    def wait(self, boxes: Sequence[Box], timeout: float) -> list[Box]:
+        near, far = self._split(boxes)
+        if self._far is None or not far:
+            return [] if self._near is None else self._found(self._near, self._near.wait(near, timeout))
+        if self._near is None or not near:
+            return self._found(self._far, self._far.wait(far, timeout))
+        deadline, park = time.monotonic() + timeout, _FIRST_PARK
+        while True:
+            found = self._found(self._near, self._near.wait(near, 0.0))
+            left = deadline - time.monotonic()
+            pause = 0.0 if found or left <= 0 else min(park, left)
+            found += self._found(self._far, self._far.wait(far, pause))
+            if found or left <= 0:
+                return found
+            park = min(2 * park, _LONGEST_PARK)
+
+    def take(self, box: Box) -> Parcel:
+        return self._end(box).take(box)
+
+    def refuse(self, box: Box, reason: str) -> None:
+        self._end(box).refuse(box, reason)
+
+    def close(self) -> None:
+        for end in self._ends():
+            end.close()
+
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        assert self._attention is not None, "an expert node attaches nobody"
+        one = _choose(expert, address)
+        if one.startswith("shm:"):
+            if self._near is not None:
+                return self._near.dial(expert, one, timeout)
+            return shm.dial(expert, one, self._attention, self._layout, timeout)
+        return tcp.dialled(one, expert, self._attention, self._layout, timeout, self._certificates)
+
+    def attach(self, dialled: Dialled) -> None:
+        """A node that comes back may have moved to another host."""
+        assert self._attention is not None
+        self._forget()
+        self.detach(dialled.expert)
+        if isinstance(dialled, DialledSegment):
+            if self._near is None:
+                self._near = ShmTransport([dialled.segment], self._attention)
+            else:
+                self._near.attach(dialled)
+        else:
+            if self._far is None:
+                self._far = TcpTransport([], self._attention, self._certificates, layout=self._layout)
+            self._far.attach(dialled)
+
+    def detach(self, expert: int) -> None:
+        self._forget()
+        for end in self._ends():
+            end.detach(expert)
+
+    def _ends(self) -> list[End]:
+        return [end for end in (self._near, self._far) if end is not None]
+
+    def _end(self, box: Box) -> End:
+        if self._attention is None:
+            found = self._came_by.get(box)
+            return found or self._ends()[0]
+        if self._far is not None and self._far.has(box.expert):
+            return self._far
+        assert self._near is not None, f"{box} is of no expert node that is attached"
+        return self._near
+
+    def _found(self, end: End, boxes: list[Box]) -> list[Box]:
+        if self._attention is None:
+            for box in boxes:
+                self._came_by[box] = end
+        return boxes
+
+    def _split(self, boxes: Sequence[Box]) -> tuple[Sequence[Box], Sequence[Box]]:
+        """By end; on an expert node either may bring any of them. Kept for whoever asks again with the same."""
+        if self._attention is None:
+            return boxes, boxes
+        if boxes is not self._known or not isinstance(boxes, tuple):
+            near = tuple(box for box in boxes if self._end(box) is self._near)
+            far = tuple(box for box in boxes if self._end(box) is self._far)
+            self._known, self._halves = boxes, (near, far)
+        return self._halves
+
+    def _forget(self) -> None:
+        self._known = None
+
+
+def listen(
+    expert: int,
+    attention_nodes: int,
+    layout: Layout,
+    host: str,
+    certificates: Certificates | None = None,
+) -> tuple[PairsTransport, str]:
+    """An expert node's end and its address."""
+    near, memory = shm.listen(expert, attention_nodes, layout)
+    try:
+        far, port = tcp.listen(expert, attention_nodes, layout, host, certificates)
+    except BaseException:
+        near.close()
+        raise
+    return PairsTransport(layout, None, near, far, certificates), f"pairs:{host_key()}|{memory}|{port}"
+
+
+def connect(
+    addresses: Mapping[int, str],
+    attention: int,
+    layout: Layout,
+    timeout: float,
+    certificates: Certificates | None = None,
+) -> PairsTransport:
+    """An attention node's end, over whichever way suits each expert node."""
+    chosen = {expert: _choose(expert, address) for expert, address in addresses.items()}
+    memory = {expert: one for expert, one in chosen.items() if one.startswith("shm:")}
+    ports = {expert: one for expert, one in chosen.items() if expert not in memory}
+    near = shm.connect(memory, attention, layout, timeout) if memory else None
+    try:
+        far = tcp.connect(ports, attention, layout, timeout, certificates) if ports else None
+    except BaseException:
+        if near is not None:
+            near.close()
+        raise
+    return PairsTransport(layout, attention, near, far, certificates)
+
+
+def _choose(expert: int, address: str) -> str:
+    """The way from here to an expert node. Raises RendezvousError where it is no address of this kind."""
+    parts = address.removeprefix("pairs:").split("|")
+    if not address.startswith("pairs:") or len(parts) != 3:
+        raise RendezvousError(
+            f"{member.expert_node(expert)}: {address!r} is not an address of the form pairs:KEY|shm:...|tcp:..."
+        )
+    key, memory, port = parts
+    return memory if key == host_key() else port

@@ -1,0 +1,30 @@
+"""`afserve node` with Triton's kernels, interpreted on a CPU: a program that tests start in place of the command."""
+
+import sys
+
+import torch
+
+from tests.kernels.triton.interpret import interpret
+
+
+def open_triton(device: str, threads: int):  # type: ignore[no-untyped-def]
+    from afserve.kernels.ops import Ops
+    from afserve.kernels.triton.backend import TritonBackend
+
+    where = torch.device("cpu")
+    print("kernels: Triton, interpreted", flush=True)
+    return Ops(TritonBackend(where, multiprocessors=2), where, threads)
+
+
+def main(role: str, join: str, token: str) -> None:
+    interpret()  # before the kernels are imported
+    from afserve.control.node import wiring
+    from afserve.control.node.worker import NodeSettings, run_node
+
+    wiring.open_ops = open_triton
+    torch.set_num_threads(1)
+    run_node(NodeSettings(role, join, token))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

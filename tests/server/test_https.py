@@ -1,0 +1,124 @@
+"""HTTPS: who trusts the authority is answered, streams included; a renewed certificate is seen without a restart."""
+
+import asyncio
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from afserve.errors import ConfigError
+from afserve.launch.authority import issue, subject_of
+from afserve.launch.http import settings_for
+from afserve.server import encryption
+from afserve.server.encryption import renew, server_context
+from afserve.server.settings import Listening, ServerSettings
+
+SECONDS = 10.0
+NAMES = ("localhost", "127.0.0.1")
+
+
+@pytest.fixture
+def folder(issued) -> Path:
+    return issued(addresses=NAMES)
+
+
+def trusting(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(folder / "authority.pem"))
+
+
+@pytest.fixture
+def secured(run_server, make_backend, folder):
+    path = str(folder / "node.pem")
+    with run_server(make_backend(), certfile=path, keyfile=path) as server:
+        yield server
+
+
+def test_answers_and_streams(secured, folder):
+    body = {"model": "m", "prompt": "the", "max_tokens": 4, "stream": True}
+    with httpx.Client(base_url=f"https://127.0.0.1:{secured.port}", verify=trusting(folder)) as client:
+        assert client.get("/health").status_code == 200
+        body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+        said = client.post("/v1/completions", json=body, timeout=SECONDS).text
+    assert said.count("data: ") > 2 and "[DONE]" in said
+
+
+def test_who_does_not_trust_the_authority_is_not_answered(secured):
+    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+        httpx.get(f"https://127.0.0.1:{secured.port}/health")
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\x16\x03\x01\xff\xff", b""]
+)
+def test_plain_text_and_garbage_disturb_nobody(secured, folder, garbage):
+    with socket.create_connection(("127.0.0.1", secured.port)) as knocking:
+        knocking.sendall(garbage)
+        answer = httpx.get(f"https://localhost:{secured.port}/health", verify=trusting(folder))
+    assert answer.status_code == 200
+
+
+def test_a_head_over_the_limit_is_refused_in_words(secured, folder):
+    with (
+        socket.create_connection(("127.0.0.1", secured.port)) as plain,
+        trusting(folder).wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 80_000)
+        connection.settimeout(SECONDS)
+        assert b" 431 " in connection.recv(64)
+
+
+def test_a_renewed_certificate_is_seen_without_a_restart(folder, monkeypatch):
+    monkeypatch.setattr(encryption, "_LOOK_SECONDS", 0.01)
+    path = folder / "node.pem"
+
+    async def scenario() -> None:
+        context = server_context(str(path), str(path))
+        renewing = asyncio.create_task(renew(context, str(path), str(path)))
+        server = await asyncio.start_server(
+            lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context
+        )
+        port = server.sockets[0].getsockname()[1]
+        before = await asyncio.to_thread(shown, port, folder)
+        issue(folder.parent / "mine", subject_of(folder), folder, 0.5)
+        until = time.monotonic() + SECONDS
+        while (now := await asyncio.to_thread(shown, port, folder)) == before and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        assert now != before
+        path.write_text("half a file")
+        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(shown, port, folder) == now
+        renewing.cancel()
+        server.close()
+
+    asyncio.run(scenario())
+
+
+def shown(port: int, folder: Path) -> bytes:
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        trusting(folder).wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        found = connection.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+
+def test_plain_http_beyond_this_machine_has_to_be_asked_for(folder):
+    limits = ServerSettings()
+    for asked in (
+        Listening(),
+        Listening(host="0.0.0.0", insecure_http=True),
+        Listening(host="0.0.0.0", ssl_certfile=folder / "node.pem"),
+    ):
+        settings_for(asked, limits)
+    with pytest.raises(
+        ConfigError, match=r"--host 0.0.0.0: other machines .* --ssl-certfile, or --insecure-http"
+    ):
+        settings_for(Listening(host="0.0.0.0"), limits)
+    with pytest.raises(ConfigError, match="--ssl-keyfile: is the key of --ssl-certfile"):
+        settings_for(Listening(ssl_keyfile=folder / "node.pem"), limits)
+    with pytest.raises(ConfigError, match="cannot be used with the key"):
+        settings_for(Listening(ssl_certfile=folder / "authority.pem"), limits)
