@@ -34,8 +34,8 @@ class Family:
         for section in self.sections:
             flat.update(given(fields.section(section)))
         flat.update(given(fields.config))
-        called = {new: old for old, new in self.renames if old in flat and new not in given(fields.config)}
-        flat.update((new, flat[old]) for new, old in called.items())
+        called = {new: old for old, new in self.renames if new not in given(fields.config)}
+        flat.update((new, flat[old]) for new, old in called.items() if old in flat)
         return ConfigFields(flat, fields.where, fields.refusal, {**fields.called, **called})
 
     def read(self, fields: ConfigFields) -> tuple[LayerSpec, ...]:

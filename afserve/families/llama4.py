@@ -56,7 +56,7 @@ def _with_rope(fields: ConfigFields) -> list[bool]:
     layers = fields.integer("num_hidden_layers")
     listed = fields.integers("no_rope_layers", Range(0, 1), MOST_LAYERS)
     if listed and len(listed) != layers:
-        raise fields.refuse("no_rope_layers", f"is not 0 or 1 for each of {layers} layers")
+        raise fields.refuse("no_rope_layers", f"is not 0 or 1 for each layer of num_hidden_layers {layers}")
     every = fields.integer("no_rope_layer_interval", default=4)
     return [bool(listed[layer]) if listed else (layer + 1) % every != 0 for layer in range(layers)]
 

@@ -1,6 +1,7 @@
 """MiniMax-M2 (`MiniMaxM2ForCausalLM`): norms over the width of all heads, partial rotary embedding, sigmoid router."""
 
 from afserve.config_json import ConfigFields
+from afserve.config_ranges import MOST_LAYERS
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import gqa
@@ -10,7 +11,7 @@ from afserve.spec_parts import LayerSpec, MoeSpec
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     layers = fields.integer("num_hidden_layers")
-    if any(kind != 1 for kind in fields.items("attn_type_list", layers)):
+    if any(kind != 1 for kind in fields.items("attn_type_list", MOST_LAYERS)):
         raise fields.refuse(
             "attn_type_list", "has layers other than 1, softmax attention, which are not supported"
         )

@@ -54,17 +54,18 @@ def gqa(
 
 def _turned(fields: ConfigFields, head_dim: int, partial: float) -> int:
     """How many numbers of a head the rotary embedding turns."""
-    raw = fields.inner(fields.section("rope_parameters"), "rope_parameters")
-    named = fields.optional("rotary_dim")
-    default = named / head_dim if named else partial
-    share = raw.number(
-        "partial_rotary_factor", default=fields.number("partial_rotary_factor", default=default)
-    )
-    turned = int(head_dim * share)
+    inner = fields.inner(fields.section("rope_parameters"), "rope_parameters")
+    shares = [
+        part.number("partial_rotary_factor") for part in (inner, fields) if part.has("partial_rotary_factor")
+    ]
+    if shares:
+        turned = int(head_dim * shares[0])
+    else:
+        turned = fields.optional("rotary_dim") or int(head_dim * partial)
     if not turned or turned % 2 or turned > head_dim:
         raise fields.error(
-            f"rotary_dim or partial_rotary_factor: {share:g} of {head_dim} numbers (head_dim, or hidden_size "
-            f"over num_attention_heads) is {turned}, not an even number from 2 to {head_dim}",
+            f"rotary_dim or partial_rotary_factor: {turned} of {head_dim} numbers of a head (head_dim, or hidden_size "
+            f"over num_attention_heads) is not an even number from 2 to {head_dim}",
             "partial_rotary_factor",
         )
     return turned

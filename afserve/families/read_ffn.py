@@ -34,8 +34,10 @@ def stack(
 
 def check_top_k(fields: ConfigFields, moe: MoeSpec) -> None:
     if moe.top_k > moe.experts:
-        name = next(name for name in TOP_K_FIELDS if fields.has(name))
-        raise fields.refuse(name, f"is more than the {moe.experts} of {EXPERT_FIELDS}")
+        names = [name for name in TOP_K_FIELDS if fields.has(name)]
+        raise fields.error(
+            f"{', '.join(names)}: {moe.top_k} is more than the {moe.experts} of {EXPERT_FIELDS}", names[-1]
+        )
 
 
 def dense_then_moe(fields: ConfigFields, default: int) -> range:

@@ -1,5 +1,7 @@
 """Every family against transformers: logits of a prompt, and greedy tokens however the engine is cut."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -52,3 +54,22 @@ def test_preemption(name, checkpoint, continued):
     assert collect(cluster.run(asked())) == continued(name)
     assert cluster.attention[0].stats().preemptions > 0
     cluster.attention[0].check()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_move_between_nodes(name, checkpoint, continued):
+    """A request goes on at another attention node with the tokens that it has so far, and nobody can tell."""
+    source = ModelSource(str(checkpoint(name)), name)
+    cluster = LocalCluster.build(source, config(micro_batches=2, max_batch_tokens=13), attention=2, experts=2)
+    (first, second), request = cluster.attention, asked()[2]
+    first.submit(request)
+    tokens: list[int] = []
+    while len(tokens) < NEW // 2:
+        tokens += [token for event in cluster.step() for token in event.token_ids]
+    first.cancel(request.handle)
+    while first.busy:
+        cluster.step()
+    second.submit(replace(request, generated=tuple(tokens)))
+    while second.busy:
+        tokens += [token for event in cluster.step() for token in event.token_ids]
+    assert tokens == continued(name)[2]

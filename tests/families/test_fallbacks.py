@@ -1,0 +1,45 @@
+"""What of each family the native library does not do: said once, and what docs/serve-a-checkpoint.md tells."""
+
+import pytest
+
+from afserve.config import ModelSource
+from afserve.engine.local import LocalCluster
+from afserve.engine.request import SamplingParams
+from tests.engine.driving import collect, config, prompts, requests
+from tests.families.tiny import TINY
+
+WIDE, NORM, CHUNKS = "norms of all heads together", "LayerNorm", "attention in chunks"
+MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
+FALLEN = {
+    "olmoe": {("gqa_half", f"clipped projections, {WIDE}")},
+    "olmoe-one-group": {("gqa_half", WIDE)},
+    "hunyuan": {("gqa_half", "norms after the rotary embedding")},
+    "phimoe": MIXER,
+    "phimoe-window": MIXER,
+    "minimax": {("gqa_half", WIDE)},
+    "dbrx": {("gqa_half", f"{NORM}, clipped projections")},
+    "gptoss": {
+        ("expert_ffn", "biases, a clamped SwiGLU"), ("gqa_half", "attention sinks"),
+        ("attend_gqa", "attention sinks"), ("route", "a bias of the router's logits"),
+    },
+    "llama4": {("gqa_half", CHUNKS), ("gqa_half", "queries scaled by position")},
+    "llama4-top2": {("gqa_half", CHUNKS)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_runs_in_pytorch(name, checkpoint):
+    cluster = LocalCluster.build(ModelSource(str(checkpoint(name)), name), config(block_size=8))
+    if cluster._ops.backend_name != "native":
+        pytest.skip("the native library was not built")
+    assert collect(cluster.run(requests(prompts((9,)), SamplingParams(max_tokens=2, ignore_eos=True))))
+    fallen = {(fallback.op, fallback.reason) for fallback in cluster._ops.fallbacks()}
+    assert fallen == FALLEN.get(name, set())
+
+
+def test_a_chunk_that_no_context_leaves_is_no_chunk(checkpoint):
+    """So Llama 4 runs in fused halves for contexts of up to a chunk."""
+    cluster = LocalCluster.build(
+        ModelSource(str(checkpoint("llama4-top2")), "llama4"), config(max_model_len=8)
+    )
+    assert cluster._ops.fallbacks() == ()

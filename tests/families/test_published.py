@@ -1,0 +1,111 @@
+"""Families as files: how long they are, which published models they read, and what is said of all others."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from afserve.cli.catalog import load_model
+from afserve.config import ModelSource
+from afserve.engine.local import LocalCluster
+from afserve.errors import CheckpointError, ConfigError
+from afserve.families.table import FAMILIES, load_spec, naming_of, spec_from_config
+from afserve.models.identity import role_of
+from tests.engine.driving import config
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted({family.layers.__module__.rpartition(".")[2] for family in FAMILIES.values()})
+MOST_LINES, MOST_OF_LLAMA4 = 80, 115
+MODELS = {
+    path.stem: tomllib.loads(path.read_text())["config"] for path in (ROOT / "configs/models").glob("*.toml")
+}
+SERVED = sorted(name for name, fields in MODELS.items() if fields["model_type"] in FAMILIES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_family_is_a_short_file(name):
+    lines = (ROOT / f"afserve/families/{name}.py").read_text().splitlines()
+    assert len(lines) <= (MOST_OF_LLAMA4 if name == "llama4" else MOST_LINES)
+
+
+def test_every_family_has_a_published_model():
+    covered = {MODELS[name]["model_type"] for name in SERVED}
+    assert covered == {*FAMILIES} - {"llama4"}, "llama4 is llama4_text beside a vision model"
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_published_models_are_read_and_planned(name, tmp_path):
+    """As a config.json: the engine's shape, and the planner's from the same file."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
+    shape = load_model(str(tmp_path))
+    assert shape.total_elems == load_model(name).total_elems
+    spec = load_spec(tmp_path)
+    assert spec.layers == shape.layers and spec.routed_parameters() == shape.expert_elems
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "heads", "groups"), [("kimi-k2", 384, 64, 1), ("deepseek-r1", 256, 128, 8)]
+)
+def test_models_with_the_layout_of_deepseek_v3(name, experts, heads, groups):
+    spec, v3 = spec_from_config(MODELS[name]), spec_from_config(MODELS["deepseek-v3"])
+    assert naming_of(spec) == naming_of(v3)
+    assert (spec.experts, spec.layer(60).attention.heads, spec.moe.groups) == (experts, heads, groups)
+    assert spec.layer(60).attention.kv_lora_rank == 512 and spec.moe.correction_bias
+    assert spec.layers == 61 and spec.hidden == v3.hidden
+
+
+def test_llama4_beside_a_vision_model():
+    text = MODELS["llama-4-scout"]
+    spec = spec_from_config(
+        {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 7}}
+    )
+    assert spec.hidden == 5120 and spec.layers == 48
+    assert naming_of(spec).embedding == "language_model.model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "dbrx", "llama4_text"])
+def test_stacked_experts_are_read_by_expert_nodes(name):
+    naming = FAMILIES[name].naming
+    stacked = naming.stacked
+    names = [naming.in_moe(3, part) for part in (stacked.gate_up, stacked.down, stacked.up) if part]
+    assert {role_of(part) for part in names} == {"expert"}
+    assert role_of(naming.router(3)) == role_of(naming.embedding) == "attention"
+
+
+def test_the_supported_families_are_listed():
+    with pytest.raises(
+        CheckpointError, match="model_type 'step3p5' is not supported; supported: " + ", ".join(FAMILIES)
+    ):
+        spec_from_config({"model_type": "step3p5"})
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value", "words"),
+    [
+        ("gpt-oss-120b", "quantization_config", {"quant_method": "mxfp4"}, "method 'mxfp4' is not supported"),
+        ("gpt-oss-120b", "hidden_act", "gelu", "hidden_act: 'gelu' is not silu"),
+        ("minimax-m2", "attn_type_list", [0] * 62, "attn_type_list: .* has layers other than 1"),
+        ("hunyuan-a13b", "moe_topk", [8] * 31 + [4], "moe_topk: .* is not the same for all layers"),
+        ("phi-3.5-moe", "num_experts_per_tok", 4, "num_experts_per_tok: 4 is not 2"),
+        ("glm-4.5", "partial_rotary_factor", 0.01, "partial_rotary_factor: 1 of 128 numbers"),
+        (
+            "llama-4-scout",
+            "no_rope_layers",
+            [1, 0],
+            "no_rope_layers: .* is not 0 or 1 for each layer of num_hidden_layers 48",
+        ),
+        ("dbrx", "d_model", -1, r"hidden_size: -1 is not .* \(hidden_size is d_model here\)"),
+    ],
+)
+def test_what_is_not_served_is_named(model, field, value, words):
+    with pytest.raises(CheckpointError, match=words):
+        spec_from_config({**MODELS[model], field: value})
+
+
+def test_a_block_that_does_not_divide_a_chunk(checkpoint):
+    source = ModelSource(str(checkpoint("llama4")), "llama4")
+    with pytest.raises(
+        ConfigError, match="block_size: 12 tokens do not divide the 16 of the model's attention_chunk"
+    ):
+        LocalCluster.build(source, config(block_size=12))
