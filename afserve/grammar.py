@@ -1,7 +1,7 @@
 """Grammars that an answer must follow: written from a schema, a regex, choices or Lark; compiled against a tokenizer.
 
-A grammar travels as text in llguidance's own form. Nothing here knows requests; llguidance is imported when the first
-grammar is used.
+A grammar travels as text in llguidance's own form. Nothing here knows requests; llguidance and NumPy are imported when
+the first grammar is used.
 """
 
 import json
@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from afserve.errors import RequestError
 from afserve.json_file import LIST_BYTES, read_text
 
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLMatcher, LLTokenizer
+    from numpy.typing import NDArray
 
 MAX_GRAMMAR_CHARACTERS = 1 << 17
 MAX_CHOICES = 4096
@@ -110,8 +109,10 @@ class Matcher:
         """Whether this token may come next; costs a tenth of a mask."""
         return self._matcher.validate_tokens([token]) == 1
 
-    def forbidden_V(self) -> NDArray[np.bool_]:
+    def forbidden_V(self) -> "NDArray[np.bool_]":
         """True for each token of the vocabulary that may not come next. Raises RequestError as `consume`."""
+        import numpy as np
+
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             self._raise("it became too complex")
