@@ -103,8 +103,10 @@ def _sampling(params: SamplingParams | None) -> dict[str, object]:
     given: dict[str, object] = {"max_tokens": params.max_tokens}
     for field in fields(params):
         value = getattr(params, field.name)
-        if value != getattr(plain, field.name) and field.name != "prompt_logprobs":
+        if value != getattr(plain, field.name) and field.name not in ("prompt_logprobs", "grammar"):
             given[field.name] = list(value) if isinstance(value, tuple) else value
+    if params.grammar:
+        given["structured_outputs"] = {"grammar": params.grammar}
     if params.logit_bias:
         given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     return given

@@ -1,28 +1,28 @@
 """Grammars that an answer must follow: written from a schema, a regex, choices or Lark; compiled against a tokenizer.
 
-A grammar travels as text in llguidance's own form. Nothing here knows requests; llguidance is imported when the first
-grammar is used.
+A grammar travels as text in llguidance's own form. Nothing here knows requests; llguidance and NumPy are imported when
+the first grammar is used.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from afserve.errors import RequestError
 from afserve.json_file import LIST_BYTES, read_text
 
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLMatcher, LLTokenizer
+    from numpy.typing import NDArray
 
 MAX_GRAMMAR_CHARACTERS = 1 << 17
 MAX_CHOICES = 4096
 _MOST_WORDS = 300  # of a grammar's own error
-# White space between two parts of a JSON text is bounded: a model could write nothing else for ever.
-_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,24}"
+# A space, or a new line with its indentation: with more, a model could write nothing else for ever.
+_WHITE_SPACE = r"\x20|\x0A(\x20{0,20}|\x09{0,6})"
 
 
 def of_schema(schema: Mapping[str, object] | bool, param: str = "grammar") -> str:
@@ -55,11 +55,31 @@ def of_choice(choices: Sequence[str]) -> str:
     return of_lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
 
 
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A piece of JSON in running text: what begins with `trigger` goes on as `begin`, `schema` and `end`."""
+
+    trigger: str
+    begin: str
+    schema: Mapping[str, object]
+    end: str
+
+
+def of_tags(tags: Sequence[Tag], *, special: bool) -> str:
+    """Any text, with such pieces in it; `special`: the triggers are special tokens."""
+    from llguidance import StructTag
+
+    own = [StructTag(trigger=t.trigger, begin=t.begin, grammar=dict(t.schema), end=t.end) for t in tags]
+    return StructTag.to_grammar(own, assume_special=special)
+
+
 def of_lark(grammar: str, param: str = "grammar") -> str:
-    """Lark, as llguidance reads it; a text with `::=` is read as GBNF, which llama.cpp and vLLM take."""
+    """Lark, as llguidance reads it; GBNF, which llama.cpp and vLLM take; or a grammar of this file, as it is."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
+    if grammar.lstrip().startswith("{"):
+        return grammar
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(grammar))
     except Exception as error:
@@ -89,8 +109,10 @@ class Matcher:
         """Whether this token may come next; costs a tenth of a mask."""
         return self._matcher.validate_tokens([token]) == 1
 
-    def forbidden_V(self) -> NDArray[np.bool_]:
+    def forbidden_V(self) -> "NDArray[np.bool_]":
         """True for each token of the vocabulary that may not come next. Raises RequestError as `consume`."""
+        import numpy as np
+
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             self._raise("it became too complex")

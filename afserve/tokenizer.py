@@ -83,6 +83,9 @@ class Tokenizer:
         found: int | None = self._vocabulary.token_to_id(token)
         return found
 
+    def is_special(self, token: str) -> bool:
+        return self.token_id(token) in self.special_ids
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, special tokens spelled out."""
         known = self._bytes.get(token_id)

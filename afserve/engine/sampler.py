@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from afserve.engine.guides import Guide
 from afserve.engine.request import NOT_FINITE, SamplingParams, TokenLogprob
 from afserve.engine.sequence import Sequence
 from afserve.errors import RequestError
@@ -25,6 +26,9 @@ NUCLEUS = (
 )
 
 _ROWS = 64  # of a prompt's logits at once: 64 of 129,280 are 33 MB in float32
+
+_NONE_LEFT = "min_tokens: every token that may come next is a stop token, so none can be held back"
+_SECOND = 1 << 90  # beyond the bits of any seed and position: another draw at the same position
 
 log = logging.getLogger("afserve.engine")
 
@@ -101,14 +105,33 @@ def _one(row_V: Tensor, sequence: Sequence) -> int:
     _penalise(row_V, sequence, params)
     for token, bias in params.logit_bias:
         row_V[token] += bias
-    if sequence.guide is not None:
-        forbidden_V = sequence.guide.forbidden_V(sequence.tokens, sequence.prompt_length)
-        row_V[torch.from_numpy(forbidden_V)] = NEVER
     if sequence.output_length < params.min_tokens:
         _forbid(row_V, sequence)
+    if sequence.guide is not None:
+        return _guided(row_V, sequence, sequence.guide)
+    return _choose(row_V, params, _seed(sequence))
+
+
+def _choose(row_V: Tensor, params: SamplingParams, seed: int | None) -> int:
     if params.greedy:
         return int(row_V.argmax())
-    return _draw(row_V, params, _seed(sequence))
+    assert seed is not None, "the scheduler takes no request that draws without a seed"
+    return _draw(row_V, params, seed)
+
+
+def _guided(row_V: Tensor, sequence: Sequence, guide: Guide) -> int:
+    """A draw from the whole vocabulary where the grammar allows it, else another one from what the grammar allows: both
+    together are a draw from what it allows, and the first needs no mask. Not so where the best few are cut out first.
+    """
+    params, seed, at = sequence.request.params, _seed(sequence), sequence.prompt_length
+    if params.greedy or (params.top_p == 1.0 and params.top_k <= 0 and params.min_p == 0.0):
+        token = _choose(row_V, params, seed)
+        if guide.allows(sequence.tokens, at, token):
+            return token
+    row_V.masked_fill_(torch.from_numpy(guide.forbidden_V(sequence.tokens, at)), NEVER)
+    if row_V.max() == NEVER:
+        raise RequestError(_NONE_LEFT, param="min_tokens")
+    return _choose(row_V, params, None if seed is None else seed ^ _SECOND)
 
 
 def _forbid(row_V: Tensor, sequence: Sequence) -> None:
@@ -117,10 +140,7 @@ def _forbid(row_V: Tensor, sequence: Sequence) -> None:
         if token < row_V.shape[0]:
             row_V[token] = NEVER
     if row_V.max() == NEVER:
-        raise RequestError(
-            "min_tokens: every token that may come next is a stop token, so none can be held back",
-            param="min_tokens",
-        )
+        raise RequestError(_NONE_LEFT, param="min_tokens")
 
 
 def _penalise(row_V: Tensor, sequence: Sequence, params: SamplingParams) -> None:
@@ -175,11 +195,10 @@ def _softmax(value: Tensor, params: SamplingParams) -> Tensor:
     return ((value - value.max()) / params.temperature).softmax(-1)
 
 
-def _seed(sequence: Sequence) -> int:
+def _seed(sequence: Sequence) -> int | None:
     """A draw is a function of (seed, position), so preemption and re-batching cannot change it."""
     seed = sequence.request.params.seed
-    assert seed is not None, "the scheduler takes no request that draws without a seed"
-    return (seed << 24) ^ sequence.output_length
+    return None if seed is None else (seed << 24) ^ sequence.output_length
 
 
 def logprobs_of(logits_RV: Tensor, tokens: Many[int], alternatives: int) -> list[TokenLogprob]:

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError
 from afserve.server.admin import Admin
+from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.gate import Gate
@@ -79,14 +80,30 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
 
 def _routes(service: Service) -> list[Route]:
     info, admin, responses = Info(service), Admin(service), Responses(service)
+    completions, chat = Generate(service, Kind.COMPLETION), Generate(service, Kind.CHAT)
+    files = Files(service)
+    batches = Batches(
+        files,
+        {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses},
+    )
+    service.at_end.append(batches.close)
     return [
         Route("/", Live().page, methods=["GET"]),
-        Route("/v1/completions", Generate(service, Kind.COMPLETION), methods=["POST"]),
-        Route("/v1/chat/completions", Generate(service, Kind.CHAT), methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"]),
+        Route("/v1/files", files.create, methods=["POST"]),
+        Route("/v1/files", files.all, methods=["GET"]),
+        Route("/v1/files/{file_id}", files.get, methods=["GET"]),
+        Route("/v1/files/{file_id}", files.delete, methods=["DELETE"]),
+        Route("/v1/files/{file_id}/content", files.content, methods=["GET"]),
+        Route("/v1/batches", batches.create, methods=["POST"]),
+        Route("/v1/batches", batches.all, methods=["GET"]),
+        Route("/v1/batches/{batch_id}", batches.get, methods=["GET"]),
+        Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
         Route("/v1/messages", Spoken(service, Kind.MESSAGE, message), methods=["POST"]),
         Route("/v1/messages/count_tokens", info.count, methods=["POST"]),
         Route("/load", info.load, methods=["GET"]),

@@ -4,12 +4,12 @@ What a template can do is seen in its source: whether it names tools, which form
 reasoning. Knows no tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.grammar import of_schema
+from afserve.grammar import of_schema, of_tags
 from afserve.server.openai import ChatRequest
 from afserve.server.reading.reasoning import OPEN
 from afserve.server.reading.table import FORMS, XML, Reading, calls_of, thinks
@@ -23,8 +23,10 @@ _SWITCHES = ("enable_thinking", "thinking")
 class Conversation:
     """Of one model's chat template."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, special: Callable[[str], bool]) -> None:
+        """`special` tells special tokens."""
         self._template = template
+        self._special = special
         self._source = template.source
         self._calls = calls_of(self._source)
         self._thinks = thinks(self._source)
@@ -70,6 +72,8 @@ class Conversation:
         """What the answer must follow, from its first token on."""
         schema = asked.tools.schema()
         found = asked.wanted if schema is None else Wanted("tools", of_schema(schema, "tools"))
+        if found is None and asked.tools.used and asked.tools.strict:
+            found = self._strict(asked)
         if found is not None and self._begins_inside(prompt):
             raise RequestError(
                 f"{found.param}: this model reasons before it answers, so its words cannot be held to a format; switch "
@@ -77,6 +81,16 @@ class Conversation:
                 param=found.param,
             )
         return found
+
+    def _strict(self, asked: ChatRequest) -> Wanted:
+        if self._calls != "hermes":
+            raise RequestError(
+                f"tools: {asked.tools.strict!r} is strict, which cannot be held in this model's form of calls; use "
+                "tool_choice required, or leave strict out",
+                param="tools",
+            )
+        tags = asked.tools.tags()
+        return Wanted("tools", of_tags(tags, special=self._special(tags[0].trigger)))
 
     def _begins_inside(self, prompt: str) -> bool:
         """Whether the prompt has opened the reasoning already."""
@@ -96,5 +110,5 @@ class Conversation:
         return values
 
 
-def conversation_of(template: ChatTemplate | None) -> Conversation | None:
-    return None if template is None else Conversation(template)
+def conversation_of(template: ChatTemplate | None, special: Callable[[str], bool]) -> Conversation | None:
+    return None if template is None else Conversation(template, special)

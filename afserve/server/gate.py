@@ -21,6 +21,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 METRICS_PATHS = frozenset({"/metrics"})
 CHANGING_PREFIX = "/admin"
 ADMIN_PREFIXES = (CHANGING_PREFIX, "/status")
+FILES_PATH = "/v1/files"  # a form; who may send it is told by its Origin
 ANTHROPIC_PREFIX = "/v1/messages"  # whose clients send the key in a header of its own
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -104,7 +105,7 @@ class Gate:
         self._check_size(scope)
         self._check_names(scope["method"], headers)
         self._check_key(scope["path"], headers)
-        self._check_type(scope["method"], headers)
+        self._check_type(scope["method"], scope["path"], headers)
 
     def _check_size(self, scope: Scope) -> None:
         """The parser bounds what it buffers, this bounds what it let through in one piece."""
@@ -148,14 +149,15 @@ class Gate:
         if not any(hmac.compare_digest(given.strip().encode(), key) for key in keys):
             raise AuthError("the API key is not one of this server's")
 
-    def _check_type(self, method: str, headers: Headers) -> None:
+    def _check_type(self, method: str, path: str, headers: Headers) -> None:
         """A form of another site cannot be sent as JSON without the browser asking first."""
         if method in SAFE_METHODS:
             return
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             return
         given = headers.get("content-type", "")
-        if given.partition(";")[0].strip().lower() != "application/json":
+        kind = given.partition(";")[0].strip().lower()
+        if kind != ("multipart/form-data" if path == FILES_PATH else "application/json"):
             raise MediaTypeError(
                 f"Content-Type: {shown(given)}: bodies are JSON; send the header Content-Type: application/json"
             )

@@ -122,7 +122,7 @@ class Preparer:
         self._model = model
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._conversation = conversation_of(template)
+        self._conversation = conversation_of(template, tokenizer.is_special)
         self._formats = Formats(compiler)
         self._elsewhere = elsewhere
 

@@ -58,6 +58,8 @@ async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> Non
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for end in service.at_end:
+            await end()
         ended = await service.inflight.drain(service.settings.drain_seconds)
         if ended:
             log.warning("%d requests were ended while the server stopped", ended)

@@ -1,6 +1,7 @@
 """What every endpoint is given: the backend, the text side, the limits and the counts of one gateway."""
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
 from afserve.errors import CapacityError
@@ -16,6 +17,8 @@ from afserve.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Service:
+    """`at_end` is called when the server stops, before requests are waited for."""
+
     backend: Backend
     tokenizer: Tokenizer
     settings: ServerSettings
@@ -25,6 +28,7 @@ class Service:
     text: TextPool
     connections: Connections
     generator: Generator
+    at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def check_ready(self) -> None:
         """Whether a request would be answered at once."""

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afserve.errors import RequestError, shown
+from afserve.grammar import Tag
 from afserve.server.fields import Fields
+from afserve.server.reading.calls import HERMES
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _ANY: Mapping[str, object] = {"type": "object"}
+# A function without parameters takes an empty object, as OpenAI has it.
+_NONE: Mapping[str, object] = {**_ANY, "properties": {}, "additionalProperties": False}
 Tool = Mapping[str, object]
 
 
@@ -36,6 +40,24 @@ class Tools:
             return None
         return _list_of(functions, most=None if self.parallel else 1)
 
+    @property
+    def strict(self) -> str:
+        """The name of a function whose arguments must follow its schema wherever the model calls it; "" for none."""
+        return next((str(f["name"]) for f in map(_function, self.shown) if f.get("strict") is True), "")
+
+    def tags(self) -> tuple[Tag, ...]:
+        """Calls in Hermes' form in running text; a function that is not strict takes any object."""
+        functions = [_function(tool) for tool in self.shown]
+        return tuple(
+            Tag(
+                HERMES.opens[0],
+                f'{HERMES.opens[0]}\n{{"name": {json.dumps(f["name"])}, "arguments": ',
+                _parameters(f) if f.get("strict") is True else _ANY,
+                "}\n",
+            )
+            for f in functions
+        )
+
     def types(self) -> dict[str, dict[str, str]]:
         """function -> parameter -> type, where the schema says one."""
         found: dict[str, dict[str, str]] = {}
@@ -58,7 +80,7 @@ def _function(tool: Tool) -> Mapping[str, object]:
 
 def _parameters(function: Mapping[str, object]) -> Mapping[str, object]:
     given = function.get("parameters")
-    return given if isinstance(given, Mapping) and given else _ANY
+    return given if isinstance(given, Mapping) and given else _NONE
 
 
 def _list_of(functions: Sequence[Mapping[str, object]], most: int | None) -> Mapping[str, object]:
@@ -124,6 +146,7 @@ def _tool(tool: Fields) -> Tool:
             param=function.name("name"),
         )
     function.section("parameters")
+    function.flag("strict")
     return tool.raw()
 
 

@@ -3,13 +3,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.sampler import sample
+from afserve.engine.sequence import Sequence
 from afserve.errors import RequestError
 from afserve.grammar import Compiler, of_choice, of_lark, of_object, of_regex, of_schema
+from afserve.kernels.ops import open_ops
 from afserve.tokenizer import Tokenizer
 
 NANO = Path("configs/nano")
@@ -118,6 +123,28 @@ def test_tokens_that_do_not_follow_it_end_the_request(nano, tokenizer):
     )
     assert tokens == {0: []} and last[0].finish_reason == "error"
     assert last[0].error.startswith("grammar: not a grammar that can be followed")
+
+
+class Evens:
+    """Allows every other token."""
+
+    def allows(self, tokens, start, token):
+        return token % 2 == 0
+
+    def forbidden_V(self, tokens, start):
+        return np.arange(6) % 2 == 1
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 6}])
+def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):
+    logits = torch.tensor([1.0, 3.0, 2.0, 0.0, 0.0, 2.0])
+    wanted = torch.where(torch.arange(6) % 2 == 0, logits, float("-inf")).softmax(-1)
+    counts = torch.zeros(6)
+    for seed in range(3000):
+        params = SamplingParams(temperature=1.0, seed=seed, grammar="x", **cut)
+        sequence = Sequence.start(GenerationRequest(0, (1,), params), 0, frozenset(), guide=Evens())
+        counts[sample(logits[None], [sequence], open_ops("cpu", 1))[0]] += 1
+    assert torch.allclose(counts / 3000, wanted, atol=0.04)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import openai
 import pytest
 
+from afserve.grammar import Compiler
 from tests.server.test_structured import nano  # noqa: F401 - a fixture
 
 USER = [{"role": "user", "content": "hello"}]
@@ -75,6 +76,24 @@ def test_calls_come_as_they_are_written(client, server):
     assert [c.function.name for c in calls] == ["forecast", "time"]
     assert json.loads(calls[0].function.arguments) == {"city": "Bern", "days": 2}
     assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_strict_function_is_held_to_its_schema(client, server):
+    strict = {"type": "function", "function": {"name": "forecast", "parameters": FORECAST, "strict": True}}
+    ask(client, tools=[strict, TOOLS[1]])
+    tokenizer, model = server.backend.tokenizer, server.backend.model
+    compiled = Compiler(model.path, model.vocab_size, (1,)).compile(server.backend.requests[0].params.grammar)
+
+    def follows(text):
+        matcher = compiled.copy()
+        return all(
+            matcher.allows(t) and matcher.consume([t]) is None for t in tokenizer.encode(text)
+        ), matcher
+
+    assert follows("Hello.")[1].allows(1)
+    assert follows(CALLS)[0] and follows(CALLS.replace("Bern", "Basel"))[0]
+    assert not follows(CALLS.replace("Bern", "Rome"))[0]
+    assert not follows(CALLS.replace("forecast", "weather"))[0]
 
 
 def test_no_parallel_calls(client, server):

@@ -1,5 +1,6 @@
 """POST /v1/responses as a chat request: input items to messages, flat tools to nested ones."""
 
+import json
 from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
@@ -14,6 +15,7 @@ NAMES: Mapping[str, str] = {
     "reasoning_effort": "reasoning.effort",
 }
 MAX_ITEMS = 8192
+MAX_REPEATED = 1 << 18
 _REFUSED = {
     "background": "ask for a stream, or send it with /v1/batches",
     "conversation": "use previous_response_id",
@@ -62,7 +64,18 @@ def _refuse(fields: Fields) -> None:
 
 
 def _facts(fields: Fields) -> Body:
-    """What the answer repeats."""
+    """What the answer repeats. Raises RequestError for more than fits into every event that repeats it."""
+    facts = _repeated(fields)
+    size = len(json.dumps(facts))
+    if size > MAX_REPEATED:
+        raise RequestError(
+            f"tools: with instructions and metadata they have {size} bytes, at most {MAX_REPEATED} are taken",
+            param="tools",
+        )
+    return facts
+
+
+def _repeated(fields: Fields) -> Body:
     return {
         "instructions": fields.text("instructions"),
         "metadata": or_else(fields.get("metadata"), {}),
@@ -166,7 +179,9 @@ def _tools(fields: Fields, chat: Body) -> None:
             name = tool.name("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, only function tools are", param=name)
         function = {
-            key: tool.get(key) for key in ("name", "description", "parameters") if tool.get(key) is not None
+            key: tool.get(key)
+            for key in ("name", "description", "parameters", "strict")
+            if tool.get(key) is not None
         }
         tools.append({"type": "function", "function": function})
     if tools:

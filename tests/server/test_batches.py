@@ -1,0 +1,141 @@
+"""Files and batches through the official client."""
+
+import io
+import json
+import time
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.clock import FakeClock
+from afserve.errors import CapacityError, NotFoundError, RequestError
+from afserve.server.batches.files import FileStore
+from afserve.server.batches.multipart import fields_of
+from afserve.server.scheduling import BATCH_PRIORITY
+
+LINE = b'{"custom_id":"a","url":"/v1/completions","body":{}}\n'
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def lines(*bodies, url="/v1/completions"):
+    asked = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": b} for i, b in enumerate(bodies)]
+    return io.BytesIO("\n".join(map(json.dumps, asked)).encode())
+
+
+def upload(client, data):
+    return client.files.create(file=("asked.jsonl", data), purpose="batch").id
+
+
+def start(client, file_id, endpoint="/v1/completions"):
+    return client.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h")
+
+
+def finished(client, batch):
+    deadline = time.monotonic() + 60
+    while batch.status == "in_progress" and time.monotonic() < deadline:
+        time.sleep(0.02)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+def answers(client, file_id):
+    return {a["custom_id"]: a for a in map(json.loads, client.files.content(file_id).text.splitlines())}
+
+
+def test_a_batch(client, server):
+    bodies = [{"model": "tiny", "prompt": "x", "max_tokens": 2 + i} for i in range(20)]
+    bodies.append({"model": "tiny", "prompt": "x", "max_tokens": 0})
+    file_id = upload(client, lines(*bodies))
+    batch = finished(client, start(client, file_id))
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (20, 1)
+    said = answers(client, batch.output_file_id)
+    assert len(said) == 20 and said["r1"]["response"]["body"]["usage"]["completion_tokens"] == 3
+    refused = answers(client, batch.error_file_id)["r20"]["response"]
+    assert refused["status_code"] == 400 and refused["body"]["error"]["param"] == "max_tokens"
+    assert {request.priority for request in server.backend.requests} == {BATCH_PRIORITY}
+    assert batch.id in [each.id for each in client.batches.list()]
+
+
+def test_a_batch_of_chats(client, server):
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    file_id = upload(client, lines(chat, chat, url="/v1/chat/completions"))
+    batch = finished(client, start(client, file_id, "/v1/chat/completions"))
+    said = answers(client, batch.output_file_id)
+    assert said["r0"]["response"]["body"]["choices"][0]["message"]["content"] == server.backend.reply
+
+
+def test_a_batch_that_is_cancelled(client, server):
+    server.backend.hold_at = 2
+    try:
+        batch = start(client, upload(client, lines(*[{"model": "tiny", "prompt": "x"}] * 40)))
+        assert server.backend.holding.wait(20)
+        assert client.batches.cancel(batch.id).status == "cancelled"
+        assert len(server.backend.requests) < 40
+        assert len(server.backend.closed) == len(server.backend.requests)
+    finally:
+        server.backend.release.set()
+
+
+def test_files(client):
+    file_id = upload(client, io.BytesIO(b"\r\n--x\r\n{}"))
+    assert client.files.retrieve(file_id).filename == "asked.jsonl"
+    assert client.files.content(file_id).content == b"\r\n--x\r\n{}"
+    assert file_id in [file.id for file in client.files.list()]
+    assert client.files.delete(file_id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file_id)
+
+
+@pytest.mark.parametrize(
+    "words, data, endpoint",
+    [
+        ("0 requests", b"\n", "/v1/completions"),
+        ("line 1: the body is not valid JSON", b"{", "/v1/completions"),
+        ("line 1: a line needs", b"{}", "/v1/completions"),
+        ("line 2: custom_id 'a' is there twice", LINE * 2, "/v1/completions"),
+        ("line 1: url", b'{"custom_id":"a","url":"/v1/completions","body":{}}', "/v1/chat/completions"),
+        ("line 1: stream", b'{"custom_id":"a","url":"/v1/completions","body":{"stream":true}}', "/v1/completions"),
+        ("endpoint", b"{}", "/v1/images"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_is_refused(client, words, data, endpoint):
+    file_id = upload(client, io.BytesIO(data))
+    with pytest.raises(openai.BadRequestError, match=words):
+        start(client, file_id, endpoint)
+
+
+def test_unknown_ones(client):
+    for ask in (client.batches.retrieve, client.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            ask("batch_none")
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("x", b"x"), purpose="vision")
+
+
+def test_files_are_bounded():
+    clock = FakeClock()
+    store = FileStore(clock, most_bytes=10, seconds=5)
+    kept = store.put("a", "batch", b"x" * 8, 0)
+    with pytest.raises(CapacityError):
+        store.put("b", "batch", b"x" * 3, 0)
+    clock.advance(6)
+    assert store.put("b", "batch", b"x" * 3, 0)
+    with pytest.raises(NotFoundError):
+        store.get(kept.id)
+
+
+@given(st.binary(max_size=200), st.text(max_size=60))
+def test_no_form_breaks_the_reader(body, kind):
+    for content_type in (kind, "multipart/form-data; boundary=x"):
+        try:
+            fields_of(content_type, body)
+        except RequestError:
+            continue
