@@ -40,6 +40,10 @@ class Launcher(Protocol):
         """The pid of its process on its host, or None where it has none that was started from here."""
         ...
 
+    def inherit(self, node: NodeId, pid: int) -> None:
+        """This node says that it has been there since an earlier controller of the run."""
+        ...
+
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         """To this process of a node; nothing where it has ended."""
         ...

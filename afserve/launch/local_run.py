@@ -219,7 +219,7 @@ class LocalRun:
     def _break(self, node: NodeId, kind: FaultKind, seconds: float) -> int:
         """Returns the pid. Raises ConfigError for a node that has no process of ours."""
         member = self.controller.members.at(node)
-        if member is not None and member.alive and self._is_started_here(node):
+        if member is not None and member.alive and self._can_start(node):
             self.processes.inherit(node, member.pid)
         return self._faults.begin(node, kind, seconds)
 

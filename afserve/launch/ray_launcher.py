@@ -120,6 +120,14 @@ class RayLauncher:
     def running(self, node: NodeId) -> int | None:
         return self._local.running(node) if node.role is Role.GATEWAY else self._pids.get(str(node))
 
+    def inherit(self, node: NodeId, pid: int) -> None:
+        """Its actor goes on under the name that it has; the helper knows whether this is its process."""
+        if node.role is Role.GATEWAY:
+            self._local.inherit(node, pid)
+        else:
+            self._nodes.setdefault(str(node), node)
+            self._pids.setdefault(str(node), pid)
+
     def send_signal(self, node: NodeId, pid: int, number: signal.Signals) -> None:
         if node.role is Role.GATEWAY:
             self._local.send_signal(node, pid, number)
