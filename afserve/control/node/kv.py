@@ -146,8 +146,8 @@ class KvMoves:
         worth = not (transfer and again) or transfer < again
         tokens, megabytes = len(names) * self._block_size, len(names) * self._block_bytes / 1e6
         self._tell(
-            f"request {request.handle} comes from {attention_node(source.index)} with {tokens:,} tokens: moving their KV "
-            f"({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
+            f"request {request.handle} comes from {attention_node(source.index)} with {tokens:,} tokens: moving their "
+            f"KV ({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
             f"they are {'moved' if worth else 'computed'}"
         )
         if worth:
