@@ -58,6 +58,7 @@ from afserve.control.wire.values import (
     FromNode,
     Heartbeat,
     Identity,
+    Noted,
     Progress,
     Query,
     QueryAnswer,
@@ -301,10 +302,12 @@ class Controller:
         return "its control stream ended"
 
     def _hear(self, member: MemberId, value: FromNode) -> None:
-        """Routing counts and questions are no business of the membership."""
+        """Routing counts, questions and lines for the log are no business of the membership."""
         match value:
             case Routed(rows):
                 self.balancing.heard(rows, self._clock.now())
+            case Noted(text):
+                log.info("%s: %s", member.node, text)
             case Query():
                 self._spawn(self._answer(member, value))
             case _:

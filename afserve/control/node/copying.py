@@ -4,7 +4,6 @@ A buddy is offered a few blocks at a time, and nothing more until it has answere
 behind and decoding does not notice. Only blocks that are full are copied, each request's in order.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +13,6 @@ from afserve.comm.kv.messages import Name
 from afserve.control.copies import buddies
 from afserve.control.wire.values import AttentionPeer
 
-log = logging.getLogger("afserve.kv")
 _EVERY = 0.02  # seconds between two looks at what is new
 _BACK_OFF = 1.0  # after a buddy that did not keep what it was offered
 _OFFER_BYTES = 4 << 20
@@ -61,8 +59,6 @@ class Copier:
         before = {buddy.peer: buddy for buddy in self._buddies}
         peers = [peer for peer in buddies(nodes, self._index, self._copies) if peer.address]
         self._buddies = [before.get(peer) or _Buddy(peer) for peer in peers]
-        if len(peers) < self._copies:
-            log.info("KV copies: %d wanted, %d other attention nodes take them now", self._copies, len(peers))
 
     def turn(self) -> None:
         """Called once per turn of the loop; most calls only look at the clock."""

@@ -4,8 +4,8 @@ It is pulled where that is predicted to be faster than to compute the tokens aga
 longer than that would take. Whatever does not come in time is computed. It knows no streams.
 """
 
-import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +17,8 @@ from afserve.control.node.copying import Copier
 from afserve.control.wire.values import AttentionNodes, KvSource
 from afserve.engine.request import GenerationRequest
 from afserve.engine.stats import KvStats
+from afserve.member import attention_node
 
-log = logging.getLogger("afserve.kv")
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
 LEAST_SECONDS, MOST_SECONDS = 1.0, 30.0  # limits of a pull
 UNKNOWN_SECONDS = 2.0  # where no prompt was computed here yet
@@ -108,7 +108,7 @@ class _Waiting:
 
 
 class KvMoves:
-    """`copier` is there with `--kv-copies`."""
+    """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log."""
 
     def __init__(
         self,
@@ -118,10 +118,11 @@ class KvMoves:
         block_size: int,
         block_bytes: int,
         copier: Copier | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
-        self._copier = copier
+        self._copier, self._tell = copier, tell
         self._queue: deque[_Waiting] = deque()
         self._pulls: dict[int, _Waiting] = {}
         self._rate = 0.0  # bytes per second of the pulls so far
@@ -143,16 +144,12 @@ class KvMoves:
             return False
         transfer, again = self._predict(len(names))
         worth = not (transfer and again) or transfer < again
-        log.info(
-            "request %d comes from attention-%d with %d tokens: moving their KV (%.1f MB) takes %s, computing them %s; "
-            "it is %s",
-            request.handle,
-            source.index,
-            len(names) * self._block_size,
-            len(names) * self._block_bytes / 1e6,
-            _told(transfer),
-            _told(again),
-            "moved" if worth else "computed",
+        tokens, megabytes = len(names) * self._block_size, len(names) * self._block_bytes / 1e6
+        owner = attention_node(source.index)
+        self._tell(
+            f"request {request.handle} comes from {owner} with {tokens:,} tokens: moving their KV "
+            f"({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
+            f"they are {'moved' if worth else 'computed'}"
         )
         if worth:
             limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
@@ -224,18 +221,12 @@ class KvMoves:
         if pulled.bytes and pulled.seconds > 0:
             rate = pulled.bytes / pulled.seconds
             self._rate = rate if not self._rate else self._rate + _WEIGHT * (rate - self._rate)
-        log.info(
-            "request %d: %d of %d blocks came from attention-%d in %.1f ms, %d were here, %d are computed again (%s)",
-            waited.request.handle,
-            pulled.received,
-            len(waited.names),
-            waited.source.index,
-            1e3 * pulled.seconds,
-            pulled.here,
-            missing,
-            pulled.why,
+        owner = attention_node(waited.source.index)
+        self._tell(
+            f"request {waited.request.handle}: {pulled.received} of {len(waited.names)} blocks came from {owner} in "
+            f"{1e3 * pulled.seconds:.1f} ms, {pulled.here} were here, {missing} are computed again ({pulled.why})"
         )
-        what = f"{pulled.received} blocks from attention-{waited.source.index}"
+        what = f"{pulled.received} blocks from {owner}"
         self._node.draw("KV blocks", what, self._clock.now() - pulled.seconds)
 
     def stats(self) -> KvStats:

@@ -12,7 +12,7 @@ from afserve.comm.kv.socket_wires import SocketWires, listen_here, listen_on
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import KvMoves, Moved
 from afserve.control.node.stream import ControlStream
-from afserve.control.wire.values import Assigned
+from afserve.control.wire.values import Assigned, Noted
 from afserve.engine.attention_node import AttentionNode
 
 _GAP = 0.25  # seconds between two turns that count at the most: a process that was not running judges nobody as late
@@ -37,4 +37,12 @@ def open_kv(
     if engine.kv_copies:
         copier = Copier(node, exchange, assigned.node.index, engine.kv_copies, kv.block_bytes, clock)
     wires.start()
-    return KvMoves(node, exchange, clock, engine.block_size, kv.block_bytes, copier)
+    return KvMoves(
+        node,
+        exchange,
+        clock,
+        engine.block_size,
+        kv.block_bytes,
+        copier,
+        lambda line: stream.send(Noted(line)),
+    )

@@ -38,6 +38,7 @@ from afserve.control.wire.values import (
     Held,
     Identity,
     KvSource,
+    Noted,
     Peers,
     Progress,
     Query,
@@ -542,6 +543,7 @@ _FROM_NODE: dict[type, Codec] = {
     Failed: ("failed", _put_failed, lambda p: Failed(_take_error(p.error))),
     Query: _flat("query", Query),
     Stuck: _flat("stuck", Stuck),
+    Noted: _flat("noted", Noted),
 }
 _TO_NODE: dict[type, Codec] = {
     Assigned: ("assigned", _put_assigned, _take_assigned),

@@ -132,6 +132,13 @@ class Stuck:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """A line for the run's log, at level info: nodes have none that a user sees."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The node cannot go on and is about to exit."""
 
@@ -377,6 +384,7 @@ FromNode = (
     | Adopted
     | Query
     | Stuck
+    | Noted
 )
 ToNode = (
     Assigned
