@@ -65,9 +65,11 @@ class Copier:
         now = self._clock.now()
         if now < self._due or not self._buddies:
             return
-        self._due = now + _EVERY
         free = [buddy for buddy in self._buddies if buddy.offer is None and now >= buddy.again]
-        written = self._node.written_names() if free else {}
+        if not free:
+            return
+        self._due = now + _EVERY
+        written = self._node.written_names()
         for buddy in free:
             buddy.copied = {request: count for request, count in buddy.copied.items() if request in written}
             self._offer(buddy, written)
