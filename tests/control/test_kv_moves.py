@@ -157,7 +157,7 @@ def test_copies_are_offered_in_order_one_offer_at_a_time():
     node.written = {5: [b"n"] * 6, 6: [b"m"] * 2}
 
     def turn():
-        clock.advance(0.02)
+        clock.advance(0.1)
         copier.turn()
         return exchange.offers[-1]
 

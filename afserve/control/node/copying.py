@@ -13,7 +13,7 @@ from afserve.comm.kv.messages import Name
 from afserve.control.copies import buddies
 from afserve.control.wire.values import AttentionPeer
 
-_EVERY = 0.02  # seconds between two looks at what is new
+_EVERY = 0.1  # seconds between two looks at what is new, while little is: each offer wakes four threads
 _BACK_OFF = 1.0  # after a buddy that did not keep what it was offered
 _OFFER_BYTES = 4 << 20
 
@@ -65,9 +65,11 @@ class Copier:
         now = self._clock.now()
         if now < self._due or not self._buddies:
             return
-        self._due = now + _EVERY
         free = [buddy for buddy in self._buddies if buddy.offer is None and now >= buddy.again]
-        written = self._node.written_names() if free else {}
+        if not free:
+            return
+        self._due = now + _EVERY
+        written = self._node.written_names()
         for buddy in free:
             buddy.copied = {request: count for request, count in buddy.copied.items() if request in written}
             self._offer(buddy, written)
@@ -80,6 +82,8 @@ class Copier:
             return
         first = buddy.copied.get(request, 0)
         names = written[request][first : first + self._most]
+        if len(names) == self._most:
+            self._due = self._clock.now()  # much is new: again as soon as it is settled
         buddy.offered = request, first, len(names)
         buddy.offer = self._offers.offer(buddy.peer.address, names)
 

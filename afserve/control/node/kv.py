@@ -145,9 +145,10 @@ class KvMoves:
         transfer, again = self._predict(len(names))
         worth = not (transfer and again) or transfer < again
         tokens, megabytes = len(names) * self._block_size, len(names) * self._block_bytes / 1e6
+        owner = attention_node(source.index)
         self._tell(
-            f"request {request.handle} comes from {attention_node(source.index)} with {tokens:,} tokens: moving their "
-            f"KV ({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
+            f"request {request.handle} comes from {owner} with {tokens:,} tokens: moving their KV "
+            f"({megabytes:,.1f} MB) takes {_told(transfer)}, computing them {_told(again)}; "
             f"they are {'moved' if worth else 'computed'}"
         )
         if worth:
