@@ -97,12 +97,12 @@ def _lines(up: Served, folder: Path) -> list[str]:
 
 
 def _kept(name: str, line: str, folder: Path) -> "subprocess.Popen[bytes]":
-    """The node runs there, and again whenever it does not end well, as whoever keeps services up would do it."""
+    """The node runs there, and again whenever it does not end well, while this process lives: as a service would."""
     command = " ".join([*AFSERVE, *line.split()])
     log = folder / f"{line.split()[2]}-{line.split()[4]}.log"
     with log.open("wb") as file:
         return subprocess.Popen(
-            ["ip", "netns", "exec", name, "sh", "-c", f"until {command}; do sleep 0.2; done"],
+            ["ip", "netns", "exec", name, "sh", "-c", f"until {command} || ! kill -0 $PPID; do sleep 0.2; done"],
             cwd=ROOT, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
 
