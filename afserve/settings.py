@@ -27,6 +27,7 @@ class File(Enum):
 
     READ = "read"  # it exists
     WRITTEN = "written"
+    FOLDER = "folder"  # it exists, with files in it
 
 
 Allowed = Range | tuple[str, ...] | File | None

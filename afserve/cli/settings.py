@@ -97,6 +97,8 @@ def _type(one: DeclaredSetting) -> Any:
         return Within(low, high, whole=one.allowed.whole)
     if one.allowed is File.READ:
         return existing_file
+    if one.allowed is File.FOLDER:
+        return click.Path(exists=True, file_okay=False, path_type=Path)
     return click.Path(dir_okay=False, path_type=Path) if one.allowed is File.WRITTEN else one.kind
 
 

@@ -122,10 +122,16 @@ class RunSettings:
         metavar="GIB",
     )
     token_file: Path | None = setting(
-        None, "The run's token, made where there is none; else a new one for each run.", metavar="FILE"
+        None,
+        "The run's token, made where there is none; else a new one for each run.",
+        File.WRITTEN,
+        metavar="FILE",
     )
     certs: Path | None = setting(
-        None, "This host's certificates, from `afserve certs issue`: nodes speak TLS.", metavar="FOLDER"
+        None,
+        "This host's certificates, from `afserve certs issue`: nodes speak TLS.",
+        File.FOLDER,
+        metavar="FOLDER",
     )
     insecure_nodes: bool = setting(False, "Let nodes of other hosts speak plain text.")
     ssh: bool = setting(False, "Start the other hosts of --cluster by ssh.")

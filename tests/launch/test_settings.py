@@ -49,6 +49,8 @@ def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
     """A value that is not the default, and how a user writes it."""
     if one.kind is bool:
         return not one.default, str(not one.default).lower()
+    if one.allowed is File.FOLDER:
+        return folder, str(folder)
     if isinstance(one.allowed, File):
         (folder / "file").touch()
         return folder / "file", str(folder / "file")
