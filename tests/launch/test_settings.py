@@ -58,6 +58,8 @@ def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
         return one.allowed[-1], one.allowed[-1]
     if one.kind is tuple:
         return ("a", "b"), "a, b"
+    if one.kind is Path:
+        return folder / "any", str(folder / "any")
     if one.kind is str:
         return "7", "7"
     value = one.allowed.high if isinstance(one.allowed, Range) else 7
