@@ -32,7 +32,9 @@ def test_what_runs_in_pytorch(name, checkpoint):
     cluster = LocalCluster.build(ModelSource(str(checkpoint(name)), name), config(block_size=8))
     if cluster._ops.backend_name != "native":
         pytest.skip("the native library was not built")
-    assert collect(cluster.run(requests(prompts((9,)), SamplingParams(max_tokens=2, ignore_eos=True))))
+    assert collect(
+        cluster.run(requests(prompts((9,)), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)))
+    )
     fallen = {(fallback.op, fallback.reason) for fallback in cluster._ops.fallbacks()}
     assert fallen == FALLEN.get(name, set())
 
