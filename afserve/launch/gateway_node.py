@@ -77,11 +77,11 @@ class GatewayOptions:
         return cls(plain["name"], plain["tokenizer"], ServerSettings(**settings), plain["created"])
 
 
-def gateway_role(options: GatewayOptions, sock: socket.socket) -> worker.Serve:
-    """What `run_node` runs for a gateway that accepts on `sock`."""
+def gateway_role(options: GatewayOptions, sock: socket.socket, *, shared: bool = True) -> worker.Serve:
+    """What `run_node` runs for a gateway that accepts on `sock`, as others do where it is `shared`."""
 
     def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
-        asyncio.run(_GatewayNode(options, sock, stream, assigned, heartbeat).run())
+        asyncio.run(_GatewayNode(options, sock, shared, stream, assigned, heartbeat).run())
 
     return run
 
@@ -96,7 +96,7 @@ def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
         options = options_of(asked.served_model_name or source.name, source.path, settings)
         host, port = sock.getsockname()[:2]
         log.warning("gateway %d serves on http://%s:%d", assigned.node.index, host, port)
-        gateway_role(options, sock)(stream, assigned, heartbeat)
+        gateway_role(options, sock, shared=False)(stream, assigned, heartbeat)
 
     return run
 
@@ -106,13 +106,16 @@ class _GatewayNode:
         self,
         options: GatewayOptions,
         sock: socket.socket,
+        shared: bool,
         stream: ControlStream,
         assigned: Assigned,
         heartbeat: HeartbeatThread,
     ) -> None:
         self._options, self._sock, self._stream, self._assigned = options, sock, stream, assigned
         self._heartbeat = heartbeat
-        self._stop = asyncio.Event()
+        self._shared = shared
+        self._told, self._late = asyncio.Event(), False  # `late`: the run served before it came
+        self._stop, self._leave = asyncio.Event(), asyncio.Event()
         self._released = asyncio.Event()
 
     async def run(self) -> None:
@@ -147,7 +150,8 @@ class _GatewayNode:
         obeying = asyncio.create_task(self._obey(queries, gateway, service))
         attended = asyncio.create_task(self._when_attended(gateway))
         try:
-            await serve(app, self._sock, self._stop)
+            await self._until_wanted(queries)
+            await serve(app, self._sock, self._stop, self._leave)
             frontend.close()
             self._stream.send(Drained())
             await self._released.wait()
@@ -159,6 +163,16 @@ class _GatewayNode:
             if trace is not None:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
         queries.check()
+
+    async def _until_wanted(self, queries: DistantQueries) -> None:
+        """Where the run serves already, other gateways or the listening socket take connections until this one can."""
+        await self._told.wait()
+        if not self._late:
+            return
+        waits = {asyncio.create_task(waited) for waited in (queries.wait_serving(), self._stop.wait())}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def _tell_broken(self, queries: DistantQueries) -> None:
         loop = asyncio.get_running_loop()
@@ -194,10 +208,12 @@ class _GatewayNode:
                             queries.answered(command)
                         case AttentionNodes():
                             gateway.told(command)
+                            self._late = self._late or (command.serves and self._shared)
+                            self._told.set()
                         case Serve():
                             queries.serve()
-                        case Drain():
-                            self._stop.set()
+                        case Drain(ends):
+                            (self._stop if ends else self._leave).set()
                         case Shutdown(error):
                             self._over(queries, gateway, error)
         except AfserveError as error:

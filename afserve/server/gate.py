@@ -81,7 +81,10 @@ class Gate:
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if scope["state"][CONNECTION].leaving:
+                    headers["connection"] = "close"
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.responses.add(1, route, str(message["status"]))
             await send(message)

@@ -67,6 +67,9 @@ class ServerSettings:
     drain_seconds: float = _limit(
         4.0, Range(0, 86_400, whole=False), "Seconds that a stop waits for answers."
     )
+    restart_seconds: float = _limit(
+        30.0, _SECONDS, "Seconds that a gateway which restarts alone waits for its streams."
+    )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()

@@ -425,12 +425,14 @@ class GatewayAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class AttentionNodes(_message.Message):
-    __slots__ = ("nodes", "refusing")
+    __slots__ = ("nodes", "refusing", "serves")
     NODES_FIELD_NUMBER: _ClassVar[int]
     REFUSING_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[AttentionPeer]
     refusing: str
-    def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ...) -> None: ...
+    serves: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ..., serves: _Optional[bool] = ...) -> None: ...
 
 class AttentionPeer(_message.Message):
     __slots__ = ("index", "generation", "accepting")
@@ -680,8 +682,10 @@ class Cancel(_message.Message):
     def __init__(self, request: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("ends",)
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    ends: bool
+    def __init__(self, ends: _Optional[bool] = ...) -> None: ...
 
 class Shutdown(_message.Message):
     __slots__ = ("error",)

@@ -436,13 +436,14 @@ def _take_gateways(proto: Proto) -> Gateways:
 
 
 def _put_attention_nodes(value: AttentionNodes, proto: Proto) -> None:
-    proto.refusing = value.refusing
+    proto.refusing, proto.serves = value.refusing, value.serves
     for peer in value.nodes:
         _put_flat(peer, proto.nodes.add())
 
 
 def _take_attention_nodes(proto: Proto) -> AttentionNodes:
-    return AttentionNodes(tuple(_take_flat(AttentionPeer, peer) for peer in proto.nodes), proto.refusing)
+    peers = tuple(_take_flat(AttentionPeer, peer) for peer in proto.nodes)
+    return AttentionNodes(peers, proto.refusing, proto.serves)
 
 
 def _put_attend(value: Attend, proto: Proto) -> None:

@@ -245,11 +245,13 @@ class AttentionPeer:
 class AttentionNodes:
     """To gateways: all attention nodes that serve. Who is not among them is lost.
 
-    `refusing` says why new requests are refused; empty, they are taken.
+    `refusing` says why new requests are refused; empty, they are taken. `serves`, in the first of these messages to a
+    gateway: the run serves already, so the gateway has no need to say that it is starting.
     """
 
     nodes: tuple[AttentionPeer, ...] = ()
     refusing: str = ""
+    serves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,12 @@ class QueryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Finish what runs, accept nothing new, then say `Drained`."""
+    """Finish what runs, accept nothing new, then say `Drained`. `ends`: the run does, not only this node's life.
+
+    Where it does not, a gateway refuses nobody: who is connected is answered, new connections are for others.
+    """
+
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
