@@ -6,7 +6,7 @@ When the client leaves, generation is cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -15,9 +15,11 @@ from starlette.types import Message, Receive, Scope, Send
 from afserve.errors import AfserveError, RequestError
 from afserve.server.body import ClientGone, SlowReader, until_gone
 from afserve.server.choice import Piece
-from afserve.server.generation import Generator, Task
+from afserve.server.generation import Numbered, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
+from afserve.server.position import DONE as LAST
+from afserve.server.position import USAGE, Position, stamped
 from afserve.server.refusal import error_body, internal_error
 from afserve.server.replies import (
     DONE,
@@ -49,7 +51,7 @@ class Answer(Response):
 
     def __init__(
         self,
-        generator: Generator,
+        source: "Source",
         inflight: Inflight,
         task: Task,
         reply: Reply,
@@ -57,7 +59,7 @@ class Answer(Response):
         limits: ServerSettings,
     ) -> None:
         super().__init__()
-        self._generator = generator
+        self._source = source
         self._inflight = inflight
         self._task = task
         self._reply = reply
@@ -87,7 +89,7 @@ class Answer(Response):
         usage = Usage(self._task.prompt_tokens)
         drafts = [self._reply.draft(i) for i in range(self._task.choices)]
         size, most = 0, self._limits.max_answer_bytes
-        async with aclosing(self._generator.run(self._task)) as pieces:
+        async with aclosing(self._source.pieces()) as pieces:
             async for index, piece in pieces:
                 before = drafts[index].size
                 await _add(drafts[index], piece)
@@ -104,30 +106,34 @@ class Answer(Response):
         try:
             await until_gone(receive, self._write_all(stream, options))
         except AfserveError as error:
-            await stream.fail(error_body(error), error)
+            await stream.fail(self._source.stamped(event(error_body(error)) + DONE), error)
         except asyncio.CancelledError as error:
             if not self._inflight.aborted:
                 raise
-            await stream.fail(error_body(DrainingError()), error)
+            await stream.fail(self._source.stamped(event(error_body(DrainingError())) + DONE), error)
         except ClientGone:
             raise
         except Exception as error:
-            await stream.fail(internal_error(), error)
+            await stream.fail(self._source.stamped(event(internal_error()) + DONE), error)
             raise
 
     async def _write_all(self, stream: "Writer", options: StreamOptions) -> None:
         usage = Usage(self._task.prompt_tokens)
         tail = ',"usage":null' if options.include_usage else ""
-        async with aclosing(self._generator.run(self._task)) as pieces:
+        source = self._source
+        async with aclosing(source.pieces()) as pieces:
             async for index, piece in pieces:
                 usage.add(piece)
+                source.passed(index, piece)
                 if options.continuous:
                     tail = f',"usage":{encode(usage.body())}'
                 if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
-                    await stream.write(await self._chunk(index, piece, tail))
-        if options.include_usage:
-            await stream.write(usage_chunk(self._reply, usage))
-        await stream.end(DONE)
+                    chunk = await self._chunk(index, piece, tail)
+                    if not piece.old:
+                        await stream.write(source.stamped(chunk))
+        if options.include_usage and not source.has_usage:
+            await stream.write(source.stamped(usage_chunk(self._reply, usage), USAGE))
+        await stream.end(source.stamped(DONE, LAST))
 
     async def _chunk(self, index: int, piece: Piece, tail: str) -> bytes:
         reply = self._reply
@@ -138,6 +144,29 @@ class Answer(Response):
         draft = reply.draft(index)
         await _add(draft, piece)
         return reply.chunk(draft, tail)
+
+
+class Source:
+    """Where an answer's pieces come from. With `since` every event of a stream has an id, see `position`."""
+
+    def __init__(
+        self, pieces: Callable[[], AsyncGenerator[Numbered, None]], since: Position | None = None
+    ) -> None:
+        self.pieces = pieces
+        self.has_usage = since is not None and since.last != ""
+        self._at = None if since is None else Position.start(len(since.tokens))
+        self._said = "" if since is None else since.id
+
+    def passed(self, index: int, piece: Piece) -> None:
+        if self._at is not None:
+            self._at.passed(index, piece)
+
+    def stamped(self, events: bytes, id: str | None = None) -> bytes:
+        """With the id of what has passed, or with this one."""
+        if self._at is None:
+            return events
+        before, self._said = self._said, id or self._at.id
+        return stamped(events, before, self._said)
 
 
 async def _add(draft: CompletionDraft | ChatDraft, piece: Piece) -> None:
@@ -193,12 +222,12 @@ class Writer:
         self._ended = True
         await self.write(data, more=False)
 
-    async def fail(self, body: dict[str, object], error: BaseException) -> None:
-        """An error event where the stream has begun; before that the caller's exception is the answer."""
+    async def fail(self, last: bytes, error: BaseException) -> None:
+        """These last events where the stream has begun; before that the caller's exception is the answer."""
         if not self.begun:
             raise error
         if not self._ended:
-            await self.end(event(body) + DONE)
+            await self.end(last)
 
     def close(self) -> None:
         for pending in (self._timer, self._quiet, self._comment):

@@ -3,6 +3,7 @@
 Follows the OpenAI reference, then vLLM for the sampling fields that OpenAI lacks. Knows no HTTP.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from afserve.server.sampling import MAX_TOKENS
 
 Prompt = str | tuple[int, ...]
 MAX_TOOLS = 1024
+MOST_RESUME_SECONDS = 86_400.0
+_OWN_ID = re.compile("[0-9a-f]{32,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,14 @@ class StreamOptions:
 
     include_usage: bool = False
     continuous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Keep the request for `seconds` without a connection. `id`: as its client wants it to be known."""
+
+    seconds: float
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class CompletionRequest:
     add_special_tokens: bool
     stream: bool
     options: StreamOptions
+    resume: Resume | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,7 @@ class ChatRequest:
     logprobs: int | None
     stream: bool
     options: StreamOptions
+    resume: Resume | None
 
 
 def completion_request(fields: Fields) -> CompletionRequest:
@@ -74,6 +87,7 @@ def completion_request(fields: Fields) -> CompletionRequest:
         add_special_tokens=fields.flag("add_special_tokens", True),
         stream=fields.flag("stream"),
         options=_stream_options(fields),
+        resume=_resume(fields),
     )
 
 
@@ -99,6 +113,7 @@ def chat_request(fields: Fields) -> ChatRequest:
         logprobs=_chat_logprobs(fields),
         stream=fields.flag("stream"),
         options=_stream_options(fields),
+        resume=_resume(fields),
     )
 
 
@@ -172,3 +187,18 @@ def _stream_options(fields: Fields) -> StreamOptions:
     if options is None:
         return StreamOptions()
     return StreamOptions(options.flag("include_usage"), options.flag("continuous_usage_stats"))
+
+
+def _resume(fields: Fields) -> Resume | None:
+    """A client's own id is as long as a random one: it is all that others would have to guess."""
+    seconds = fields.number("resume", 0.001, MOST_RESUME_SECONDS)
+    if seconds is None:
+        return None
+    id = fields.text("request_id")
+    if id is not None and not _OWN_ID.fullmatch(id):
+        raise RequestError(
+            f"request_id: {shown(id)} is not 32 to 64 random hexadecimal digits (0-9, a-f); leave it out for one of "
+            "the server's",
+            param="request_id",
+        )
+    return Resume(seconds, id)

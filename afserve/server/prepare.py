@@ -141,6 +141,7 @@ class Preparer:
             asked.options if asked.stream else None,
             asked.sampling.flag("skip_special_tokens", True),
             echo,
+            asked.resume,
         )
 
     def _tokenize(self, fields: Fields) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
-from afserve.server.openai import StreamOptions
+from afserve.server.openai import Resume, StreamOptions
 
 _HEAD = struct.Struct("=BI")
 _PREPARED, _BODY, _REFUSED = range(3)
@@ -49,6 +49,7 @@ class Prepared:
     stream: StreamOptions | None
     skip_special_tokens: bool
     echo: EchoText | None
+    resume: Resume | None = None
 
 
 Answer = Prepared | bytes
@@ -84,6 +85,7 @@ def from_bytes(data: bytes) -> Answer:
         stream and StreamOptions(**stream),
         words["skip_special_tokens"],
         echo and EchoText(tuple(echo["texts"]), tuple(echo["added"]), echo["generate"]),
+        words["resume"] and Resume(**words["resume"]),
     )
 
 

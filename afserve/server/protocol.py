@@ -92,11 +92,6 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
         self._note()
 
-    @property
-    def leaving(self) -> bool:
-        """Whether this answer is to be its last."""
-        return self._connections.leaving
-
     def quiet(self, seconds: float) -> bool:
         between = self.cycle is None or self.cycle.response_complete
         return between and not self.conn.trailing_data[0] and self.loop.time() - self._quiet_since >= seconds

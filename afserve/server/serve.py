@@ -65,6 +65,7 @@ async def serve(
         leaving.cancel()
         server.should_exit = True
         await serving
+        await service.resumables.close()
         sock.close()
         await service.text.close()
 
@@ -85,6 +86,7 @@ async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> 
     while len(service.connections) and loop.time() < until and not stop.is_set():
         service.connections.close_quiet(settings.drain_seconds)
         await asyncio.sleep(LOOK_SECONDS)
+    service.resumables.leave()
 
 
 def _return_freed_memory() -> None:

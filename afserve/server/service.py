@@ -9,6 +9,7 @@ from afserve.server.connections import Connections
 from afserve.server.generation import Generator
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.observe import ServerMetrics
+from afserve.server.resumables import Resumables
 from afserve.server.settings import ServerSettings
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ class Service:
     text: TextPool
     connections: Connections
     generator: Generator
+    resumables: Resumables
 
     def check_ready(self) -> None:
         """Whether a request would be answered at once."""

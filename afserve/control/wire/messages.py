@@ -15,6 +15,7 @@ from afserve import errors
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.values import (
     Acknowledge,
     Adopt,
@@ -494,6 +495,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.request = request.handle
     proto.prompt.extend(request.prompt_ids)
     proto.generated.extend(request.generated)
+    if value.keep is not None:
+        _put_flat(value.keep, proto.keep)
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
@@ -509,7 +512,29 @@ def _take_submit(proto: Proto) -> Submit:
     plain = {n: getattr(sampling, n) for n in _SAMPLING if n not in optional or sampling.HasField(n)}
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
-    return Submit(GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated)))
+    request = GenerationRequest(proto.request, tuple(proto.prompt), params, tuple(proto.generated))
+    return Submit(request, _take_flat(Keep, proto.keep) if proto.HasField("keep") else None)
+
+
+def _put_claimed(value: Claimed, proto: Proto) -> None:
+    proto.query = value.query
+    for answer in value.answers:
+        into = proto.answers.add()
+        _put_flat(answer, into)
+        into.prompt.extend(answer.prompt_ids)
+        _put_flat(answer.keep, into.keep)
+
+
+def _take_claimed(proto: Proto) -> Claimed:
+    return Claimed(proto.query, tuple(map(_take_kept_answer, proto.answers)))
+
+
+def _take_kept_answer(proto: Proto) -> KeptAnswer:
+    return _take_flat(KeptAnswer, proto, prompt_ids=tuple(proto.prompt), keep=_take_flat(Keep, proto.keep))
+
+
+def _put_given(value: Given, proto: Proto) -> None:
+    proto.requests.extend(value.requests)
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:
@@ -552,10 +577,14 @@ _FROM_ATTENTION: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),
     Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
     Attend: ("attend", _put_attend, _take_attend),
+    Claimed: ("claimed", _put_claimed, _take_claimed),
+    Given: ("given", _put_given, lambda p: Given(tuple(p.requests))),
 }
 _TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
     Cancel: _flat("cancel", Cancel),
     Acknowledge: ("acknowledge", _put_acknowledge, lambda p: Acknowledge(tuple(p.requests))),
     Resume: _flat("resume", Resume),
+    Halt: _flat("halt", Halt),
+    Claim: _flat("claim", Claim),
 }

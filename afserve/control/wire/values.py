@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.membership.desired import Deployment
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError
@@ -142,10 +143,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A request that an attention node keeps. `count` tokens of the answer are there, those it began with included."""
+    """A request that an attention node keeps. `count` tokens of the answer are there, those it began with included.
+
+    One that is `kept` for whoever asks for it stays where no present request of the gateway has its number.
+    """
 
     request: int
     count: int
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +331,15 @@ def gateway_of(request: int) -> int:
     return request >> _GATEWAY_BITS
 
 
+def is_of_life(request: int, gateway: int, generation: int) -> bool:
+    """Whether this life of this gateway gave out the number."""
+    return request >> _LIFE_BITS == first_request(gateway, generation) >> _LIFE_BITS
+
+
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: GenerationRequest
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,5 +390,5 @@ ToNode = (
     | Serve
     | QueryAnswer
 )
-FromAttention = Attend | Tokens | Refused
-ToAttention = Submit | Cancel | Acknowledge | Resume
+FromAttention = Attend | Tokens | Refused | Claimed | Given
+ToAttention = Submit | Cancel | Acknowledge | Resume | Halt | Claim
