@@ -154,11 +154,11 @@ class Source:
     ) -> None:
         self.pieces = pieces
         self.has_usage = since is not None and since.last != ""
-        self._at = None if since is None else Position.start(len(since.tokens))
+        self._at = None if since is None else Position(since.tokens, since.ended)
         self._said = "" if since is None else since.id
 
     def passed(self, index: int, piece: Piece) -> None:
-        if self._at is not None:
+        if self._at is not None and not piece.old:
             self._at.passed(index, piece)
 
     def stamped(self, events: bytes, id: str | None = None) -> bytes:
