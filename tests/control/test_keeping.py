@@ -1,8 +1,9 @@
-"""Requests that outlive their gateway, on seeded schedules: gateways are killed, or another one claims what they have."""
+"""Requests that outlive their gateway, on seeded schedules: gateways are killed, or others claim what they have."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
 from tests.control.moving import BAD, Client, GatewaySide, NodeEnd, World
 
-IN_CI, ALL, STEPS = 120, 5000, 700
+IN_CI, ALL, STEPS = 60, 5000, 700
+MOST_OPEN = 8
+MOST_MISSES = 20  # then its node was lost together with its gateway
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +24,11 @@ def scripted_streams(monkeypatch):
 
 
 class Returning:
-    """A client that has lost its gateway: it asks one gateway after the other until one has its request."""
+    """A client that has lost its gateway, or left `home`: it asks one gateway after the other."""
 
-    def __init__(self, client: Client, id: str) -> None:
-        self.client, self.id = client, id
-        self.seen = sum(len(event.token_ids) for event in client.events)
+    def __init__(self, client: Client, id: str, home: GatewaySide | None = None) -> None:
+        self.client, self.id, self.home = client, id, home
+        self.misses = 0
         self.task: asyncio.Task | None = None
         self.at: GatewaySide | None = None
 
@@ -36,7 +39,7 @@ class KeepingWorld(World):
         self.loop = asyncio.new_event_loop()
         self.ids: dict[Client, str] = {}
         self.returning: list[Returning] = []
-        self.claimed = self.again = 0
+        self.claimed = self.again = self.given = 0
 
     def close(self) -> None:
         for one in self.returning:
@@ -50,7 +53,9 @@ class KeepingWorld(World):
             self.loop.run_until_complete(asyncio.sleep(0))
 
     def client(self) -> None:
-        """Most of them are kept."""
+        """Most of them are kept. Few enough at a time that nodes have room for them."""
+        if sum(not client.ended for gateway in self.gateways for client in gateway.clients) > MOST_OPEN:
+            return
         before = {client for gateway in self.gateways for client in gateway.clients}
         super().client()
         for gateway in self.gateways:
@@ -60,8 +65,10 @@ class KeepingWorld(World):
 
     def keep(self, gateway: GatewaySide, client: Client) -> None:
         gateway.leave(client)
-        self.ids[client] = id = f"id-{len(self.ids)}"
+        self.given += 1
+        self.ids[client] = id = f"id-{self.given}"
         keep = Keep(id, 0, 1, 30.0, b"about")
+        client.asked = replace(client.asked, params=replace(client.asked.params, logprobs=0))
         client.left, client.request = False, gateway.homes.open(client.asked, keep)
         gateway.clients.append(client)
 
@@ -84,7 +91,7 @@ class KeepingWorld(World):
         if mine and self.nobody_waits():
             client = self.dice.choice(mine)
             gateway.clients.remove(client)
-            self.returning.append(Returning(client, self.ids[client]))
+            self.returning.append(Returning(client, self.ids[client], gateway))
 
     def nobody_waits(self) -> bool:
         """One that no node has cannot be asked for elsewhere: its gateway goes on with it alone."""
@@ -93,22 +100,26 @@ class KeepingWorld(World):
     def ask(self) -> None:
         for one in list(self.returning):
             if one.task is None and self.dice.random() < 0.1:
-                one.at = self.dice.choice(self.gateways)
+                one.at = self.dice.choice([g for g in self.gateways if g is not one.home])
                 one.task = self.loop.create_task(one.at.homes.find(one.id, take=True))
             if one.task is not None:
                 self.turn()
-                if one.task.done():
+                if one.at not in self.gateways:
+                    one.task.cancel()
+                    one.task = None
+                elif one.task.done():
                     self.answer(one)
 
     def answer(self, one: Returning) -> None:
         asking, gateway, one.task = one.task.result(), one.at, None
-        if not gateway.alive:
-            return
+        one.misses += 1
         if asking.found:
             home, kept = asking.found[-1]
             request = gateway.homes.adopt(home, kept, one.client.asked)
             self.claimed += 1
-        elif asking.complete and self.dice.random() < 0.05:
+        elif one.misses > MOST_MISSES and not gateway.homes.attendance.missing():
+            if one.home is not None:
+                one.home.homes.close(one.client.request)  # it expires there
             request = gateway.homes.open(one.client.asked)  # its node was lost too: it is sent again
             del self.ids[one.client]
             self.again += 1
@@ -120,7 +131,16 @@ class KeepingWorld(World):
 
     def quiet(self) -> bool:
         self.ask()
+        self.expire()
         return not self.returning and super().quiet()
+
+    def expire(self) -> None:
+        """What clients have left behind at a gateway that was not told of it."""
+        for gateway in self.gateways:
+            requests, read = gateway.homes.requests, {client.request for client in gateway.clients}
+            for request in (*requests.resting, *requests._placed.values(), *requests.waiting):
+                if request not in read:
+                    gateway.homes.close(request)
 
 
 def play(seed: int) -> tuple[int, int]:
@@ -137,7 +157,7 @@ def test_every_kept_request_is_answered_once_wherever_its_client_asks(block):
     each = IN_CI // 4
     found = [play(seed) for seed in range(block * each, (block + 1) * each)]
     claimed, again = (sum(counts) for counts in zip(*found, strict=True))
-    assert claimed > each and again < claimed, "the schedules test what they are for"
+    assert claimed > each // 2 and again, "the schedules test what they are for"
 
 
 @pytest.mark.long

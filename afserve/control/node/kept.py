@@ -192,11 +192,11 @@ class KeptRequests:
     # ---- requests that outlive their gateway
 
     def find(self, id: str) -> list[KeptAnswer]:
-        """What is here of this request."""
+        """What is here of this request. What was refused may be computed elsewhere."""
         return [
             KeptAnswer(number, kept.prompt_ids, kept.count, kept.bare, kept.ended, kept.keep)
             for number, kept in self._kept.items()
-            if kept.keep is not None and kept.keep.id == id
+            if kept.keep is not None and kept.keep.id == id and kept.refusal is None
         ]
 
     def take(self, numbers: Iterable[int], gateway: int) -> dict[int, list[int]]:
