@@ -214,7 +214,8 @@ def _roles(order: Order) -> "Mapping[Role, Serve]":
 
     if order.gateway is None or order.listening is None:
         return default_roles()
-    from afserve.launch.gateway_node import GatewayOptions, gateway_role, inherited
+    from afserve.launch.gateway_node import gateway_role, inherited
+    from afserve.launch.gateway_options import GatewayOptions
 
     options = GatewayOptions.from_plain(order.gateway)
     return {Role.GATEWAY: gateway_role(options, inherited(order.listening))}

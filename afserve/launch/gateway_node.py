@@ -9,10 +9,7 @@ import contextlib
 import logging
 import os
 import socket
-import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 
@@ -40,6 +37,7 @@ from afserve.control.wire.values import (
 )
 from afserve.errors import AfserveError
 from afserve.families.table import load_spec
+from afserve.launch.gateway_options import GatewayOptions, options_of
 from afserve.launch.http import settings_for
 from afserve.member import Role
 from afserve.server.app import build_app
@@ -51,30 +49,6 @@ from afserve.trace import Trace
 
 log = logging.getLogger("afserve.gateway")
 _RECEIVE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayOptions:
-    """What a gateway is told by whoever starts it, beside what the controller assigns. `created` in Unix seconds."""
-
-    name: str
-    tokenizer: str
-    settings: ServerSettings
-    created: int
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        plain = asdict(self)
-        plain["settings"]["hosts"] = sorted(self.settings.hosts)
-        return plain
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "GatewayOptions":
-        settings = dict(plain["settings"])
-        for name in ("api_keys", "admin_keys", "origins"):
-            settings[name] = tuple(settings[name])
-        settings["hosts"] = frozenset(settings["hosts"])
-        return cls(plain["name"], plain["tokenizer"], ServerSettings(**settings), plain["created"])
 
 
 def gateway_role(options: GatewayOptions, sock: socket.socket, *, shared: bool = True) -> worker.Serve:
@@ -227,10 +201,6 @@ class _GatewayNode:
             gateway.fail(error)
         self._stop.set()
         self._released.set()
-
-
-def options_of(name: str, tokenizer: str, settings: ServerSettings) -> GatewayOptions:
-    return GatewayOptions(name, tokenizer, settings, int(time.time()))
 
 
 def inherited(descriptor: int) -> socket.socket:

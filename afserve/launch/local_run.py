@@ -30,7 +30,7 @@ from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
 from afserve.launch.chaos import Chaos
-from afserve.launch.gateway_node import GatewayOptions
+from afserve.launch.gateway_options import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel

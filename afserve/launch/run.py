@@ -26,7 +26,7 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import banner
 from afserve.launch.cluster import Cluster, read_cluster
-from afserve.launch.gateway_node import options_of
+from afserve.launch.gateway_options import options_of
 from afserve.launch.gpus import Gpus, check_device, probe_gpus
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment, assign, look_up, own_addresses
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for

@@ -156,6 +156,12 @@ def test_starts_without_torch(module: str) -> None:
     assert out.stdout.strip() == "False"
 
 
+def test_the_python_client_api_starts_without_the_http_server() -> None:
+    code = "import sys, afserve.llm; print(sorted({'starlette', 'uvicorn', 'torch'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert out.stdout.strip() == "[]"
+
+
 def test_the_two_wings_of_placement_do_not_know_each_other() -> None:
     for path in sources():
         wing = module_name(path).split(".")[:3]

@@ -16,7 +16,7 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.control.membership.recovery import OnLoss
 from afserve.errors import ProtocolError
 from afserve.families.table import load_spec
-from afserve.launch.gateway_node import options_of
+from afserve.launch.gateway_options import options_of
 from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostAssignment
 from afserve.launch.http import HttpHere, HttpInProcesses
