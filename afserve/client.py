@@ -4,15 +4,19 @@
         for delta in client.chat_stream([{"role": "user", "content": "hello"}]):
             print(delta.text, end="")
 
-Closing a stream early cancels the generation on the server. Never imports torch.
+Closing a stream early cancels the generation on the server. A connection that breaks does not: `resume` is for how long
+the server keeps the request then, and the client goes on behind the last token that it has. Never imports torch.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from types import TracebackType
 
 import httpx
 
+from afserve.client_resume import BREAKS, Attempts
 from afserve.client_wire import (
     Delta,
     Deltas,
@@ -27,8 +31,10 @@ from afserve.client_wire import (
     unreachable,
 )
 from afserve.engine.request import SamplingParams
+from afserve.errors import PeerLost
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+RESUME_SECONDS = 30.0
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 Prompt = str | Sequence[int]
@@ -39,7 +45,12 @@ __all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply"]
 
 
 class Client:
-    """One server. `timeout` is for a single wait on the network, in seconds; `transport` is for tests."""
+    """One server. `timeout` is for a single wait on the network, in seconds; `transport` is for tests.
+
+    `resume`: how long, in seconds, a request may be without a connection before it is given up; the client connects
+    again meanwhile, with pauses of up to one second. 0 turns it off: then a broken connection is an error. A server
+    that cannot keep requests is asked without.
+    """
 
     def __init__(
         self,
@@ -47,9 +58,11 @@ class Client:
         *,
         api_key: str | None = None,
         timeout: float = 600.0,
+        resume: float = RESUME_SECONDS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._resume = resume
         self._http = httpx.Client(
             base_url=self.url,
             headers=_headers(api_key),
@@ -71,13 +84,13 @@ class Client:
 
     def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
         """The text that follows a prompt. Errors are those of afserve.errors."""
-        return reply_of(self._post(COMPLETIONS, completion_payload(prompt, params)))
+        return reply_of(self._ask(COMPLETIONS, completion_payload(prompt, params)))
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
     ) -> Reply:
         """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left."""
-        return reply_of(self._post(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+        return reply_of(self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited)))
 
     def complete_stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -154,13 +167,46 @@ class Client:
         with _clear_errors(self.url):
             return _object(_checked(self._http.post(path, json=payload)))
 
+    def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        attempts = Attempts(self.url, path, payload, self._resume)
+        with _clear_errors(self.url):
+            while True:
+                try:
+                    response = self._http.request(**attempts.next().options())
+                    if not response.is_error:
+                        return _object(response)
+                    pause = attempts.refused(response)
+                except BREAKS as error:
+                    pause = attempts.broke(error)
+                time.sleep(pause)
+
     def _stream(self, path: str, payload: Mapping[str, object]) -> Generator[Delta, None, None]:
-        with _clear_errors(self.url), self._http.stream("POST", path, json=payload) as response:
+        attempts, parser = Attempts(self.url, path, payload, self._resume), Deltas()
+        try:
+            with _clear_errors(self.url):
+                while not parser.done:
+                    try:
+                        yield from self._read(attempts, parser)
+                        continue
+                    except _Refused as refused:
+                        pause = attempts.refused(refused.response)
+                    except (*BREAKS, PeerLost) as error:
+                        pause = attempts.broke(error)
+                    time.sleep(pause)
+        finally:
+            if not parser.done and (ending := attempts.forget()) is not None:
+                with suppress(httpx.HTTPError, RuntimeError):  # it ends by itself, later
+                    self._http.request(**ending.options())
+
+    def _read(self, attempts: Attempts, parser: Deltas) -> Iterator[Delta]:
+        """One connection."""
+        with self._http.stream(**attempts.next().options()) as response:
             if response.is_error:
                 response.read()
-            _checked(response)
-            parser = Deltas()
+                raise _Refused(response)
+            attempts.accepted()
             for line in response.iter_lines():
+                attempts.heard(line)
                 yield from parser.feed(line)
             parser.finish()
 
@@ -174,9 +220,11 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         timeout: float = 600.0,
+        resume: float = RESUME_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._resume = resume
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=_headers(api_key),
@@ -197,12 +245,12 @@ class AsyncClient:
         await self._http.aclose()
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
-        return reply_of(await self._post(COMPLETIONS, completion_payload(prompt, params)))
+        return reply_of(await self._ask(COMPLETIONS, completion_payload(prompt, params)))
 
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
     ) -> Reply:
-        return reply_of(await self._post(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+        return reply_of(await self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited)))
 
     def complete_stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -266,17 +314,58 @@ class AsyncClient:
         with _clear_errors(self.url):
             return _object(_checked(await self._http.post(path, json=payload)))
 
-    async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
+    async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        attempts = Attempts(self.url, path, payload, self._resume)
         with _clear_errors(self.url):
-            async with self._http.stream("POST", path, json=payload) as response:
-                if response.is_error:
-                    await response.aread()
-                _checked(response)
-                parser = Deltas()
-                async for line in response.aiter_lines():
-                    for delta in parser.feed(line):
-                        yield delta
-                parser.finish()
+            while True:
+                try:
+                    response = await self._http.request(**attempts.next().options())
+                    if not response.is_error:
+                        return _object(response)
+                    pause = attempts.refused(response)
+                except BREAKS as error:
+                    pause = attempts.broke(error)
+                await asyncio.sleep(pause)
+
+    async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
+        attempts, parser = Attempts(self.url, path, payload, self._resume), Deltas()
+        try:
+            with _clear_errors(self.url):
+                while not parser.done:
+                    try:
+                        async with aclosing(self._read(attempts, parser)) as deltas:
+                            async for delta in deltas:
+                                yield delta
+                        continue
+                    except _Refused as refused:
+                        pause = attempts.refused(refused.response)
+                    except (*BREAKS, PeerLost) as error:
+                        pause = attempts.broke(error)
+                    await asyncio.sleep(pause)
+        finally:
+            if not parser.done and (ending := attempts.forget()) is not None:
+                with suppress(httpx.HTTPError, RuntimeError):  # it ends by itself, later
+                    await self._http.request(**ending.options())
+
+    async def _read(self, attempts: Attempts, parser: Deltas) -> AsyncGenerator[Delta, None]:
+        async with self._http.stream(**attempts.next().options()) as response:
+            if response.is_error:
+                await response.aread()
+                raise _Refused(response)
+            attempts.accepted()
+            async for line in response.aiter_lines():
+                attempts.heard(line)
+                for delta in parser.feed(line):
+                    yield delta
+            parser.finish()
+
+
+class _Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(response.status_code)
+        self.response = response
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

@@ -128,20 +128,24 @@ def texts_of(body: Mapping[str, object], key: str) -> tuple[str, ...]:
 
 
 class Deltas:
-    """Reads the lines of an event stream. An error event is raised, a missing end is a lost server."""
+    """Reads the lines of an event stream. An error event is raised, a missing end is a lost server.
+
+    `done`: it has its end, be that an error.
+    """
 
     def __init__(self) -> None:
-        self._done = False
+        self.done = False
 
     def feed(self, line: str) -> Iterator[Delta]:
         if not line.startswith("data:"):
             return
         data = line[5:].strip()
         if data == "[DONE]":
-            self._done = True
+            self.done = True
             return
         body = json.loads(data)
         if "error" in body:
+            self.done = True
             raise _error(_BY_KIND.get(body["error"].get("type"), AfserveError), body["error"], None)
         if not body["choices"]:
             yield Delta("", completion_tokens=(body.get("usage") or {}).get("completion_tokens"))
@@ -151,7 +155,7 @@ class Deltas:
                 yield Delta(text or "", choice["finish_reason"], choice["index"])
 
     def finish(self) -> None:
-        if not self._done:
+        if not self.done:
             raise PeerLost("server", "the stream broke off before its end")
 
 

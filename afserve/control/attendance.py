@@ -79,6 +79,10 @@ class Attendance:
         found = self._streams.get(life.index)
         return found if found is not None and found.life == life else None
 
+    def present(self) -> list[Attending]:
+        """All streams that are open."""
+        return list(self._streams.values())
+
     def usable(self) -> list[Life]:
         """Those that may be given requests."""
         lives = (Life(peer.index, peer.generation) for peer in self._told.values() if peer.accepting)

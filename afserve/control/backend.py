@@ -1,10 +1,11 @@
 """The seam between HTTP and the engine. `control/frontend.py` implements it over processes; tests may not."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from afserve.control.changes import Change, Changed
+from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import Role
@@ -93,6 +94,41 @@ class ClusterView:
     refusing: str = ""
 
 
+class Opened(Protocol):
+    """One sequence of a request that may outlive its connection. One of the last three is said at its end."""
+
+    def events(self) -> AsyncGenerator[TokenEvent, None]:
+        """As those of `Backend.generate`; closing the iterator early changes nothing."""
+        ...
+
+    def halt(self) -> None:
+        """It needs no more tokens; what there is stays kept."""
+        ...
+
+    def close(self) -> None:
+        """Nobody wants it any more."""
+        ...
+
+    def leave(self) -> None:
+        """This gateway goes; another one may ask for it."""
+        ...
+
+
+class Kept(Protocol):
+    """One sequence that another gateway began, as it was found. `about` is what that one left with it."""
+
+    about: bytes
+    choice: int
+    choices: int
+    prompt_ids: tuple[int, ...]
+    count: int
+    ended: bool
+
+    def open(self, request: GenerationRequest) -> Opened:
+        """Go on with it, where it was taken. `request` is what it was asked for."""
+        ...
+
+
 class Backend(Protocol):
     model: ServedModel
 
@@ -102,6 +138,17 @@ class Backend(Protocol):
         Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are
         full, PeerLost when no other node takes over from one that was lost. Closing the iterator early cancels the
         request and frees its blocks.
+        """
+        ...
+
+    def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
+        """Begin one that may outlive its connection and this gateway."""
+        ...
+
+    async def find(self, id: str, *, take: bool) -> Sequence[Kept]:
+        """What there is of a request that any gateway began; with `take` it is this gateway's from now on.
+
+        Raises UnavailableError where not everybody could say.
         """
         ...
 

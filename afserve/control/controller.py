@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -378,7 +378,7 @@ class Controller:
                 if assigned is not None:
                     stream.put(assigned)
                 if member.node.role is Role.GATEWAY:
-                    stream.put(self._attending)
+                    stream.put(replace(self._attending, serves=self._settled.is_set()))
                 elif assigned is None and self._keeps_copies(member):
                     stream.put(self._attending)  # it may have missed the last one
                 stream.admitted.set_result(member)

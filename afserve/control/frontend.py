@@ -6,18 +6,22 @@ Closing the iterator of `generate` early cancels the request wherever it is. It 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+from afserve.control.attendance import Life
 from afserve.control.backend import ClusterView, ServedModel
 from afserve.control.changes import Change, Changed
 from afserve.control.gateway import Gateway
 from afserve.control.membership.events import Happening
 from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
+from afserve.control.requests import Request
+from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import UnavailableError
 from afserve.member import NodeId, attention_node
 from afserve.trace import Trace
 
 _RETRY_SECONDS = 2.0
+_AGAIN_SECONDS = 0.5
 
 
 class Frontend:
@@ -49,6 +53,19 @@ class Frontend:
         finally:
             drawn.end()
             self._gateway.close(opened)
+
+    def keep(self, request: GenerationRequest, keep: Keep) -> "OpenedHere":
+        self.check()
+        return OpenedHere(self._gateway, self._gateway.open(request, keep), self._drawn)
+
+    async def find(self, id: str, *, take: bool) -> "list[KeptThere]":
+        asking = await self._gateway.find(id, take=take)
+        if not asking.found and (not asking.complete or self._gateway.missing()):
+            raise UnavailableError(
+                "not every attention node could say whether it keeps this request; ask again",
+                retry_after=_AGAIN_SECONDS,
+            )
+        return [KeptThere(self._gateway, home, answer, self._drawn) for home, answer in asking.found]
 
     def ready(self) -> bool:
         return (
@@ -112,3 +129,45 @@ class Frontend:
     async def wait_attended(self) -> None:
         """Returns when every attention node has opened its stream."""
         await self._gateway.wait_attended()
+
+
+class OpenedHere:
+    """`backend.Opened` over a gateway."""
+
+    def __init__(self, gateway: Gateway, opened: Request, drawn: RequestTrace) -> None:
+        self._gateway, self._opened, self._drawn = gateway, opened, drawn
+
+    async def events(self) -> AsyncGenerator[TokenEvent, None]:
+        drawn = self._drawn.begin()
+        try:
+            while True:
+                event = await self._opened.get()
+                drawn.token()
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            drawn.end()
+
+    def halt(self) -> None:
+        self._gateway.halt(self._opened)
+
+    def close(self) -> None:
+        self._gateway.close(self._opened)
+
+    def leave(self) -> None:
+        self._gateway.leave(self._opened)
+
+
+class KeptThere:
+    """`backend.Kept` of an attention node."""
+
+    def __init__(self, gateway: Gateway, home: Life, answer: KeptAnswer, drawn: RequestTrace) -> None:
+        self._gateway, self._home, self._answer, self._drawn = gateway, home, answer, drawn
+        self.about, self.prompt_ids, self.count = answer.keep.about, answer.prompt_ids, answer.count
+        self.ended = answer.ended
+        self.choice, self.choices = answer.keep.choice, answer.keep.choices
+
+    def open(self, request: GenerationRequest) -> OpenedHere:
+        opened = self._gateway.adopt(self._home, self._answer, request)
+        return OpenedHere(self._gateway, opened, self._drawn)

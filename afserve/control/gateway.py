@@ -12,10 +12,12 @@ import grpc.aio
 
 from afserve.clock import AwakeClock, Clock
 from afserve.control.attendance import Life
+from afserve.control.claims import Asking
 from afserve.control.homes import HomeRules, Homes
 from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests
 from afserve.control.wire import channel, messages
+from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.values import Attend, AttentionNodes, ToAttention, Unheard
 from afserve.engine.request import GenerationRequest
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
@@ -71,15 +73,33 @@ class Gateway:
 
     # ---- requests
 
-    def open(self, asked: GenerationRequest) -> Request:
+    def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
         """It goes to a node at once, or as soon as there is one."""
-        request = self._homes.open(asked)
+        request = self._homes.open(asked, keep)
         self._keep_time()
         return request
 
     def close(self, request: Request) -> None:
         """Cancels it where it has not ended."""
         self._homes.close(request)
+
+    def leave(self, request: Request) -> None:
+        """Where it is kept it stays, for another gateway."""
+        self._homes.leave(request)
+
+    def halt(self, request: Request) -> None:
+        """It needs no more tokens, but is kept."""
+        self._homes.halt(request)
+
+    async def find(self, id: str, *, take: bool) -> Asking:
+        """What attention nodes keep of a request that any gateway began."""
+        return await self._homes.find(id, take=take)
+
+    def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
+        """Goes on with what was taken from another gateway."""
+        request = self._homes.adopt(home, kept, asked)
+        self._keep_time()
+        return request
 
     def fail(self, error: AfserveError) -> None:
         """End every open request with this reason."""

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Attendance, Attending, Life
+from afserve.control.claims import Asking, Claims, GivenAwayError
 from afserve.control.membership.desired import SILENCE_SECONDS, Deployment
 from afserve.control.moves import Moves
 from afserve.control.requests import Request, Requests
+from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.values import (
     Acknowledge,
     AttentionNodes,
@@ -24,6 +26,7 @@ from afserve.control.wire.values import (
     KvSource,
     Refused,
     Resume,
+    ToAttention,
     Tokens,
     Unheard,
 )
@@ -32,6 +35,7 @@ from afserve.errors import AfserveError, OverloadedError, PeerError, PeerLost, P
 from afserve.member import attention_node
 
 log = logging.getLogger("afserve.gateway")
+CLAIM_SECONDS = 2.0  # for attention nodes to say what they keep: a step of theirs may take long
 AGAIN_SECONDS = 0.2  # from a full node's refusal of a moved request to the next attempt
 
 
@@ -66,20 +70,56 @@ class Homes:
         self._clock = clock
         self._affinity = Affinity(rules.block_size)
         self._heard: dict[Life, float] = {}  # when it last said something
+        self._claims = Claims()
 
     # ---- what clients want
 
-    def open(self, asked: GenerationRequest) -> Request:
-        request = self.requests.open(asked, self._clock.now())
+    def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
+        request = self.requests.open(asked, self._clock.now(), keep)
         self._place_waiting()
         return request
 
     def close(self, request: Request) -> None:
         """Its client has the end of it, or has gone: then it is cancelled wherever it is."""
-        if not request.finished:
+        if self.requests.rests(request):
+            self._say(request, Acknowledge((request.number,)))
+        elif not request.finished:
             self._cancel(request)
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """Nothing is said of it: where it is kept, another gateway may ask for it."""
         self.requests.close(request)
         self.moves.closed(request)
+
+    def halt(self, request: Request) -> None:
+        """It needs no more tokens; its home keeps those that there are."""
+        if self.requests.rests(request) or request.finished:
+            return
+        request.finished = True
+        self.moves.closed(request)
+        if request.home is not None:
+            self._say(request, Halt(request.number))
+            self.requests.rest(request)
+
+    # ---- requests that other gateways began
+
+    async def find(self, id: str, *, take: bool) -> Asking:
+        """What attention nodes keep of a request; with `take` it is this gateway's, and `adopt` is called for each."""
+        return await self._claims.ask(id, self.attendance.present(), CLAIM_SECONDS, take=take)
+
+    def adopt(self, home: Life, kept: KeptAnswer, asked: GenerationRequest) -> Request:
+        """From its first token on. One without its log-probabilities is computed once more: it gives the same."""
+        scored = asked.params.logprobs is not None or asked.params.prompt_logprobs is not None
+        stream = self.attendance.stream(home)
+        if stream is None:
+            return self.open(asked, kept.keep)
+        if scored and kept.bare:
+            stream.send(Cancel(kept.request))
+            return self.open(asked, kept.keep)
+        request = self.requests.adopt(asked, kept.keep, kept.request, home, self._clock.now())
+        stream.send(Resume(kept.request, 0))
+        return request
 
     # ---- what the controller says
 
@@ -94,19 +134,24 @@ class Homes:
         self.attendance.entered(stream)
         self._heard[stream.life] = self._clock.now()
         numbers = {one.request for one in held}
-        for number in numbers:
-            stream.send(self._answer(number, stream.life))
+        for one in held:
+            if (answer := self._answer(one, stream.life)) is not None:
+                stream.send(answer)
         lost = [request for request in self.requests.at(stream.life) if request.number not in numbers]
         self._move(lost, "stream", f"{stream.life} came back without them")
         self._review()
 
-    def _answer(self, number: int, life: Life) -> Resume | Cancel:
-        request = self.requests.find(number)
-        if request is None or request.home != life or request.finished:
-            return Cancel(number)
-        return Resume(number, len(request.generated))
+    def _answer(self, held: Held, life: Life) -> Resume | Cancel | Halt | None:
+        """None leaves it there, for whichever gateway asks for it."""
+        request = self.requests.kept(held.request)
+        if request is None or request.home != life:
+            return None if held.kept and not self.requests.is_mine(held.request) else Cancel(held.request)
+        if self.requests.rests(request):
+            return Halt(held.request)
+        return Cancel(held.request) if request.finished else Resume(held.request, len(request.generated))
 
     def left(self, stream: Attending) -> None:
+        self._claims.left(stream)
         self.attendance.left(stream, self._clock.now())
         if self.attendance.stream(stream.life) is None:
             self._heard.pop(stream.life, None)
@@ -124,10 +169,31 @@ class Homes:
             case Refused(number, error):
                 self._refused(number, error)
                 ended = (number,)
+            case Claimed():
+                self._claims.heard(stream, value)
+                return
+            case Given(numbers):
+                self._given(numbers)
+                return
             case _:
                 raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
-        if ended:
-            stream.send(Acknowledge(ended))
+        if over := self._over(ended):
+            stream.send(Acknowledge(over))
+
+    def _over(self, ended: Sequence[int]) -> tuple[int, ...]:
+        """Those that their home may forget; of the others, the end is kept there."""
+        kept = [r for number in ended if (r := self.requests.find(number)) is not None and r.keep is not None]
+        for request in kept:
+            if request.finished:
+                self.requests.rest(request)
+        resting = {request.number for request in kept}
+        return tuple(number for number in ended if number not in resting)
+
+    def _given(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (request := self.requests.kept(number)) is not None:
+                self.leave(request)
+                request.put(GivenAwayError())
 
     def _note_arrival(self, events: Sequence[TokenEvent]) -> None:
         now = self._clock.now()
@@ -190,6 +256,11 @@ class Homes:
                 self._move(self.requests.at(home), "lost", f"{home}: {why}")
             elif self.attendance.is_draining(home) and self.attendance.usable():
                 self._move(self.requests.at(home), "drained", f"{home} is drained")
+        for request in self.requests.resting:
+            assert request.home is not None, "it rests somewhere"
+            if self.attendance.is_draining(request.home) or self.attendance.why_lost(request.home, now):
+                self._say(request, Acknowledge((request.number,)))
+                self.requests.close(request)  # what it has got so far is here as well
         self._place_waiting()
 
     def _move(self, requests: list[Request], cause: str, why: str) -> None:
@@ -204,8 +275,12 @@ class Homes:
             log.warning("%s; requests that go on elsewhere: %d", why, len(moving))
 
     def _cancel(self, request: Request, *, parts: bool = False) -> None:
+        self._say(request, Cancel(request.number, parts))
+
+    def _say(self, request: Request, value: ToAttention) -> None:
+        """To its home, where it has one that is there."""
         if request.home is not None and (stream := self.attendance.stream(request.home)) is not None:
-            stream.send(Cancel(request.number, parts))
+            stream.send(value)
 
     def _place_waiting(self) -> None:
         usable = self.attendance.usable()

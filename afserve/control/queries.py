@@ -143,13 +143,13 @@ class DistantQueries:
         self._send = send
         self._numbers = count(1)
         self._open: dict[int, asyncio.Future[QueryAnswer]] = {}
-        self.serving = False  # until a controller has said that everyone is ready
+        self._serving = asyncio.Event()  # a controller has said that everyone is ready
         self._answers = asyncio.Event()  # while there is a controller
         self._answers.set()
 
     @property
     def ready(self) -> bool:
-        return self.serving and self.failure is None
+        return self._serving.is_set() and self.failure is None
 
     def check(self) -> None:
         if self.failure is not None:
@@ -164,8 +164,12 @@ class DistantQueries:
 
     def serve(self) -> None:
         """A controller says that everyone is ready."""
-        self.serving = True
+        self._serving.set()
         self._answers.set()
+
+    async def wait_serving(self) -> None:
+        """Returns once a controller has said that everyone is ready."""
+        await self._serving.wait()
 
     def answered(self, answer: QueryAnswer) -> None:
         if (found := self._open.pop(answer.number, None)) is not None and not found.done():

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from afserve.control.attendance import Life
-from afserve.control.wire.values import KvSource, Submit, first_request
+from afserve.control.wire.keeping import Keep
+from afserve.control.wire.values import KvSource, Submit, first_request, is_of_life
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError
 
@@ -19,11 +20,13 @@ from afserve.errors import AfserveError
 class Request:
     """One open request. `number` is its handle at `home`, the node that computes it; without one it waits.
 
-    `last` is where it was before. It waits since `since`, and for its next attempt until `again`.
+    `last` is where it was before. It waits since `since`, and for its next attempt until `again`. With `keep` it may
+    outlive this gateway.
     """
 
-    def __init__(self, asked: GenerationRequest) -> None:
+    def __init__(self, asked: GenerationRequest, keep: Keep | None = None) -> None:
         self.asked = asked
+        self.keep = keep
         self.number = 0
         self.home: Life | None = None
         self.last: Life | None = None
@@ -52,10 +55,15 @@ class Request:
 
 
 class Requests:
-    """All open requests of a gateway, by number where they have a home. An event for an unknown number is ignored."""
+    """All open requests of a gateway, by number where they have a home. An event for an unknown number is ignored.
+
+    One that has ended and is still kept at its home rests: it is no load, and nothing of it is told any more.
+    """
 
     def __init__(self, index: int = 0, generation: int = 0) -> None:
+        self._life = index, generation
         self._placed: dict[int, Request] = {}
+        self._resting: dict[int, Request] = {}
         self._waiting: dict[Request, None] = {}  # the one that has waited longest first
         self._load: Counter[Life] = Counter()
         self._busy: dict[Life, float] = {}  # since when it has requests
@@ -64,9 +72,9 @@ class Requests:
     def __len__(self) -> int:
         return len(self._placed) + len(self._waiting)
 
-    def open(self, asked: GenerationRequest, now: float) -> Request:
+    def open(self, asked: GenerationRequest, now: float, keep: Keep | None = None) -> Request:
         """It waits for a home."""
-        request = Request(asked)
+        request = Request(asked, keep)
         request.since = now
         self._waiting[request] = None
         return request
@@ -80,7 +88,35 @@ class Requests:
         self._load[home] += 1
         self._busy.setdefault(home, now)
         generated = tuple(request.generated)
-        return Submit(replace(request.asked, handle=request.number, generated=generated), kv_from)
+        asked = replace(request.asked, handle=request.number, generated=generated)
+        return Submit(asked, kv_from, request.keep)
+
+    def adopt(self, asked: GenerationRequest, keep: Keep, number: int, home: Life, now: float) -> Request:
+        """One that a node keeps under the number that another gateway gave it."""
+        request = Request(asked, keep)
+        request.number, request.home = number, home
+        self._placed[number] = request
+        self._load[home] += 1
+        self._busy.setdefault(home, now)
+        return request
+
+    def rest(self, request: Request) -> None:
+        """It has ended, and its home keeps it until it is closed."""
+        home = request.home
+        self._leave(request)
+        request.home = home
+        self._resting[request.number] = request
+
+    def rests(self, request: Request) -> bool:
+        return self._resting.get(request.number) is request
+
+    @property
+    def resting(self) -> list[Request]:
+        return list(self._resting.values())
+
+    def is_mine(self, number: int) -> bool:
+        """Whether this life of this gateway gave it out."""
+        return is_of_life(number, *self._life)
 
     def unplace(self, request: Request, since: float) -> None:
         """It leaves its home and waits for another, since this moment."""
@@ -91,7 +127,9 @@ class Requests:
     def close(self, request: Request) -> None:
         """May be said again."""
         self._waiting.pop(request, None)
-        if request.home is not None:
+        if self._resting.pop(request.number, None) is not None:
+            request.home = None
+        elif request.home is not None:
             self._leave(request)
 
     def _leave(self, request: Request) -> None:
@@ -117,7 +155,12 @@ class Requests:
         return self._load[home]
 
     def find(self, number: int) -> Request | None:
+        """One that is computed."""
         return self._placed.get(number)
+
+    def kept(self, number: int) -> Request | None:
+        """One that its home keeps, whether it has ended or not."""
+        return self._placed.get(number) or self._resting.get(number)
 
     @property
     def waiting(self) -> list[Request]:

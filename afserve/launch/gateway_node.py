@@ -53,15 +53,15 @@ _RECEIVE_SECONDS = 0.5
 
 
 def gateway_role(
-    options: GatewayOptions, sock: socket.socket, *, leaves_by_itself: bool = False
+    options: GatewayOptions, sock: socket.socket, *, leaves_by_itself: bool = False, shared: bool = True
 ) -> worker.Serve:
-    """What `run_node` runs for a gateway that accepts on `sock`.
+    """What `run_node` runs for a gateway that accepts on `sock`, as others do where it is `shared`.
 
     One that `leaves_by_itself` drains on SIGTERM and goes; others are told by the controller.
     """
 
     def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
-        node = _GatewayNode(options, sock, stream, assigned, heartbeat)
+        node = _GatewayNode(options, sock, shared, stream, assigned, heartbeat)
         asyncio.run(node.run(leaves_by_itself))
 
     return run
@@ -78,7 +78,7 @@ def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
         host, port = sock.getsockname()[:2]
         scheme = "https" if settings.certfile else "http"
         log.warning("gateway %d serves on %s://%s:%d", assigned.node.index, scheme, host, port)
-        gateway_role(options, sock, leaves_by_itself=True)(stream, assigned, heartbeat)
+        gateway_role(options, sock, leaves_by_itself=True, shared=False)(stream, assigned, heartbeat)
 
     return run
 
@@ -88,19 +88,22 @@ class _GatewayNode:
         self,
         options: GatewayOptions,
         sock: socket.socket,
+        shared: bool,
         stream: ControlStream,
         assigned: Assigned,
         heartbeat: HeartbeatThread,
     ) -> None:
         self._options, self._sock, self._stream, self._assigned = options, sock, stream, assigned
         self._heartbeat = heartbeat
-        self._stop = asyncio.Event()
+        self._shared = shared
+        self._told, self._late = asyncio.Event(), False  # `late`: the run served before it came
+        self._stop, self._leave = asyncio.Event(), asyncio.Event()
         self._released = asyncio.Event()
 
     async def run(self, leaves_by_itself: bool = False) -> None:
         """Until the controller says stop, or its stream ends. Raises what ended the run."""
         if leaves_by_itself:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
         deployment = self._assigned.deployment
         spec = load_spec(deployment.source.path)
         served = ServedModel(
@@ -132,7 +135,8 @@ class _GatewayNode:
         obeying = asyncio.create_task(self._obey(queries, gateway, service))
         attended = asyncio.create_task(self._when_attended(gateway))
         try:
-            await serve(app, self._sock, self._stop)
+            await self._until_wanted(queries)
+            await serve(app, self._sock, self._stop, self._leave)
             frontend.close()
             self._stream.send(Drained())
             await self._released.wait()
@@ -145,10 +149,20 @@ class _GatewayNode:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
         queries.check()
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         """It takes nothing new, ends what is open, and goes."""
         self._stop.set()
         self._released.set()
+
+    async def _until_wanted(self, queries: DistantQueries) -> None:
+        """Where the run serves already, other gateways or the listening socket take connections until this one can."""
+        await self._told.wait()
+        if not self._late:
+            return
+        waits = {asyncio.create_task(waited) for waited in (queries.wait_serving(), self._stop.wait())}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def _tell_broken(self, queries: DistantQueries) -> None:
         loop = asyncio.get_running_loop()
@@ -184,10 +198,12 @@ class _GatewayNode:
                             queries.answered(command)
                         case AttentionNodes():
                             gateway.told(command)
+                            self._late = self._late or (command.serves and self._shared)
+                            self._told.set()
                         case Serve():
                             queries.serve()
-                        case Drain():
-                            self._stop.set()
+                        case Drain(ends):
+                            (self._stop if ends else self._leave).set()
                         case Shutdown(error):
                             self._over(queries, gateway, error)
         except AfserveError as error:

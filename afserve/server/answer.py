@@ -6,22 +6,25 @@ When the client leaves, generation is cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from afserve.errors import AfserveError, DeadlineError, RequestError
+from afserve.errors import AfserveError, RequestError
 from afserve.server.body import ClientGone, SlowReader, until_gone
 from afserve.server.chat_reply import ChatDraft
 from afserve.server.choice import Piece
 from afserve.server.completion_reply import CompletionDraft, CompletionReply
-from afserve.server.generation import Generator, Task
+from afserve.server.generation import Numbered, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
+from afserve.server.position import DONE as LAST
+from afserve.server.position import USAGE, Position, stamped
 from afserve.server.refusal import error_body, internal_error
 from afserve.server.replies import Reply, usage_chunk, whole
+from afserve.server.scheduling import within
 from afserve.server.settings import ServerSettings
 from afserve.server.wording import DONE, Usage, encode, event
 
@@ -41,7 +44,7 @@ class Answer(Response):
 
     def __init__(
         self,
-        generator: Generator,
+        source: "Source",
         inflight: Inflight,
         task: Task,
         reply: Reply,
@@ -49,7 +52,7 @@ class Answer(Response):
         limits: ServerSettings,
     ) -> None:
         super().__init__()
-        self._generator = generator
+        self._source = source
         self._inflight = inflight
         self._task = task
         self._reply = reply
@@ -79,7 +82,7 @@ class Answer(Response):
         usage = Usage(self._task.prompt_tokens)
         drafts = [self._reply.draft(i) for i in range(self._task.choices)]
         size, most = 0, self._limits.max_answer_bytes
-        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
+        async with within(self._source.deadline), aclosing(self._source.pieces()) as pieces:
             async for index, piece in pieces:
                 before = drafts[index].size
                 await _add(drafts[index], piece)
@@ -96,32 +99,34 @@ class Answer(Response):
         try:
             await until_gone(receive, self._write_all(stream, options))
         except AfserveError as error:
-            await stream.fail(event(error_body(error)) + DONE, error)
+            await stream.fail(self._source.stamped(event(error_body(error)) + DONE), error)
         except asyncio.CancelledError as error:
             if not self._inflight.aborted:
                 raise
-            await stream.fail(event(error_body(DrainingError())) + DONE, error)
+            await stream.fail(self._source.stamped(event(error_body(DrainingError())) + DONE), error)
         except ClientGone:
             raise
         except Exception as error:
-            await stream.fail(event(internal_error()) + DONE, error)
+            await stream.fail(self._source.stamped(event(internal_error()) + DONE), error)
             raise
 
     async def _write_all(self, stream: "Writer", options: StreamOptions) -> None:
         usage = Usage(self._task.prompt_tokens)
         tail = ',"usage":null' if options.include_usage else ""
-        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
+        source = self._source
+        async with within(source.deadline), aclosing(source.pieces()) as pieces:
             async for index, piece in pieces:
                 usage.add(piece)
+                source.passed(index, piece)
                 if options.continuous:
                     tail = f',"usage":{encode(usage.body())}'
                 if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
                     chunk = await self._chunk(index, piece, tail)
-                    if chunk:
-                        await stream.write(chunk)
-        if options.include_usage:
-            await stream.write(usage_chunk(self._reply, usage))
-        await stream.end(DONE)
+                    if chunk and not piece.old:
+                        await stream.write(source.stamped(chunk))
+        if options.include_usage and not source.has_usage:
+            await stream.write(source.stamped(usage_chunk(self._reply, usage), USAGE))
+        await stream.end(source.stamped(DONE, LAST))
 
     async def _chunk(self, index: int, piece: Piece, tail: str) -> bytes:
         reply = self._reply
@@ -134,15 +139,33 @@ class Answer(Response):
         return reply.chunk(draft, tail)
 
 
-@contextlib.asynccontextmanager
-async def within(task: Task) -> AsyncIterator[None]:
-    """Raises DeadlineError where the request's own deadline passes; what runs for it ends."""
-    seconds = task.scheduling.deadline
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise DeadlineError(f"deadline: the answer was not complete after {seconds:g} s, as asked") from error
+class Source:
+    """Where an answer's pieces come from, and for how many seconds at most.
+
+    With `since` every event of a stream has an id, see `position`.
+    """
+
+    def __init__(
+        self,
+        pieces: Callable[[], AsyncGenerator[Numbered, None]],
+        since: Position | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.pieces, self.deadline = pieces, deadline
+        self.has_usage = since is not None and since.last != ""
+        self._at = None if since is None else Position(since.tokens, since.ended)
+        self._said = "" if since is None else since.id
+
+    def passed(self, index: int, piece: Piece) -> None:
+        if self._at is not None and not piece.old:
+            self._at.passed(index, piece)
+
+    def stamped(self, events: bytes, id: str | None = None) -> bytes:
+        """With the id of what has passed, or with this one."""
+        if self._at is None:
+            return events
+        before, self._said = self._said, id or self._at.id
+        return stamped(events, before, self._said)
 
 
 async def _add(draft: CompletionDraft | ChatDraft, piece: Piece) -> None:
@@ -203,12 +226,12 @@ class Writer:
         self._ended = True
         await self.write(data, more=False)
 
-    async def fail(self, said: bytes, error: BaseException) -> None:
-        """What is said of an error where the stream has begun; before that the caller's exception is the answer."""
+    async def fail(self, last: bytes, error: BaseException) -> None:
+        """These last events where the stream has begun; before that the caller's exception is the answer."""
         if not self.begun:
             raise error
         if not self._ended:
-            await self.end(said)
+            await self.end(last)
 
     def close(self) -> None:
         for pending in (self._timer, self._quiet, self._comment):

@@ -21,6 +21,8 @@ from afserve.server.live import Live
 from afserve.server.observe import ServerMetrics
 from afserve.server.prepare import Kind, Preparer, TextModel
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
+from afserve.server.requests import Again, Requests
+from afserve.server.resumables import Resumables
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
@@ -44,10 +46,14 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         text=_text_pool(backend, tokenizer, settings),
         connections=Connections(settings.max_connections, settings.max_connections_per_client),
         generator=Generator(backend, tokenizer, metrics),
+        resumables=Resumables(backend, tokenizer, settings, metrics),
     )
     app = Starlette(
         routes=_routes(service),
-        middleware=[*_cors(settings), Middleware(Gate, settings=settings, metrics=metrics)],
+        middleware=[
+            *_cors(settings),
+            Middleware(Gate, settings=settings, metrics=metrics, connections=service.connections),
+        ],
         exception_handlers={
             AfserveError: on_afserve_error,
             HTTPException: on_http_exception,
@@ -74,12 +80,18 @@ def _cors(settings: ServerSettings) -> list[Middleware]:
         return []
     origins = [origin.rstrip("/") for origin in settings.origins]
     return [
-        Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+        )
     ]
 
 
 def _routes(service: Service) -> list[Route]:
     info, admin, responses = Info(service), Admin(service), Responses(service)
+    requests = Requests(service)
     completions, chat = Generate(service, Kind.COMPLETION), Generate(service, Kind.CHAT)
     files = Files(service)
     batches = Batches(
@@ -111,6 +123,10 @@ def _routes(service: Service) -> list[Route]:
         Route("/api/version", info.version, methods=["GET"]),
         Route("/api/chat", Spoken(service, Kind.OLLAMA_CHAT, ollama_chat), methods=["POST"]),
         Route("/api/generate", Spoken(service, Kind.OLLAMA_GENERATE, ollama_generate), methods=["POST"]),
+        Route("/v1/requests/{id}", requests.status, methods=["GET"]),
+        Route("/v1/requests/{id}", requests.delete, methods=["DELETE"]),
+        Route("/v1/requests/{id}/events", Again(service, stream=True), methods=["GET"]),
+        Route("/v1/requests/{id}/answer", Again(service, stream=False), methods=["GET"]),
         Route("/v1/models", info.models, methods=["GET"]),
         Route("/v1/models/{name:path}", info.model, methods=["GET"]),
         Route("/tokenize", info.tokenize, methods=["POST"]),

@@ -28,12 +28,13 @@ class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
     reason = "left"
+    aborts = False  # its connection: it is there, and gets no more
 
 
 class SlowReader(ClientGone):
     """The client is there and does not read: its answer is not kept for it."""
 
-    reason = "slow_reader"
+    reason, aborts = "slow_reader", True
 
 
 class Body:

@@ -1,7 +1,8 @@
 """Answers of /v1/chat/completions: words, reasoning and calls as whole bodies and stream chunks."""
 
+import hashlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from afserve.server.choice import Piece
 from afserve.server.logprobs import chat_entries
@@ -12,10 +13,14 @@ from afserve.tokenizer import Tokenizer
 
 
 class Told:
-    """One choice of a chat, read: its words, its reasoning, its calls, and what finished it."""
+    """One choice of a chat, read: its words, its reasoning, its calls, and what finished it.
 
-    def __init__(self, reading: Reading | None) -> None:
+    Calls have the same ids whoever reads a choice of this `name`; without one they are drawn.
+    """
+
+    def __init__(self, reading: Reading | None, name: str = "") -> None:
         self._reading = reading or Reading()
+        self._name = name or uuid.uuid4().hex
         self._reader = self._reading.reader()
         self._ids: list[str] = []
         self._thinking = self._reading.thinks == "inside"
@@ -45,7 +50,8 @@ class Told:
 
     def call_id(self, index: int) -> str:
         while len(self._ids) <= index:
-            self._ids.append(f"call_{uuid.uuid4().hex[:24]}")
+            name = f"{self._name}-{len(self._ids)}".encode()
+            self._ids.append(f"call_{hashlib.sha256(name).hexdigest()[:24]}")
         return self._ids[index]
 
     def delta(self, part: Part) -> str:
@@ -62,15 +68,44 @@ class Told:
             case Argued(index, text):
                 return f'{{"tool_calls":[{{"index":{index},"function":{{"arguments":{text_of(text)}}}}}]}}'
 
+    def joined(self, parts: Sequence[Part]) -> str:
+        """All of them as one `delta`: whoever adds up deltas comes to the same."""
+        words: dict[str, str] = {}
+        calls: dict[int, dict[str, object]] = {}
+        arguments: dict[int, str] = {}
+        for part in parts:
+            match part:
+                case Said(text):
+                    words["content"] = words.get("content", "") + text
+                case Thought(text):
+                    words["reasoning"] = words["reasoning_content"] = words.get("reasoning", "") + text
+                case Called(index, name):
+                    arguments[index] = ""
+                    calls[index] = {"id": self.call_id(index), "type": "function", "name": name}
+                case Argued(index, text):
+                    arguments[index] = arguments.get(index, "") + text
+        return encode({**words, **({"tool_calls": _calls(calls, arguments)} if arguments else {})})
+
+
+def _calls(
+    begun: Mapping[int, Mapping[str, object]], arguments: Mapping[int, str]
+) -> list[dict[str, object]]:
+    told: list[dict[str, object]] = []
+    for index, text in arguments.items():
+        head = dict(begun.get(index, {}))
+        name = {"name": head.pop("name")} if head else {}
+        told.append({"index": index, **head, "function": {**name, "arguments": text}})
+    return told
+
 
 class ChatDraft:
     """One choice of /v1/chat/completions as JSON text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, index: int, scored: bool, reading: Reading | None = None
+        self, tokenizer: Tokenizer, index: int, scored: bool, reading: Reading | None = None, name: str = ""
     ) -> None:
         self._tokenizer = tokenizer
-        self.told = Told(reading)
+        self.told = Told(reading, name)
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []
@@ -129,7 +164,10 @@ class ChatDraft:
 
 
 class ChatReply:
-    """Bodies and chunks of /v1/chat/completions. The role comes in a choice's first chunk."""
+    """Bodies and chunks of /v1/chat/completions. The role comes in a choice's first chunk.
+
+    With `joined` a piece is never more than one chunk, so that a stream which breaks has all of it or nothing.
+    """
 
     kind, streamed = "chat.completion", "chat.completion.chunk"
 
@@ -139,8 +177,10 @@ class ChatReply:
         tokenizer: Tokenizer,
         logprobs: int | None,
         reading: Reading | None = None,
+        *,
+        joined: bool = False,
     ) -> None:
-        self._reading = reading
+        self._reading, self._joined = reading, joined
         self._told: dict[int, Told] = {}
         self.header = header
         self._tokenizer = tokenizer
@@ -149,7 +189,8 @@ class ChatReply:
         self._begun: set[int] = set()
 
     def draft(self, index: int) -> ChatDraft:
-        draft = ChatDraft(self._tokenizer, index, self._logprobs is not None, self._reading)
+        scored = self._logprobs is not None
+        draft = ChatDraft(self._tokenizer, index, scored, self._reading, self._name(index))
         self._told[index] = draft.told
         return draft
 
@@ -167,8 +208,11 @@ class ChatReply:
 
     def _read(self, index: int, piece: Piece, scores: str, tail: str) -> bytes:
         """A chunk for each part; the first has the scores, the last the reason."""
-        told = self._told.setdefault(index, Told(self._reading))
-        deltas = [told.delta(part) for part in told.parts(piece)]
+        told = self._told.get(index)
+        if told is None:
+            told = self._told[index] = Told(self._reading, self._name(index))
+        parts = told.parts(piece)
+        deltas = [told.joined(parts)] if self._joined and parts else [told.delta(part) for part in parts]
         reason = told.reason(piece.finish_reason)
         if not deltas and reason is None and scores == "null":
             return b""
@@ -178,6 +222,9 @@ class ChatReply:
             self._chunk(index, delta, "null" if at else scores, reason if at == last else None, tail)
             for at, delta in enumerate(deltas)
         )
+
+    def _name(self, index: int) -> str:
+        return f"{self.header.id}-{index}"
 
     def usage(self, usage: Usage) -> dict[str, object]:
         if self._reading is None or not self._reading.thinks:

@@ -13,7 +13,10 @@ from afserve.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of one choice. `tokens` counts generated tokens, also those that show no text."""
+    """New text of one choice. `tokens` counts generated tokens, also those that show no text.
+
+    `old`: the client has it already, from an earlier connection.
+    """
 
     text: str
     tokens: int = 0
@@ -21,6 +24,7 @@ class Piece:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     cached_tokens: int = 0
     finish_reason: str | None = None
+    old: bool = False
 
 
 class ChoiceDecoder:

@@ -15,6 +15,10 @@ READ_BYTES = 16_384  # at once from one socket: one-byte chunks make 2,700 event
 class Connection(Protocol):
     client_address: str
 
+    def quiet(self, seconds: float) -> bool:
+        """Whether nothing of a request has come, and nothing was answered, for so long."""
+        ...
+
     def leave(self) -> None:
         """Makes room, after what is written already."""
         ...
@@ -33,6 +37,7 @@ class Connections:
         self._longest: dict[Connection, None] = {}
         self._count = 0
         self.closed = 0
+        self.leaving = False  # every answer is the last one of its connection
         self.buffer = bytearray(READ_BYTES)
 
     def __len__(self) -> int:
@@ -73,6 +78,11 @@ class Connections:
         self._count -= 1
         if not mine:
             del self._clients[connection.client_address]
+
+    def close_quiet(self, seconds: float) -> None:
+        """Those on which nothing has happened for so long: their clients, too, take them for unused."""
+        for connection in [one for one in self._longest if one.quiet(seconds)]:
+            connection.leave()
 
     def _close_first(self, waiting: dict[Connection, None]) -> bool:
         first = next(iter(waiting), None)

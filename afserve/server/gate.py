@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from afserve.errors import AuthError, TooLargeError, UserError, shown
-from afserve.server.body import ClientGone, SlowReader
-from afserve.server.connections import CONNECTION
+from afserve.server.body import ClientGone
+from afserve.server.connections import CONNECTION, Connections
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
@@ -63,8 +63,11 @@ def _is_loopback(host: str) -> bool:
 class Gate:
     """ASGI middleware. With no keys configured everything is open, as on a loopback address."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics, connections: Connections
+    ) -> None:
         self._app = app
+        self._connections = connections
         both = (*settings.api_keys, *settings.admin_keys) if settings.api_keys else ()
         self._api_keys = tuple(key.encode() for key in both)
         self._admin_keys = tuple(key.encode() for key in settings.admin_keys or settings.api_keys)
@@ -83,7 +86,10 @@ class Gate:
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if self._connections.leaving:
+                    headers["connection"] = "close"
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.responses.add(1, route, str(message["status"]))
             await send(message)
@@ -97,7 +103,7 @@ class Gate:
             await self._app(scope, receive, stamped)
         except ClientGone as gone:
             self._metrics.cancelled.add(1, gone.reason)
-            if isinstance(gone, SlowReader):
+            if gone.aborts:
                 scope["state"][CONNECTION].abort()
             log.info("%s: cancelled, the client: %s", request_id, gone.reason)
 

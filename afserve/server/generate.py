@@ -1,22 +1,16 @@
 """POST /v1/completions and POST /v1/chat/completions: from a body to an Answer, counted while it is answered."""
 
 import time
-import uuid
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from afserve.server.answer import Answer
-from afserve.server.chat_reply import ChatReply
-from afserve.server.completion_reply import CompletionReply, Echo
-from afserve.server.generation import Task
+from afserve.server.answer import Answer, Source
+from afserve.server.asked import Asked, owner_of
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
-from afserve.server.replies import Reply
+from afserve.server.requests import answer_of
 from afserve.server.service import Service
-from afserve.server.wording import Header
-
-_PREFIX = {Kind.COMPLETION: "cmpl", Kind.CHAT: "chatcmpl"}
 
 
 class Generate:
@@ -27,40 +21,26 @@ class Generate:
         self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
+        service, request = self._service, Request(scope, receive)
+        with await service.bodies.read(request) as body, service.inflight.enter():
             arrived = service.metrics.clock.now()
             service.check()
             prepared = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(prepared, Prepared)
-            await self._answer(prepared, arrived)(scope, receive, send)
+            owner = owner_of(request.headers.get("authorization", ""))
+            asked = Asked.new(self._kind, prepared, int(time.time()), owner)
+            if prepared.resume is None:
+                await self._answer(asked, arrived)(scope, receive, send)
+                return
+            one = service.resumables.open(asked, arrived)
+            service.metrics.prompt_tokens.add(one.task.prompt_tokens)
+            with service.resumables.reading(one):
+                await answer_of(service, one, prepared.stream)(scope, receive, send)
 
-    def _answer(self, asked: Prepared, arrived: float) -> Answer:
-        service = self._service
-        request_id = f"{_PREFIX[self._kind]}-{uuid.uuid4().hex}"
-        task = Task(
-            request_id, asked.prompts, asked.params, arrived, asked.skip_special_tokens, asked.scheduling
-        )
-        return Answer(
-            service.generator,
-            service.inflight,
-            task,
-            self._reply(asked, request_id),
-            asked.stream,
-            service.settings,
-        )
-
-    def _reply(self, asked: Prepared, request_id: str) -> Reply:
-        tokenizer = self._service.tokenizer
-        header = Header(request_id, int(time.time()), self._service.backend.model.name)
-        if self._kind is Kind.CHAT:
-            return ChatReply(header, tokenizer, asked.logprobs, asked.reading)
-        return CompletionReply(
-            header,
-            tokenizer,
-            asked.params.n,
-            asked.logprobs,
-            None if asked.echo is None else Echo(asked.echo, asked.prompts),
-            skip_special_tokens=asked.skip_special_tokens,
-        )
+    def _answer(self, asked: Asked, arrived: float) -> Answer:
+        """Of a request that ends with its connection."""
+        service, task = self._service, asked.task(arrived)
+        reply = asked.reply(service.tokenizer, service.backend.model.name)
+        source = Source(lambda: service.generator.run(task), deadline=task.scheduling.deadline)
+        return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

@@ -3,6 +3,7 @@
 Follows the OpenAI reference, then vLLM for the sampling fields that OpenAI lacks. Knows no HTTP.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from afserve.server.unsupported import refuse_unsupported
 
 Prompt = str | tuple[int, ...]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+MOST_RESUME_SECONDS = 86_400.0
+_OWN_ID = re.compile("[0-9a-f]{32,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,14 @@ class StreamOptions:
 
     include_usage: bool = False
     continuous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Keep the request for `seconds` without a connection. `id`: as its client wants it to be known."""
+
+    seconds: float
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,7 @@ class CompletionRequest:
     stream: bool
     options: StreamOptions
     wanted: Wanted | None
+    resume: Resume | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class ChatRequest:
     options: StreamOptions
     wanted: Wanted | None
     effort: str | None
+    resume: Resume | None
 
 
 def completion_request(fields: Fields) -> CompletionRequest:
@@ -81,6 +94,7 @@ def completion_request(fields: Fields) -> CompletionRequest:
         stream=fields.flag("stream"),
         options=_stream_options(fields),
         wanted=wanted_format(fields),
+        resume=_resume(fields),
     )
 
 
@@ -110,6 +124,7 @@ def chat_request(fields: Fields) -> ChatRequest:
         options=_stream_options(fields),
         wanted=wanted,
         effort=_effort(fields),
+        resume=_resume(fields),
     )
 
 
@@ -170,3 +185,18 @@ def _stream_options(fields: Fields) -> StreamOptions:
     if options is None:
         return StreamOptions()
     return StreamOptions(options.flag("include_usage"), options.flag("continuous_usage_stats"))
+
+
+def _resume(fields: Fields) -> Resume | None:
+    """A client's own id is as long as a random one: it is all that others would have to guess."""
+    seconds = fields.number("resume", 0.001, MOST_RESUME_SECONDS)
+    if seconds is None:
+        return None
+    id = fields.text("request_id")
+    if id is not None and not _OWN_ID.fullmatch(id):
+        raise RequestError(
+            f"request_id: {shown(id)} is not 32 to 64 random hexadecimal digits (0-9, a-f); leave it out for one of "
+            "the server's",
+            param="request_id",
+        )
+    return Resume(seconds, id)

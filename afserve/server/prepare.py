@@ -33,7 +33,7 @@ from afserve.server.sampling import sampling_params
 from afserve.server.scheduling import scheduling_of
 from afserve.server.structured import Formats, asks_format
 from afserve.server.surfaces import anthropic, ollama, responses
-from afserve.server.surfaces.translate import Translated, named
+from afserve.server.surfaces.translate import Translated, named, refuse_resume
 from afserve.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -180,6 +180,7 @@ class Preparer:
 
     def _translated(self, kind: Kind, fields: Fields) -> Answer:
         """Another API's request. One that follows a response is answered by that one's id in JSON."""
+        refuse_resume(fields)
         previous = fields.get("previous_response_id")
         if kind is Kind.RESPONSE and previous is not None:
             return json.dumps(fields.text("previous_response_id")).encode()
@@ -212,6 +213,7 @@ class Preparer:
             echo,
             scheduling_of(asked.sampling),
             reading,
+            resume=asked.resume,
         )
 
     def _tokenize(self, fields: Fields) -> bytes:

@@ -44,6 +44,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._dropped: int | None = None
+        self._quiet_since = self.loop.time()
 
     # ---- what asyncio tells
 
@@ -86,9 +87,14 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._quiet_since = self.loop.time()
         if self._look_timer is not None:
             self.transport.close()
         self._note()
+
+    def quiet(self, seconds: float) -> bool:
+        between = self.cycle is None or self.cycle.response_complete
+        return between and not self.conn.trailing_data[0] and self.loop.time() - self._quiet_since >= seconds
 
     def leave(self) -> None:
         self.transport.close()

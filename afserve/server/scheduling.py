@@ -1,9 +1,12 @@
 """When a request has its turn and how long it may take, in the words of several APIs."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from afserve.engine.request import MAX_PRIORITY, MAX_SALT
-from afserve.errors import RequestError, shown
+from afserve.errors import DeadlineError, RequestError, shown
 from afserve.server.fields import Fields, or_else
 
 # OpenAI's tiers; the lowest number runs first. Batches come after everything else.
@@ -35,3 +38,16 @@ def scheduling_of(fields: Fields) -> Scheduling:
         salt,
         fields.number("deadline", 0.001, LONGEST_SECONDS),
     )
+
+
+@asynccontextmanager
+async def within(seconds: float | None, left: float | None = None) -> AsyncIterator[None]:
+    """Raises DeadlineError where a request's own deadline passes; what runs for it ends. None is without one.
+
+    `left` is what of these seconds there still is, where some have passed.
+    """
+    try:
+        async with asyncio.timeout(seconds if left is None else left):
+            yield
+    except TimeoutError as error:
+        raise DeadlineError(f"deadline: the answer was not complete after {seconds:g} s, as asked") from error

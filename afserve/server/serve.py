@@ -18,6 +18,7 @@ from afserve.server.service import Service
 log = logging.getLogger("afserve.server")
 # After the drain: time for the last bytes to leave before connections are dropped.
 CLOSING_SECONDS = 1
+LOOK_SECONDS = 0.05  # between two looks at who is still connected
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -39,10 +40,13 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> None:
+async def serve(
+    app: Starlette, sock: socket.socket, stop: asyncio.Event, leave: asyncio.Event | None = None
+) -> None:
     """Answers until `stop` is set, then drains: refuses new requests, finishes those begun, ends the rest.
 
-    Signals are the caller's. Closes `sock`.
+    `leave` is set where others go on listening on `sock`: then nobody is refused, see `_leave`. Signals are the
+    caller's. Closes `sock`.
     """
     service: Service = app.state.service
     _return_freed_memory()
@@ -56,21 +60,45 @@ async def serve(app: Starlette, sock: socket.socket, stop: asyncio.Event) -> Non
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
+    leaving = asyncio.create_task((leave or stop).wait())
     try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         for end in service.at_end:
             await end()
+        if leave is not None and leave.is_set() and not serving.done():
+            await _leave(service, sock, stop)
         ended = await service.inflight.drain(service.settings.drain_seconds)
         if ended:
             log.warning("%d requests were ended while the server stopped", ended)
     finally:
         stopping.cancel()
+        leaving.cancel()
         if renewing is not None:
             renewing.cancel()
         server.should_exit = True
         await serving
+        await service.resumables.close()
         sock.close()
         await service.text.close()
+
+
+async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:
+    """Accepts no more, and answers on each connection once more, saying that this is the last time.
+
+    A connection that has been quiet for `drain_seconds` is closed: its client is hardly about to use it. Ends when none
+    is left, after `restart_seconds`, or when `stop` is set.
+    """
+    loop, settings = asyncio.get_running_loop(), service.settings
+    loop.remove_reader(
+        sock
+    )  # closing follows later: what was accepted in this turn becomes a connection first
+    service.connections.leaving = True
+    until = loop.time() + settings.restart_seconds
+    await asyncio.sleep(LOOK_SECONDS)
+    while len(service.connections) and loop.time() < until and not stop.is_set():
+        service.connections.close_quiet(settings.drain_seconds)
+        await asyncio.sleep(LOOK_SECONDS)
+    service.resumables.leave()
 
 
 def _return_freed_memory() -> None:

@@ -10,6 +10,7 @@ from afserve.server.connections import Connections
 from afserve.server.generation import Generator
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.observe import ServerMetrics
+from afserve.server.resumables import Resumables
 from afserve.server.settings import ServerSettings
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ class Service:
     text: TextPool
     connections: Connections
     generator: Generator
+    resumables: Resumables
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def check_ready(self) -> None:

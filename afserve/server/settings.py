@@ -76,6 +76,16 @@ class ServerSettings:
     response_seconds: float = _limit(86_400.0, Range(1, 1e8, whole=False), "Seconds that a response is kept.")
     max_file_bytes: int = _limit(256 * MIB, Range(KIB, 1 << 40), "All files that are kept, in bytes.")
     file_seconds: float = _limit(604_800.0, Range(1, 1e8, whole=False), "Seconds that a file is kept.")
+    restart_seconds: float = _limit(
+        30.0, _SECONDS, "Seconds that a gateway which restarts alone waits for its streams."
+    )
+    resume_seconds: float = _limit(
+        300.0, _SECONDS, "Longest time that a request may ask to be kept without a connection."
+    )
+    resume_requests: int = _limit(
+        1024, Range(0, 1 << 20), "Requests that are kept so, answered ones included."
+    )
+    resume_mib: int = _limit(256, Range(0, 1 << 20), "Memory for them, in MiB.")
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()

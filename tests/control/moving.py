@@ -215,7 +215,7 @@ class Node:
             self.loop.turn()
 
 
-@dataclass
+@dataclass(eq=False)
 class Client:
     """`answer` is what the undisturbed run says."""
 

@@ -313,7 +313,7 @@ def test_a_refusal_is_said_again_to_a_gateway_that_is_back():
 
 
 def test_an_answer_that_began_elsewhere_is_counted_from_its_beginning():
-    kept = Kept(base=3)
+    kept = Kept(1, 0, base=3)
     assert kept.since(3) is None
     logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in (5, 6))
     kept.add(TokenEvent(1, (5, 6), logprobs=logprobs, cached_tokens=4))

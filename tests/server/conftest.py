@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from afserve.control.backend import ClusterView, IncidentView, NodeView, ServedModel
 from afserve.control.changes import Change, Changed, DrainOne
+from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError, NotFoundError, UnavailableError
@@ -23,6 +24,7 @@ from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings
 from afserve.tokenizer import Tokenizer
+from tests.server.kept import Answer, Found, Nodes, Opened
 
 TEXT = [
     "def add(x, y):\n    return x + y\n",
@@ -104,6 +106,7 @@ class ScriptedBackend:
     holding: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+    nodes_kept: Nodes = field(default_factory=Nodes)
 
     def ready(self) -> bool:
         return self.is_ready
@@ -164,19 +167,39 @@ class ScriptedBackend:
             self.closed.append(request)
             self.ended.set()
 
-    async def _events(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
+        self.requests.append(request)
+        answer = self.nodes_kept.answers[keep.id, keep.choice] = Answer(request, keep)
+        return Opened(self, answer)
+
+    async def find(self, id: str, *, take: bool) -> list[Found]:
+        return [Found(self, a) for (known, _), a in list(self.nodes_kept.answers.items()) if known == id]
+
+    def answer_to(self, request: GenerationRequest) -> list[int]:
         ids = self.tokenizer.encode(self.reply)
         if self.eos and not request.params.ignore_eos:
             ids = [*ids, 1]
         else:
-            ids = (ids * (request.params.max_tokens // len(ids) + 1))[: request.params.max_tokens]
-        limit = min(len(ids), request.params.max_tokens)
-        for start in range(0, limit, self.per_event):
+            ids = ids * (request.params.max_tokens // len(ids) + 1)
+        return ids[: request.params.max_tokens]
+
+    async def event_at(self, request: GenerationRequest, start: int, ids: list[int]) -> TokenEvent:
+        """What comes after so many tokens."""
+        limit = len(ids)
+        if self.error is not None and start == (self.fail_at or 0):
+            raise self.error
+        new = tuple(ids[start : min(start + self.per_event, limit)])
+        return self._event(request, new, first=start == 0, last=start + len(new) >= limit)
+
+    async def _events(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        start, ids = 0, self.answer_to(request)
+        while True:
             await self._maybe_hold(start)
-            if self.error is not None and start == (self.fail_at or 0):
-                raise self.error
-            new = tuple(ids[start : min(start + self.per_event, limit)])
-            yield self._event(request, new, first=start == 0, last=start + len(new) >= limit)
+            event = await self.event_at(request, start, ids)
+            yield event
+            if event.finish_reason is not None:
+                return
+            start += len(event.token_ids)
             await asyncio.sleep(0)
 
     async def _maybe_hold(self, at: int) -> None:

@@ -148,7 +148,7 @@ class Tables:
         if member.state is not State.READY:
             return []
         member.state = State.DRAINING
-        return [Tell(member.id, Drain())]
+        return [Tell(member.id, Drain(ends=self._draining))]
 
     def _tell(self, outgoing: Iterable[Outgoing]) -> list[Effect]:
         """To the present lives of nodes; who is gone will be told when it comes back."""

@@ -17,6 +17,7 @@ from afserve.control.node.kv import KvSide, Moved, NoKv
 from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.values import (
     Acknowledge,
     Adopt,
@@ -40,7 +41,6 @@ from afserve.control.wire.values import (
     ToAttention,
     Tokens,
     ToNode,
-    gateway_of,
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, ProtocolError
@@ -176,7 +176,7 @@ class AttentionLoop:
             self._adopting = None
         if self._node.busy:
             self._step()
-        elif self._draining and not self._kept and not self._kv.holding:
+        elif self._draining and not self._kept.wanted and not self._kv.holding:
             self._draining = False
             self._report(at_once=True)
             self._stream.send(Drained())
@@ -208,7 +208,7 @@ class AttentionLoop:
 
     def _flush(self) -> None:
         if self._unsent:
-            for gateway, events in _by_gateway(self._unsent).items():
+            for gateway, events in self._by_gateway(self._unsent).items():
                 self._gateways.send(gateway, Tokens(tuple(events)))
             self._unsent.clear()
             self._sent = self._clock.now()
@@ -246,22 +246,29 @@ class AttentionLoop:
             return
         self._kept.is_back(gateway)
         match value:
-            case Submit(request, kv_from):
-                self._submit(request, kv_from)
-            case Cancel(number, parts):
-                if parts and number in self._kept:
+            case Submit(request, kv_from, keep):
+                self._submit(gateway, request, kv_from, keep)
+            case Cancel(number, parts) if self._kept.is_of(number, gateway):
+                if parts:
                     self._kv.part(number)
                 self._drop(number)
             case Acknowledge(numbers):
                 for number in numbers:
-                    self._kept.close(number)
+                    if self._kept.is_of(number, gateway):
+                        self._kept.close(number)
+            case Halt(number) if self._kept.is_of(number, gateway):
+                self._kept.halt(number)
+                self._kv.cancel(number)
+                self._node.cancel(number)
+            case Claim():
+                self._claimed(gateway, value)
             case Resume(number, start):
                 self._resume(gateway, number, start)
 
     def _left(self, gateway: int) -> None:
         """Its requests go on: it may be back soon, and is then told what it has missed."""
         self._kept.left(gateway)
-        self._unsent = [event for event in self._unsent if gateway_of(event.handle) != gateway]
+        self._unsent = [e for e in self._unsent if not self._kept.is_of(e.handle, gateway)]
 
     def _drop(self, number: int) -> None:
         self._kept.close(number)
@@ -273,10 +280,23 @@ class AttentionLoop:
         if missed is not None:
             self._gateways.send(gateway, missed if isinstance(missed, Refused) else Tokens((missed,)))
 
-    def _submit(self, request: GenerationRequest, kv_from: KvSource | None) -> None:
+    def _claimed(self, gateway: int, claim: Claim) -> None:
+        """What is taken is told from its beginning, so nothing of it is on its way any more."""
+        answers = self._kept.find(claim.id)
+        self._gateways.send(gateway, Claimed(claim.query, tuple(answers)))
+        if not claim.take:
+            return
+        taken = {answer.request for answer in answers}
+        self._unsent = [event for event in self._unsent if event.handle not in taken]
+        for owner, numbers in self._kept.take(taken, gateway).items():
+            self._gateways.send(owner, Given(tuple(numbers)))
+
+    def _submit(
+        self, gateway: int, request: GenerationRequest, kv_from: KvSource | None, keep: Keep | None
+    ) -> None:
         if request.handle in self._kept:
             return  # said twice
-        self._kept.open(request)
+        self._kept.open(request, gateway, keep)
         if kv_from is None or not self._kv.pull(request, kv_from):
             self._begin(request)
 
@@ -286,11 +306,10 @@ class AttentionLoop:
             self._node.submit(request)
         except AfserveError as error:
             self._kept.refuse(number, error)
-            self._gateways.send(gateway_of(number), Refused(number, error))
+            self._gateways.send(self._kept.gateway_of(number), Refused(number, error))
 
-
-def _by_gateway(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
-    found: dict[int, list[TokenEvent]] = {}
-    for event in events:
-        found.setdefault(gateway_of(event.handle), []).append(event)
-    return found
+    def _by_gateway(self, events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
+        found: dict[int, list[TokenEvent]] = {}
+        for event in events:
+            found.setdefault(self._kept.gateway_of(event.handle), []).append(event)
+        return found

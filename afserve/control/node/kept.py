@@ -1,13 +1,16 @@
 """What an attention node keeps of each request until its gateway has acknowledged the end: the answer so far.
 
 A gateway whose stream broke is told, when it is back, what it has missed. A gateway that stays away for longer than a
-grace takes its requests along. It knows no sockets and no engine.
+grace takes its requests along, but for those that are to outlive it: they wait for a gateway that asks for them, for as
+long as they say themselves. It knows no sockets and no engine.
 """
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from afserve.clock import Clock
+from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.values import Held, Refused, gateway_of
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.errors import AfserveError, PeerError
@@ -17,11 +20,18 @@ from afserve.errors import AfserveError, PeerError
 class Kept:
     """One request's answer. It began with `base` tokens from elsewhere, which are not among `tokens`.
 
-    While it is not `told`, its gateway has not said from where on to go on, and events are only kept.
+    Of one that is to outlive its gateway all tokens are there; the first `bare` came from elsewhere. While it is not
+    `told`, its gateway has not said from where on to go on, and events are only kept.
     """
 
-    base: int
+    number: int
+    gateway: int
+    base: int = 0
+    bare: int = 0
+    keep: Keep | None = None
+    prompt_ids: tuple[int, ...] = ()
     told: bool = True
+    halted: bool = False
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
     first: TokenEvent | None = None
@@ -43,18 +53,22 @@ class Kept:
 
     def since(self, start: int) -> TokenEvent | None:
         """Everything from token `start` of the answer on, as one event; None where there is nothing yet."""
-        if self.first is None or (start >= self.count and self.last is None):
+        if start >= self.count and self.last is None:
             return None
         skipped = start - self.base
-        end = self.last or TokenEvent(self.first.handle, ())
-        begun = skipped > 0
+        end = self.last or TokenEvent(self.number, ())
+        first = None if skipped > 0 else self.first
         return replace(
             end,
             token_ids=tuple(self.tokens[skipped:]),
-            logprobs=tuple(self.logprobs[skipped:]),
-            prompt_logprobs=() if begun else self.first.prompt_logprobs,
-            cached_tokens=0 if begun else self.first.cached_tokens,
+            logprobs=tuple(self.logprobs[max(0, skipped - self.bare) :]),
+            prompt_logprobs=() if first is None else first.prompt_logprobs,
+            cached_tokens=0 if first is None else first.cached_tokens,
         )
+
+    @property
+    def ended(self) -> bool:
+        return self.halted or self.last is not None or self.refusal is not None
 
 
 class KeptRequests:
@@ -65,6 +79,7 @@ class KeptRequests:
         self._clock = clock
         self._kept: dict[int, Kept] = {}
         self._away: dict[int, float] = {}  # since when a gateway has no stream
+        self._alone: dict[int, float] = {}  # since when a request that outlives its gateway has none
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -72,17 +87,38 @@ class KeptRequests:
     def __contains__(self, number: int) -> bool:
         return number in self._kept
 
-    def open(self, request: GenerationRequest) -> None:
-        self._kept[request.handle] = Kept(len(request.generated))
+    @property
+    def wanted(self) -> bool:
+        """Whether anything here keeps a node from going: all but ended answers that nobody has asked for."""
+        return any(not (kept.ended and number in self._alone) for number, kept in self._kept.items())
+
+    def open(self, request: GenerationRequest, gateway: int, keep: Keep | None = None) -> None:
+        number, generated = request.handle, request.generated
+        if keep is None:
+            self._kept[number] = Kept(number, gateway, len(generated))
+        else:
+            self._kept[number] = Kept(
+                number,
+                gateway,
+                bare=len(generated),
+                keep=keep,
+                prompt_ids=request.prompt_ids,
+                tokens=array("I", generated),
+            )
 
     def close(self, number: int) -> None:
         """May be said again, and of what was never here."""
         self._kept.pop(number, None)
+        self._alone.pop(number, None)
+
+    def halt(self, number: int) -> None:
+        """It gets no more tokens."""
+        self._kept[number].halted = True
 
     def add(self, event: TokenEvent) -> bool:
         """Whether its gateway is to be told now. What was cancelled is of nobody's interest."""
         kept = self._kept.get(event.handle)
-        if kept is None:
+        if kept is None or kept.halted:
             return False
         kept.add(event)
         return kept.told
@@ -92,18 +128,32 @@ class KeptRequests:
 
     # ---- gateways
 
+    def is_of(self, number: int, gateway: int) -> bool:
+        kept = self._kept.get(number)
+        return kept is not None and kept.gateway == gateway
+
+    def gateway_of(self, number: int) -> int:
+        """Whose it is; of one that is not here, whose it was when it got its number."""
+        kept = self._kept.get(number)
+        return gateway_of(number) if kept is None else kept.gateway
+
     def of(self, gateway: int) -> list[int]:
-        return [number for number in self._kept if gateway_of(number) == gateway]
+        return [number for number, kept in self._kept.items() if kept.gateway == gateway]
 
     def held(self, gateway: int) -> tuple[Held, ...]:
         """What to say first on a new stream to this gateway."""
-        return tuple(Held(number, self._kept[number].count) for number in self.of(gateway))
+        mine = ((number, self._kept[number]) for number in self.of(gateway))
+        return tuple(Held(number, kept.count, kept.keep is not None) for number, kept in mine)
 
     def left(self, gateway: int) -> None:
         """Its stream has ended. May be said again while it is away."""
-        self._away.setdefault(gateway, self._clock.now())
+        now = self._clock.now()
+        self._away.setdefault(gateway, now)
         for number in self.of(gateway):
-            self._kept[number].told = False
+            kept = self._kept[number]
+            kept.told = False
+            if kept.keep is not None:
+                self._alone.setdefault(number, now)
 
     def is_back(self, gateway: int) -> None:
         self._away.pop(gateway, None)
@@ -115,14 +165,47 @@ class KeptRequests:
             return Refused(number, PeerError(f"token {start} of request {number} is not kept here"))
         missed = Refused(number, kept.refusal) if kept.refusal is not None else kept.since(start)
         kept.told = True
+        self._alone.pop(number, None)
         return missed
 
     def orphans(self) -> list[int]:
-        """Requests of gateways that have been away for longer than the grace; said once."""
-        if not self._away:
+        """Requests of gateways that have been away for longer than the grace, or than they wait; said once."""
+        if not self._away and not self._alone:
             return []
         now = self._clock.now()
         gone = [gateway for gateway, since in self._away.items() if now - since >= self._grace]
         for gateway in gone:
             del self._away[gateway]
-        return [number for gateway in gone for number in self.of(gateway)]
+        waiting = [number for gateway in gone for number in self.of(gateway) if not self._outlives(number)]
+        late = [number for number, since in self._alone.items() if now - since >= self._patience(number)]
+        for number in late:
+            del self._alone[number]
+        return waiting + late
+
+    def _outlives(self, number: int) -> bool:
+        return self._kept[number].keep is not None
+
+    def _patience(self, number: int) -> float:
+        keep = self._kept[number].keep
+        return self._grace if keep is None else max(self._grace, keep.seconds)
+
+    # ---- requests that outlive their gateway
+
+    def find(self, id: str) -> list[KeptAnswer]:
+        """What is here of this request. What was refused may be computed elsewhere."""
+        return [
+            KeptAnswer(number, kept.prompt_ids, kept.count, kept.bare, kept.ended, kept.keep)
+            for number, kept in self._kept.items()
+            if kept.keep is not None and kept.keep.id == id and kept.refusal is None
+        ]
+
+    def take(self, numbers: Iterable[int], gateway: int) -> dict[int, list[int]]:
+        """They are this gateway's from now on, and wait for it. Returns what was whose until now."""
+        before: dict[int, list[int]] = {}
+        for number in numbers:
+            kept = self._kept[number]
+            if kept.gateway != gateway:
+                before.setdefault(kept.gateway, []).append(number)
+            kept.gateway, kept.told = gateway, False
+            self._alone[number] = self._clock.now()
+        return before

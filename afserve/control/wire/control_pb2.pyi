@@ -7,26 +7,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAttention(_message.Message):
-    __slots__ = ("attend", "tokens", "refused")
+    __slots__ = ("attend", "tokens", "refused", "claimed", "given")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     tokens: Tokens
     refused: Refused
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    claimed: Claimed
+    given: Given
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ...) -> None: ...
 
 class ToAttention(_message.Message):
-    __slots__ = ("submit", "cancel", "acknowledge", "resume")
+    __slots__ = ("submit", "cancel", "acknowledge", "resume", "halt", "claim")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     acknowledge: Acknowledge
     resume: Resume
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    halt: Halt
+    claim: Claim
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
     __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted")
@@ -483,12 +491,14 @@ class GatewayAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class AttentionNodes(_message.Message):
-    __slots__ = ("nodes", "refusing")
+    __slots__ = ("nodes", "refusing", "serves")
     NODES_FIELD_NUMBER: _ClassVar[int]
     REFUSING_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[AttentionPeer]
     refusing: str
-    def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ...) -> None: ...
+    serves: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ..., serves: _Optional[bool] = ...) -> None: ...
 
 class AttentionPeer(_message.Message):
     __slots__ = ("index", "generation", "accepting", "address")
@@ -515,12 +525,14 @@ class Attend(_message.Message):
     def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("request", "count")
+    __slots__ = ("request", "count", "kept")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     request: int
     count: int
-    def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    kept: bool
+    def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("request", "start")
@@ -686,7 +698,7 @@ class ExpertAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt")
+    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -694,6 +706,7 @@ class Submit(_message.Message):
     KV_FROM_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -701,7 +714,8 @@ class Submit(_message.Message):
     kv_from: KvSource
     priority: int
     cache_salt: str
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    keep: Keep
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("index", "generation", "request", "address")
@@ -714,6 +728,66 @@ class KvSource(_message.Message):
     request: int
     address: str
     def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("id", "choice", "choices", "seconds", "about")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    choice: int
+    choices: int
+    seconds: float
+    about: bytes
+    def __init__(self, id: _Optional[str] = ..., choice: _Optional[int] = ..., choices: _Optional[int] = ..., seconds: _Optional[float] = ..., about: _Optional[bytes] = ...) -> None: ...
+
+class Halt(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    def __init__(self, request: _Optional[int] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("query", "id", "take")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TAKE_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    id: str
+    take: bool
+    def __init__(self, query: _Optional[int] = ..., id: _Optional[str] = ..., take: _Optional[bool] = ...) -> None: ...
+
+class KeptAnswer(_message.Message):
+    __slots__ = ("request", "prompt", "count", "bare", "keep", "ended")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    count: int
+    bare: int
+    keep: Keep
+    ended: bool
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., bare: _Optional[int] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., ended: _Optional[bool] = ...) -> None: ...
+
+class Claimed(_message.Message):
+    __slots__ = ("query", "answers")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    answers: _containers.RepeatedCompositeFieldContainer[KeptAnswer]
+    def __init__(self, query: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[KeptAnswer, _Mapping]]] = ...) -> None: ...
+
+class Given(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "bias_token", "bias_value", "grammar")
@@ -762,8 +836,10 @@ class Cancel(_message.Message):
     def __init__(self, request: _Optional[int] = ..., parts: _Optional[bool] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("ends",)
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    ends: bool
+    def __init__(self, ends: _Optional[bool] = ...) -> None: ...
 
 class Shutdown(_message.Message):
     __slots__ = ("error",)

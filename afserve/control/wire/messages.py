@@ -15,6 +15,7 @@ from afserve import errors
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.placements import Memo, Said, SaidLast, pack, unpack
 from afserve.control.wire.values import (
     Acknowledge,
@@ -450,13 +451,14 @@ def _take_gateways(proto: Proto) -> Gateways:
 
 
 def _put_attention_nodes(value: AttentionNodes, proto: Proto) -> None:
-    proto.refusing = value.refusing
+    proto.refusing, proto.serves = value.refusing, value.serves
     for peer in value.nodes:
         _put_flat(peer, proto.nodes.add())
 
 
 def _take_attention_nodes(proto: Proto) -> AttentionNodes:
-    return AttentionNodes(tuple(_take_flat(AttentionPeer, peer) for peer in proto.nodes), proto.refusing)
+    peers = tuple(_take_flat(AttentionPeer, peer) for peer in proto.nodes)
+    return AttentionNodes(peers, proto.refusing, proto.serves)
 
 
 def _put_attend(value: Attend, proto: Proto) -> None:
@@ -529,6 +531,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.generated.extend(request.generated)
     proto.priority = request.priority
     proto.cache_salt = request.cache_salt
+    if value.keep is not None:
+        _put_flat(value.keep, proto.keep)
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
@@ -548,6 +552,7 @@ def _take_submit(proto: Proto) -> Submit:
     bias = _pairs(sampling.bias_token, sampling.bias_value)
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
     source = _take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
+    keep = _take_flat(Keep, proto.keep) if proto.HasField("keep") else None
     request = GenerationRequest(
         proto.request,
         tuple(proto.prompt),
@@ -556,7 +561,28 @@ def _take_submit(proto: Proto) -> Submit:
         proto.priority,
         proto.cache_salt,
     )
-    return Submit(request, source)
+    return Submit(request, source, keep)
+
+
+def _put_claimed(value: Claimed, proto: Proto) -> None:
+    proto.query = value.query
+    for answer in value.answers:
+        into = proto.answers.add()
+        _put_flat(answer, into)
+        into.prompt.extend(answer.prompt_ids)
+        _put_flat(answer.keep, into.keep)
+
+
+def _take_claimed(proto: Proto) -> Claimed:
+    return Claimed(proto.query, tuple(map(_take_kept_answer, proto.answers)))
+
+
+def _take_kept_answer(proto: Proto) -> KeptAnswer:
+    return _take_flat(KeptAnswer, proto, prompt_ids=tuple(proto.prompt), keep=_take_flat(Keep, proto.keep))
+
+
+def _put_given(value: Given, proto: Proto) -> None:
+    proto.requests.extend(value.requests)
 
 
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:
@@ -603,12 +629,16 @@ _FROM_ATTENTION: dict[type, Codec] = {
     Tokens: ("tokens", _put_tokens, _take_tokens),
     Refused: ("refused", _put_refused, lambda p: Refused(p.request, _take_error(p.error))),
     Attend: ("attend", _put_attend, _take_attend),
+    Claimed: ("claimed", _put_claimed, _take_claimed),
+    Given: ("given", _put_given, lambda p: Given(tuple(p.requests))),
 }
 _TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
     Cancel: _flat("cancel", Cancel),
     Acknowledge: ("acknowledge", _put_acknowledge, lambda p: Acknowledge(tuple(p.requests))),
     Resume: _flat("resume", Resume),
+    Halt: _flat("halt", Halt),
+    Claim: _flat("claim", Claim),
 }
 
 

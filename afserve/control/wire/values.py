@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from afserve.control.membership.desired import Deployment
+from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError
@@ -163,10 +164,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A request that an attention node keeps. `count` tokens of the answer are there, those it began with included."""
+    """A request that an attention node keeps. `count` tokens of the answer are there, those it began with included.
+
+    One that is `kept` for whoever asks for it stays where no present request of the gateway has its number.
+    """
 
     request: int
     count: int
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +273,13 @@ class AttentionNodes:
     """To gateways, and to attention nodes that keep copies for each other: all attention nodes that serve. Who is not
     among them is lost.
 
-    `refusing` says why new requests are refused; empty, they are taken.
+    `refusing` says why new requests are refused; empty, they are taken. `serves`, in the first of these messages to a
+    gateway: the run serves already, so the gateway has no need to say that it is starting.
     """
 
     nodes: tuple[AttentionPeer, ...] = ()
     refusing: str = ""
+    serves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +298,12 @@ class QueryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Finish what runs, accept nothing new, then say `Drained`."""
+    """Finish what runs, accept nothing new, then say `Drained`. `ends`: the run does, not only this node's life.
+
+    Where it does not, a gateway refuses nobody: who is connected is answered, new connections are for others.
+    """
+
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +354,11 @@ def gateway_of(request: int) -> int:
     return request >> _GATEWAY_BITS
 
 
+def is_of_life(request: int, gateway: int, generation: int) -> bool:
+    """Whether this life of this gateway gave out the number."""
+    return request >> _LIFE_BITS == first_request(gateway, generation) >> _LIFE_BITS
+
+
 @dataclass(frozen=True, slots=True)
 class KvSource:
     """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies)."""
@@ -358,6 +375,7 @@ class Submit:
 
     request: GenerationRequest
     kv_from: KvSource | None = None
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,5 +431,5 @@ ToNode = (
     | Serve
     | QueryAnswer
 )
-FromAttention = Attend | Tokens | Refused
-ToAttention = Submit | Cancel | Acknowledge | Resume
+FromAttention = Attend | Tokens | Refused | Claimed | Given
+ToAttention = Submit | Cancel | Acknowledge | Resume | Halt | Claim

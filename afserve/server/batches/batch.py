@@ -84,6 +84,8 @@ def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:
         )
     if body.get("stream"):
         raise RequestError("stream: an answer in a batch is no stream", param="stream")
+    if body.get("resume") is not None:
+        raise RequestError("resume: an answer in a batch is kept in its file; leave it out", param="resume")
     return custom_id, json.dumps({"priority": BATCH_PRIORITY, **body.raw()}).encode()
 
 

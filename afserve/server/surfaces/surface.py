@@ -7,11 +7,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from afserve.errors import AfserveError, RequestError
-from afserve.server.answer import Writer, within
+from afserve.server.answer import Writer
 from afserve.server.body import ClientGone, until_gone
 from afserve.server.choice import Piece
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
+from afserve.server.scheduling import within
 from afserve.server.settings import ServerSettings
 from afserve.server.wording import Usage
 
@@ -69,7 +70,10 @@ class SurfaceAnswer(Response):
 
     async def _collect(self) -> bytes:
         usage, size, most = Usage(self._task.prompt_tokens), 0, self._limits.max_answer_bytes
-        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
+        async with (
+            within(self._task.scheduling.deadline),
+            aclosing(self._generator.run(self._task)) as pieces,
+        ):
             async for _, piece in pieces:
                 usage.add(piece)
                 self._surface.take(piece)
@@ -99,7 +103,10 @@ class SurfaceAnswer(Response):
     async def _write_all(self, writer: Writer) -> None:
         usage, surface = Usage(self._task.prompt_tokens), self._surface
         opening = surface.begin()
-        async with within(self._task), aclosing(self._generator.run(self._task)) as pieces:
+        async with (
+            within(self._task.scheduling.deadline),
+            aclosing(self._generator.run(self._task)) as pieces,
+        ):
             async for _, piece in pieces:
                 usage.add(piece)
                 data = opening + surface.take(piece)

@@ -25,6 +25,14 @@ class Translated:
     kept: Sequence[object] = ()
 
 
+def refuse_resume(fields: Fields) -> None:
+    """Raises RequestError for a request that is to outlive its connection: these answers cannot."""
+    if fields.get("resume") is not None:
+        raise RequestError(
+            "resume: is not supported here; use /v1/chat/completions or /v1/completions", param="resume"
+        )
+
+
 def copied(fields: Fields, names: Sequence[str] = SAMPLING) -> Body:
     return {name: fields.get(name) for name in names if fields.get(name) is not None}
 

@@ -1,0 +1,102 @@
+"""/v1/requests/{id}: requests that were asked for with `resume`, for a client that has lost its connection.
+
+`events` goes on with a stream behind `Last-Event-ID`, `answer` has the whole answer, DELETE ends it. Each is for who
+knows the id and sends the API key that the request came with; for everyone else there is no such request.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from afserve.server.answer import Answer, Source
+from afserve.server.asked import Asked, owner_of
+from afserve.server.openai import StreamOptions
+from afserve.server.position import Position
+from afserve.server.refusal import json_response
+from afserve.server.resumables import Resumable
+from afserve.server.service import Service
+
+
+def answer_of(
+    service: Service, one: Resumable, stream: StreamOptions | None, since: Position | None = None
+) -> Answer:
+    """Reads it from `since` on. A stream without usage options has those that were asked for at first."""
+    since = since or Position.start(one.asked.choices)
+    source = Source(lambda: service.resumables.pieces(one, since), since)
+    reply = one.asked.reply(service.tokenizer, service.backend.model.name)
+    return Answer(source, service.inflight, one.task, reply, stream, service.settings)
+
+
+class Requests:
+    """The endpoints. `events` and `answer` are ASGI applications, because they notice that the client has gone."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def find(self, scope: Scope) -> Resumable:
+        return await self._service.resumables.find(scope["path_params"]["id"], _owner(scope))
+
+    async def status(self, request: Request) -> Response:
+        """One that is another gateway's stays there."""
+        owner, id = _owner(request.scope), request.path_params["id"]
+        resumables = self._service.resumables
+        if (one := resumables.here(id, owner)) is not None:
+            return json_response(status_of(one))
+        asked, kept = await resumables.elsewhere(id, owner)
+        choices = [{"index": k.choice, "tokens": k.count, "finish_reason": None} for k in kept]
+        return json_response(
+            _status(asked, "running" if any(not k.ended for k in kept) else "finished", choices)
+        )
+
+    async def delete(self, request: Request) -> Response:
+        one = await self.find(request.scope)
+        self._service.resumables.forget(one)
+        return json_response({"id": one.asked.id, "object": "request", "deleted": True})
+
+
+class Again:
+    """GET .../events or .../answer."""
+
+    def __init__(self, service: Service, *, stream: bool) -> None:
+        self._service, self._stream = service, stream
+        self._requests = Requests(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        with service.inflight.enter():
+            one = await self._requests.find(scope)
+            since = options = None
+            if self._stream:
+                since = Position.parse(Headers(scope=scope).get("last-event-id", ""), one.asked.choices)
+                options = one.asked.prepared.stream or StreamOptions()
+            with service.resumables.reading(one):
+                await answer_of(service, one, options, since)(scope, receive, send)
+
+
+def status_of(one: Resumable) -> dict[str, object]:
+    failure = one.record.failure
+    state = "failed" if failure is not None else "finished" if one.record.finished else "running"
+    choices = [
+        {"index": i, "tokens": len(told.tokens), "finish_reason": told.end and told.end.finish_reason}
+        for i, told in enumerate(one.record.told)
+    ]
+    return _status(one.asked, state, choices)
+
+
+def _status(asked: Asked, state: str, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    return {
+        "id": asked.id,
+        "object": "request",
+        "created": asked.created,
+        "status": state,
+        "stream": asked.prepared.stream is not None,
+        "resume": asked.seconds,
+        "choices": choices,
+    }
+
+
+def _owner(scope: Scope) -> str:
+    return owner_of(Headers(scope=scope).get("authorization", ""))

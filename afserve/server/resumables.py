@@ -1,0 +1,276 @@
+"""Requests that outlive their connection: computed whether anybody reads or not, kept for a time, found by their id.
+
+One that this gateway does not know may be another's, or that of one which has gone: the attention nodes are asked, and
+it goes on here. Bounded in number and in memory; what has ended makes room first.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+
+from afserve.control.backend import Backend, Kept, Opened
+from afserve.control.claims import GivenAwayError
+from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
+from afserve.server.asked import Asked
+from afserve.server.body import ClientGone
+from afserve.server.choice import ChoiceDecoder
+from afserve.server.generation import Task
+from afserve.server.observe import ServerMetrics
+from afserve.server.position import MOST_CHOICES, Position
+from afserve.server.record import TURN, Numbered, Record, bytes_of, split
+from afserve.server.scheduling import within
+from afserve.server.settings import MIB, ServerSettings
+from afserve.tokenizer import Tokenizer
+
+log = logging.getLogger("afserve.server")
+
+
+class ResumedElsewhere(ClientGone):
+    """The client has come back by another connection, or will: this one is closed without an end."""
+
+    reason, aborts = "resumed", True
+
+
+class Resumable:
+    """One request. `size` in bytes, of what it may take at most."""
+
+    def __init__(self, asked: Asked, task: Task, opened: Sequence[Opened]) -> None:
+        self.asked, self.task, self.opened = asked, task, list(opened)
+        self.record = Record(asked.choices, exact=asked.exact)
+        self.readers = 0
+        self.expires: asyncio.TimerHandle | None = None
+        self.tasks: list[asyncio.Task[None]] = []
+        self.size = size_of(asked)
+
+
+class Resumables:
+    def __init__(
+        self, backend: Backend, tokenizer: Tokenizer, settings: ServerSettings, metrics: ServerMetrics
+    ) -> None:
+        self._backend, self._tokenizer, self._settings = backend, tokenizer, settings
+        self._metrics = metrics
+        self._kept: dict[str, Resumable] = {}
+        self._held = 0
+        self._ending: set[asyncio.Task[None]] = set()
+        self._finding: dict[tuple[str, str], asyncio.Task[Resumable]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    # ---- the life of one
+
+    def open(self, asked: Asked, arrived: float) -> Resumable:
+        """Raises RequestError for what cannot be kept, OverloadedError where there is no room."""
+        self._check(asked)
+        keeps = asked.keeps()
+        self._make_room(size_of(asked))
+        task = asked.task(arrived)
+        opened = [self._backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
+        left = [asked.prepared.scheduling.deadline] * len(opened)
+        return self._begin(Resumable(asked, task, opened), left, adopted=False)
+
+    def _check(self, asked: Asked) -> None:
+        most = self._settings.resume_seconds
+        if asked.seconds > most:
+            raise RequestError(
+                f"resume: {asked.seconds:g} s, this server keeps requests for at most {most:g} s (--resume-seconds)",
+                param="resume",
+            )
+        if asked.choices > MOST_CHOICES:
+            raise RequestError(
+                f"resume: {asked.choices} choices, at most {MOST_CHOICES} can be kept; send it in parts",
+                param="resume",
+            )
+        if asked.id in self._kept:
+            raise RequestError("request_id: is in use; draw another", param="request_id")
+
+    def _make_room(self, size: int) -> None:
+        """Answers that have ended and that nobody reads go first, the oldest first."""
+        most = self._settings.resume_mib * MIB
+        for one in [one for one in self._kept.values() if one.record.finished and not one.readers]:
+            if len(self._kept) < self._settings.resume_requests and self._held + size <= most:
+                return
+            self.forget(one)
+        if len(self._kept) >= self._settings.resume_requests or self._held + size > most:
+            raise OverloadedError(
+                f"resume: {len(self._kept)} requests with {self._held // MIB} MiB are kept, at most "
+                f"{self._settings.resume_requests} (--resume-requests) with {self._settings.resume_mib} MiB "
+                "(--resume-mib) are; send this one later, or without resume"
+            )
+
+    def _begin(self, one: Resumable, left: Sequence[float | None], *, adopted: bool) -> Resumable:
+        """`left` has what of each choice's deadline there still is, in seconds."""
+        self._kept[one.asked.id] = one
+        self._held += one.size
+        one.tasks = [
+            asyncio.create_task(self._compute(one, i, opened, left[i], adopted=adopted))
+            for i, opened in enumerate(one.opened)
+        ]
+        return one
+
+    async def _compute(
+        self, one: Resumable, index: int, opened: Opened, left: float | None, *, adopted: bool
+    ) -> None:
+        """What nobody has read yet, and may never, is recorded all the same."""
+        decoder, timer = self._decoder(one), self._metrics.timer(one.task.arrived)
+        reason, apart = "abort", adopted or one.asked.exact
+        deadline = None if left is None else one.asked.prepared.scheduling.deadline
+        try:
+            async with within(deadline, left), aclosing(opened.events()) as events:
+                async for event in events:
+                    if not adopted:
+                        timer.saw(event)
+                    for number, part in enumerate(split(event) if apart else (event,), 1):
+                        piece = decoder.feed(part)
+                        one.record.add(index, part, piece)
+                        if piece.finish_reason is not None:
+                            reason = piece.finish_reason
+                            opened.halt()
+                            return
+                        if number % TURN == 0:
+                            await asyncio.sleep(0)
+        except GivenAwayError:
+            self._drop(one, ResumedElsewhere())
+        except DeadlineError as error:
+            self._fail(one, opened, error)
+            opened.close()
+        except AfserveError as error:
+            self._fail(one, opened, error)
+        except Exception as error:
+            self._fail(one, opened, error)
+            log.exception("%s failed", one.asked.id)
+        finally:
+            if not adopted:
+                timer.ended(reason)
+
+    def _fail(self, one: Resumable, opened: Opened, error: Exception) -> None:
+        """What ended it stays kept where it is computed, for whoever asks later; its other choices do not."""
+        one.record.fail(error)
+        for other in one.opened:
+            if other is not opened:
+                other.close()
+
+    def _decoder(self, one: Resumable) -> ChoiceDecoder:
+        asked = one.asked.prepared
+        return ChoiceDecoder(self._tokenizer, asked.params, skip_special_tokens=asked.skip_special_tokens)
+
+    def forget(self, one: Resumable) -> None:
+        """Its time is over, or its client says so: what still runs is cancelled."""
+        self._drop(one, NotFoundError("this request was ended by its client"))
+        for opened in one.opened:
+            opened.close()
+
+    def leave(self) -> None:
+        """This gateway goes; whoever comes next finds all of them where they are computed."""
+        for one in list(self._kept.values()):
+            self._drop(one, ResumedElsewhere())
+            for opened in one.opened:
+                opened.leave()
+
+    async def close(self) -> None:
+        """The run ends, or this gateway has left all of them."""
+        for one in list(self._kept.values()):
+            self.forget(one)
+        await asyncio.gather(*self._ending, *self._finding.values(), return_exceptions=True)
+
+    def _drop(self, one: Resumable, why: Exception) -> None:
+        if self._kept.get(one.asked.id) is one:
+            del self._kept[one.asked.id]
+            self._held -= one.size
+        if one.expires is not None:
+            one.expires.cancel()
+        one.record.fail(why)
+        for task in one.tasks:
+            if task is not asyncio.current_task() and not task.done():
+                task.cancel()
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+
+    # ---- who reads
+
+    @contextmanager
+    def reading(self, one: Resumable) -> Iterator[None]:
+        """While anybody reads, it does not expire."""
+        if one.expires is not None:
+            one.expires.cancel()
+        one.readers += 1
+        try:
+            yield
+        finally:
+            one.readers -= 1
+            if not one.readers and self._kept.get(one.asked.id) is one:
+                self._wait(one)
+
+    def _wait(self, one: Resumable) -> None:
+        loop = asyncio.get_running_loop()
+        one.expires = loop.call_later(one.asked.seconds, self.forget, one)
+
+    def pieces(self, one: Resumable, since: Position) -> AsyncGenerator[Numbered, None]:
+        return one.record.follow(lambda: self._decoder(one), since)
+
+    # ---- who comes back
+
+    async def find(self, id: str, owner: str) -> Resumable:
+        """Raises NotFoundError for what is not known or not `owner`'s: nobody is told which."""
+        return self.here(id, owner) or await self._found(id, owner)
+
+    def here(self, id: str, owner: str) -> Resumable | None:
+        """None where this gateway does not know it. Raises NotFoundError where it is another owner's."""
+        one = self._kept.get(id)
+        if one is not None and one.asked.owner != owner:
+            raise unknown(id)
+        return one
+
+    async def elsewhere(self, id: str, owner: str) -> tuple[Asked, Sequence[Kept]]:
+        """What attention nodes keep of it for other gateways; it stays theirs."""
+        kept = await self._backend.find(id, take=False)
+        if not kept:
+            raise unknown(id)
+        asked = Asked.restored(kept[0].about, {one.choice: one.prompt_ids for one in kept})
+        if asked.owner != owner:
+            raise unknown(id)
+        return asked, kept
+
+    async def _found(self, id: str, owner: str) -> Resumable:
+        """Adopted once, however many ask at the same time."""
+        key = id, owner
+        if (task := self._finding.get(key)) is None:
+            task = self._finding[key] = asyncio.create_task(self._adopt(id, owner))
+            task.add_done_callback(lambda _: self._finding.pop(key))
+        return await asyncio.shield(task)
+
+    async def _adopt(self, id: str, owner: str) -> Resumable:
+        """Looked at before it is taken, so that nobody takes what is another's."""
+        asked, _ = await self.elsewhere(id, owner)
+        self._make_room(size_of(asked))
+        kept = await self._backend.find(id, take=True)
+        if not kept:
+            raise unknown(id)
+        task, by_choice = asked.task(self._metrics.clock.now()), {one.choice: one for one in kept}
+        opened, rest = [], asked.seconds_left(time.time())
+        left = [None if (k := by_choice.get(i)) and k.ended else rest for i in range(asked.choices)]
+        for keep in asked.keeps():
+            request, there = task.request(keep.choice), by_choice.get(keep.choice)
+            opened.append(self._backend.keep(request, keep) if there is None else there.open(request))
+        one = self._begin(Resumable(asked, task, opened), left, adopted=True)
+        self._wait(one)
+        log.info("%s goes on here, with %d tokens", id, sum(one.count for one in kept))
+        return one
+
+
+def unknown(id: str) -> NotFoundError:
+    return NotFoundError(
+        f"request: {shown(id)} is not kept here: it was never asked for with resume, or its time is over",
+        param="request",
+    )
+
+
+def size_of(asked: Asked) -> int:
+    """The most that it can take here: prompts, a grammar, and all tokens that it may get."""
+    params = asked.prepared.params
+    ids = sum(map(len, asked.prepared.prompts))
+    echoed = 0 if params.prompt_logprobs is None else bytes_of(ids, params.prompt_logprobs) * params.n
+    told = asked.choices * bytes_of(params.max_tokens, params.logprobs)
+    return 4096 + 4 * (ids + len(params.grammar)) + echoed + told
