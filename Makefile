@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
+WORKERS ?= 2
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,8 +25,14 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/native/*.cp
 up: setup
 	@$(BIN)/afserve up $(ARGS)
 
+# Tests without processes of their own share the cores between workers; the others need them for themselves.
 test: setup
+ifeq ($(ARGS),)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not process" -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m "process and not long"
+else
 	$(BIN)/pytest -m "not long" $(ARGS)
+endif
 
 test-all: setup
 	$(BIN)/pytest $(ARGS)

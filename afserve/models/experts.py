@@ -43,6 +43,7 @@ class ExpertBank:
                 param="expert_dtype",
             )
         self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
+        self._weigh_input = spec.moe.weigh_input
         self._fp8 = [not int8 and self._stays_fp8(layer) for layer in range(spec.moe_layers)]
         bias, gating = spec.moe.expert_bias, Gating(spec.moe.limit, spec.moe.alpha)
         self._layers: list[PackedExperts] = [
@@ -95,7 +96,7 @@ class ExpertBank:
 
     def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
         """out_RH = weighted sum over each row's slots, negative slots skipped."""
-        if self._spec.moe.weigh_input:
+        if self._weigh_input:
             self._forward_weighed(layer, x_RH, slot_RK, weight_RK, out_RH)
             return
         self._ops.expert_ffn(x_RH, slot_RK, weight_RK, self._layers[layer], out_RH)

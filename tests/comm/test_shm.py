@@ -166,12 +166,12 @@ def test_addresses_in_the_wrong_order_and_too_many_nodes(kind):
         ("shm:1:x", "not an address"),
         ("shm:1", "not an address"),
         ("shm:999999999:3", "cannot be opened"),
-        (f"shm:{os.getpid()}:1", "what lies at its address|cannot be opened"),
+        ("shm:{pid}:1", "what lies at its address|cannot be opened"),
     ],
 )
 def test_a_wrong_address_is_named(address, reason):
     with pytest.raises(RendezvousError, match=f"expert-0: .*({reason})"):
-        connect.connect([address], attention=0, layout=LAYOUT, timeout=0.1)
+        connect.connect([address.format(pid=os.getpid())], attention=0, layout=LAYOUT, timeout=0.1)
 
 
 def test_memory_that_could_be_cut_short_is_refused():
