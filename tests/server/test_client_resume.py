@@ -101,7 +101,7 @@ def test_whatever_breaks_every_token_comes_once(server):
             assert by_choice(client.complete_stream("x", PARAMS)) == expected
             assert plain(client.complete("x", PARAMS).body) == plain(whole.body)
             cuts += wire.cuts
-    assert cuts > 2 * SEEDS, "the schedules test what they are for"
+    assert cuts > SEEDS, "the schedules test what they are for"
 
 
 def test_the_async_client_goes_on_too(server):
