@@ -56,8 +56,9 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         else:
             self._refuse(503, "this server has no free connection; try again later", "capacity_error")
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._connections.buffer
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """A view: TLS reads its records into slices of it, and a slice of a bytearray is a copy that nobody reads."""
+        return memoryview(self._connections.buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(memoryview(self._connections.buffer)[:nbytes]))

@@ -42,7 +42,7 @@ def test_answers_and_streams(secured, folder):
         assert client.get("/health").status_code == 200
         body["model"] = client.get("/v1/models").json()["data"][0]["id"]
         said = client.post("/v1/completions", json=body, timeout=SECONDS).text
-    assert said.count("data: ") > 2 and "[DONE]" in said
+    assert said.count("data: ") > 2 and "[DONE]" in said, said
 
 
 def test_who_does_not_trust_the_authority_is_not_answered(secured):
