@@ -13,7 +13,7 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,46 +21,35 @@ from rich.console import Console
 from afserve.config import FULL
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.recovery import OnLoss
-from afserve.errors import ConfigError, DoesNotFitError
+from afserve.errors import DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.awaited import awaiting
 from afserve.launch.banner import banner
-from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gateway_options import options_of
-from afserve.launch.gpus import Gpus, check_device, probe_gpus
-from afserve.launch.hosts import HostAssignment, HostedNode, assign, look_up, own_addresses
+from afserve.launch.gpus import Gpus, check_device
+from afserve.launch.hosts import HostAssignment
 from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
 from afserve.launch.launcher import Launcher
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
-from afserve.launch.machine import Machine, this_machine
-from afserve.launch.models import FoundModel, find_model
+from afserve.launch.machine import Machine
+from afserve.launch.models import FoundModel
 from afserve.launch.other_hosts import OtherHosts
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.ray_launcher import RayLauncher
-from afserve.launch.ray_run import set_aside
 from afserve.launch.rebalance import balance_rules
+from afserve.launch.site import Site, attended, on_ray, on_this_machine
 from afserve.launch.supervisor import BEAT_SECONDS, INSISTED, Supervisor, Term, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
 from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
-from afserve.settings import flag_of
-from afserve.tls import check_exposed, is_loopback, opened
+from afserve.tls import is_loopback, opened
 from afserve.tokenizer import Tokenizer
 from afserve.trace import check_writable, merge
 
 log = logging.getLogger("afserve.launch")
 INSIST_SECONDS = 1.0  # from the second Ctrl-C: for streams to be told
-_IN_FILE = {  # flag -> the key of a cluster file that says the same
-    "model": "model",
-    "attention": "attention.nodes",
-    "experts": "experts.nodes",
-    "colocated": "experts.nodes",
-    "micro_batches": "micro_batches",
-    "device": "host.hardware",
-}
 
 
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
@@ -79,63 +68,15 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
             launcher = ray = until_end.enter_context(
                 RayLauncher(processes, insecure=flags.run.insecure_nodes)
             )
-            site = _on_ray(flags, ray, processes)
+            site = on_ray(flags, ray, processes)
         elif flags.run.elsewhere:
-            site = _elsewhere(flags, processes)
+            site = attended(flags, processes)
         else:
-            site = _here(flags, processes)
+            site = on_this_machine(flags, processes)
         _serve(site, settings, launcher, processes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
-    """Where a run takes place. `assigned` None: all of it on this machine; `devices` tell transports who shares one."""
-
-    flags: UpFlags
-    found: FoundModel
-    machine: Machine
-    gpus: Gpus
-    assigned: HostAssignment | None = None
-    devices: tuple[HostedNode, ...] = ()
-
-
-def _here(flags: UpFlags, processes: NodeProcesses) -> _Site:
-    """This machine, or the hosts of a cluster file."""
-    cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
-    device = flags.wishes.engine.device if cluster is None else cluster.device
-    experts_on_gpus = cluster is not None and cluster.expert_device != "cpu"
-    gpus = Gpus() if device == "cpu" and not experts_on_gpus else probe_gpus()
-    flags, assigned = _assigned(flags, cluster, gpus)
-    found = find_model(flags.run.model, processes.folder)
-    if assigned is not None:
-        _check_elsewhere(flags, assigned, found, processes.folder)
-    return _Site(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
-
-
-def _elsewhere(flags: UpFlags, processes: NodeProcesses) -> _Site:
-    if flags.run.cluster is not None or flags.run.ssh:
-        raise ConfigError(
-            "--elsewhere: starts no node of a --cluster FILE; drop one of them", param="elsewhere"
-        )
-    found = find_model(flags.run.model, processes.folder)
-    wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
-    _check_elsewhere(flags, assignment, found, processes.folder)
-    return _Site(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
-
-
-def _on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> _Site:
-    """The hosts that Ray finds. Raises ConfigError before Ray is asked, where a flag fits no cluster."""
-    for name in ("cluster", "ssh", "elsewhere"):
-        if getattr(flags.run, name):
-            raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray", param=name)
-    found = find_model(flags.run.model, processes.folder)
-    plan = set_aside(launcher, flags.ray, flags.wishes, found, flags.run.listen)
-    _check_elsewhere(flags, plan.assignment, found, processes.folder)
-    flags = replace(flags, wishes=plan.wishes)
-    return _Site(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
-
-
-def _serve(site: _Site, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
+def _serve(site: Site, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
     flags, found, gpus = site.flags, site.found, site.gpus
     balance = balance_rules(flags.run.rebalance, flags.wishes.redundant_experts)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
@@ -184,90 +125,6 @@ def _log(flags: UpFlags) -> None:
     logging.basicConfig(level=flags.run.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
     if flags.run.verify == FULL and not Console(stderr=True).is_terminal:
         logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
-
-
-def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, HostAssignment | None]:
-    """What a cluster file says, as flags, and who runs where. Raises ConfigError where a flag says otherwise."""
-    if cluster is None:
-        for name in ("listen", "ssh"):
-            if getattr(flags.run, name):
-                raise ConfigError(
-                    f"--{name}: is for other hosts, of a --cluster FILE for example", param=name
-                )
-        return flags, None
-    assignment = assign(cluster, flags.run.listen, look_up, own_addresses())
-    _check_cuda(cluster, assignment, gpus)
-    found = replace(
-        flags,
-        run=replace(flags.run, model=cluster.model),
-        wishes=replace(
-            flags.wishes,
-            attention=cluster.attention,
-            experts=cluster.experts or None,
-            colocated=not cluster.experts,
-            micro_batches=str(cluster.micro_batches),
-            engine=replace(flags.wishes.engine, device=cluster.device),
-            expert_device=cluster.expert_device,
-            batch=cluster.batch,
-            hosts=assignment.shares(),
-            expert_hosts=assignment.expert_hosts(),
-        ),
-    )
-    asked, wanted = _in_file(flags), _in_file(found)
-    for name, key in _IN_FILE.items():
-        if name in flags.given and asked[name] != wanted[name]:
-            flag = flag_of(name) if name == "colocated" else f"{flag_of(name)} {asked[name]}"
-            raise ConfigError(
-                f"{flag}: {cluster.file} has {key} = {_as_written(cluster, name)}; drop the flag or edit the file",
-                param=name,
-            )
-    return found, assignment
-
-
-def _in_file(flags: UpFlags) -> dict[str, object]:
-    """What a cluster file says too, by the flags' names."""
-    wishes = flags.wishes
-    return {
-        "model": flags.run.model,
-        "attention": wishes.attention,
-        "experts": wishes.experts,
-        "colocated": wishes.colocated,
-        "micro_batches": wishes.micro_batches,
-        "device": wishes.engine.device,
-    }
-
-
-def _as_written(cluster: Cluster, flag: str) -> str:
-    if flag == "device":
-        return cluster.hardware_of("attention")
-    return str(cluster.experts if flag == "colocated" else getattr(cluster, flag))
-
-
-def _check_cuda(cluster: Cluster, assignment: HostAssignment, gpus: Gpus) -> None:
-    """Of the hosts that are this machine; the others' nodes say it themselves."""
-    for mine in assignment.here:
-        if mine.device != "cpu" and int(mine.device.partition(":")[2]) >= len(gpus):
-            kind = next(h.hardware for h in cluster.hosts if h.address == mine.host)
-            raise ConfigError(
-                f"--cluster {cluster.file}: host {mine.host}: {kind} needs {mine.device}, but this machine has "
-                f'{len(gpus)} CUDA devices; hardware = "cpu-host" runs it on the CPU',
-                param="cluster",
-            )
-
-
-def _check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundModel, scratch: Path) -> None:
-    """What works on one machine only."""
-    if not assignment.elsewhere:
-        return
-    check_exposed("nodes on other hosts", assignment.listen, flags.run.certs, flags.run.insecure_nodes)
-    if flags.run.trace:
-        raise ConfigError("--trace: the nodes on other hosts cannot write it here; drop it", param="trace")
-    if found.folder.is_relative_to(scratch):
-        raise ConfigError(
-            f"{found.name}: only its shape is known, and the other hosts have no folder of it; write model.path of "
-            "a folder that every host has",
-            param="model",
-        )
 
 
 def _absolute(path: Path | None) -> Path | None:
