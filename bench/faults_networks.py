@@ -75,17 +75,17 @@ def two_hosts(*flags: str) -> Iterator[tuple[Deployment, Cable]]:
         file.write_text(CLUSTER)
         nodes: list[subprocess.Popen[bytes]] = []
         opened.callback(_end, nodes)
-        up = opened.enter_context(started("--cluster", str(file), *FLAGS, *flags))
+        up = opened.enter_context(started("--cluster", str(file), "--insecure-nodes", *FLAGS, *flags))
         opened.callback(cable.tell, FAIR)  # they have to hear that the run ends
-        nodes += [_kept(cable.names[1], line, folder) for line in _lines(up, folder)]
+        nodes.append(_kept(cable.names[1], _line(up, folder), folder))
         yield opened.enter_context(Deployment(up.wait_ready())), cable
 
 
-def _lines(up: Served, folder: Path) -> list[str]:
+def _line(up: Served, folder: Path) -> str:
     """What has to be run on the second host, once the token has been copied as it says."""
-    until, found = time.monotonic() + READY_S, []
-    commands = re.compile(rf"^{re.escape(ADDRESSES[1])}:  afserve (node .*)$", re.MULTILINE)
-    while len(found := commands.findall(up.printed())) < 2:
+    until = time.monotonic() + READY_S
+    command = re.compile(rf"^{re.escape(ADDRESSES[1])}:  afserve (host .*)$", re.MULTILINE)
+    while (found := command.search(up.printed())) is None:
         if time.monotonic() > until or up.process.poll() is not None:
             raise RuntimeError(f"afserve up does not say what to run on the other host: {up.printed()}")
         time.sleep(0.05)
@@ -93,14 +93,13 @@ def _lines(up: Served, folder: Path) -> list[str]:
     assert copied is not None, up.printed()
     token = folder / copied[2]
     shutil.copy2(copied[1], token)
-    return [line.replace(copied[2], str(token)) for line in found]
+    return found[1].replace(copied[2], str(token))
 
 
 def _kept(name: str, line: str, folder: Path) -> "subprocess.Popen[bytes]":
-    """The node runs there, and again whenever it does not end well, while this process lives: as a service would."""
+    """It runs there, and again whenever it does not end well, while this process lives: as a service would."""
     command = " ".join([*AFSERVE, *line.split()])
-    log = folder / f"{line.split()[2]}-{line.split()[4]}.log"
-    with log.open("wb") as file:
+    with (folder / "host.log").open("wb") as file:
         return subprocess.Popen(
             ["ip", "netns", "exec", name, "sh", "-c", f"until {command} || ! kill -0 $PPID; do sleep 0.2; done"],
             cwd=ROOT, stdout=file, stderr=file, start_new_session=True,
