@@ -12,7 +12,6 @@ FLAGS = ["-std=c++17", "-O1", "-g", "-fsanitize=address", "-fno-omit-frame-point
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(900)
 def test_no_op_reads_or_writes_outside_what_it_was_given(tmp_path: Path) -> None:
     compiler = shutil.which("g++")

@@ -27,7 +27,6 @@ def test_what_the_tests_interpret_is_not_interpreted_elsewhere():
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(900)
 def test_kernels_compile(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE.parents[2])}
