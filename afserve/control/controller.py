@@ -37,6 +37,7 @@ from afserve.control.membership.events import (
     Known,
     Left,
     MemberId,
+    Place,
     Refuse,
     Rejoined,
     Replan,
@@ -488,9 +489,16 @@ class Controller:
             if stats is not None:
                 place = self.balancing.decided(await asyncio.to_thread(self.balancing.think, stats, now))
                 if place is not None:
-                    self._on(place)
+                    self._try(place)
         except AfserveError as error:
             self.fail(error)
+
+    def _try(self, place: Place) -> None:
+        """While it was thought out, a node that it needs may have gone; the next look at the load thinks anew."""
+        try:
+            self._on(place)
+        except ConfigError as error:
+            log.info("the experts stay where they are: %s", error.message)
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -19,6 +19,7 @@ from afserve.control.gateway import Gateway
 from afserve.control.identifying import OwnCopy
 from afserve.control.membership import recovery
 from afserve.control.membership.desired import Deployment
+from afserve.control.membership.events import Place
 from afserve.control.membership.members import State
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.state import Membership
@@ -586,3 +587,18 @@ def test_a_node_ends_when_no_controller_comes_within_the_grace():
         await controller.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_placement_that_was_thought_out_for_a_node_that_has_gone_is_dropped(monkeypatch, caplog):
+    async def script():
+        controller = Controller(RUN, TOKEN, FakeClock(), rules=RECOVER)
+        late = Place(Placement.contiguous(layers=1, experts=2, nodes=2, epoch=3))
+        monkeypatch.setattr(controller.balancing, "age", lambda now: object())
+        monkeypatch.setattr(controller.balancing, "think", lambda stats, now: None)
+        monkeypatch.setattr(controller.balancing, "decided", lambda decision: late)
+        with caplog.at_level("INFO", logger="afserve.control"):
+            await controller._balance(0.0)
+        controller.check()
+        assert "the experts stay where they are" in caplog.text
+
+    asyncio.run(script())
