@@ -67,6 +67,28 @@ def shared_inner(fields: ConfigFields) -> int:
     return fields.integer("moe_intermediate_size") * (fields.optional("n_shared_experts") or 0)
 
 
+def sigmoid_groups(fields: ConfigFields) -> MoeSpec:
+    """DeepSeek-V3's router, which others took over: sigmoid scores with a bias that selects only, groups by their two
+    best."""
+    moe = MoeSpec(
+        experts=fields.integer("n_routed_experts", "num_local_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("moe_intermediate_size"),
+        shared_inner=shared_inner(fields),
+        scoring="sigmoid",
+        selection="group_top2_sum",
+        groups=fields.integer("n_group", default=1),
+        top_groups=fields.integer("topk_group", default=1),
+        renormalise=fields.flag("norm_topk_prob", True),
+        epsilon=1e-20,
+        scale=fields.number("routed_scaling_factor", default=1.0),
+        correction_bias=True,
+        activation=activation(fields),
+    )
+    check_groups(fields, moe, least=2)
+    return moe
+
+
 def check_groups(fields: ConfigFields, moe: MoeSpec, least: int) -> None:
     """Groups of `least` experts or more divide all of them, and the chosen groups hold enough."""
     if moe.experts % moe.groups:
