@@ -62,14 +62,22 @@ class DiskStore:
 
     @classmethod
     def open(
-        cls, folder: Path, what: str, block_bytes: int, limit: int, lane: int = 0, spared: int = SPARED_BYTES
+        cls,
+        folder: Path,
+        what: str,
+        block_bytes: int,
+        limit: int,
+        lane: int = 0,
+        *,
+        spared: int = SPARED_BYTES,
+        direct: bool = False,
     ) -> "DiskStore":
         """The store of blocks of `what` (a digest) below `folder`, in this lane or the next free one. Raises OSError.
 
-        Blocks of another kind are in another folder.
+        Blocks of another kind are in another folder. `direct` reads go past the page cache.
         """
         kind = Kind(what, block_bytes, -(-block_bytes // _ALIGNED) * _ALIGNED)
-        own = Lane.take(folder / what[:_FOLDER_DIGITS], lane)
+        own = Lane.take(folder / what[:_FOLDER_DIGITS], lane, direct=direct)
         try:
             return cls(own, kind, limit, spared)
         except BaseException:

@@ -14,7 +14,11 @@ from queue import SimpleQueue
 from afserve.comm.disk.record import Bytes, Name
 from afserve.comm.disk.store import DiskStore, Span
 
-PIECE_BYTES = 4 << 20  # of one read, unless one block is larger
+PIECE_BYTES, MOST_PIECE_BYTES = (
+    4 << 20,
+    16 << 20,
+)  # of one read: eight blocks, within these, or one larger block
+_PIECE_BLOCKS = 8
 READERS = 2
 _BUFFERS = 2  # for each reader: one is filled while another is taken out
 STAGED_BYTES = 64 << 20  # copied out of the cache and not yet written
@@ -52,8 +56,9 @@ class DiskWorkers:
         self._reads: SimpleQueue[tuple[int, Span] | None] = SimpleQueue()
         self._writes: SimpleQueue[tuple[Sequence[Name], Bytes] | None] = SimpleQueue()
         self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
-        size = max(PIECE_BYTES, store.kind.pitch)
-        self._memory = [mmap.mmap(-1, size) for _ in range(readers * _BUFFERS)]
+        pitch = store.kind.pitch
+        self._piece = max(pitch, min(MOST_PIECE_BYTES, max(PIECE_BYTES, _PIECE_BLOCKS * pitch)))
+        self._memory = [mmap.mmap(-1, self._piece) for _ in range(readers * _BUFFERS)]
         self._threads = [
             threading.Thread(target=self._read, name=f"disk-read-{n}", daemon=True) for n in range(readers)
         ]
@@ -90,7 +95,7 @@ class DiskWorkers:
 
     def read(self, job: int, names: Sequence[Name]) -> int:
         """Begin to read the first of these that are there; how many those are. They come until `end`."""
-        spans = self.store.spans(names, PIECE_BYTES)
+        spans = self.store.spans(names, self._piece)
         self._wanted.add(job)
         for span in spans:
             self._reads.put((job, span))

@@ -19,7 +19,9 @@ from afserve.comm.disk.files import File
 from afserve.comm.disk.record import HEAD_BYTES, RECORD_BYTES, Kind, Record, decode_records, encode_record
 from afserve.comm.disk.ring import Ring
 from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
+from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, measure, save
 from afserve.comm.disk.workers import DiskWorkers
+from afserve.errors import ConfigError
 
 WHAT = "5c" * 32
 SIZE = 700  # of a block; slots lie 1,024 bytes apart
@@ -40,8 +42,8 @@ def names(*numbers):
     return [name_of(number) for number in numbers]
 
 
-def opened(folder, limit=LIMIT, spared=0, lane=0):
-    return DiskStore.open(Path(folder), WHAT, SIZE, limit, lane=lane, spared=spared)
+def opened(folder, limit=LIMIT, spared=0, lane=0, direct=False):
+    return DiskStore.open(Path(folder), WHAT, SIZE, limit, lane, spared=spared, direct=direct)
 
 
 def keep(store, chain):
@@ -268,7 +270,7 @@ class Scene:
 _WRITE = File.write
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(ACTIONS)
 def test_no_wrong_block_whatever_happens_to_the_files(actions):
     with tempfile.TemporaryDirectory() as folder:
@@ -300,6 +302,33 @@ def test_a_ring_is_what_was_put_last(capacity, chains):
         ring.check()
         assert set(ring._slot_of) <= set(last)
         assert last[-1] in ring
+
+
+def test_what_was_measured_as_fastest_is_used(tmp_path):
+    assert chosen(tmp_path) == Way() == Way(False, 2)
+    found = measure(tmp_path, size=1 << 20, ways=(Way(False, 1), Way(True, 2)))
+    assert found[0].way == Way(False, 1) and all(one.rate > 0 for one in found)
+    save(tmp_path, Measured(Way(True, 4), 1e9))
+    assert chosen(tmp_path) == Way(True, 4) and str(Way(True, 4)) == "4 threads, past the page cache"
+    for text in ("{", '{"direct": 1, "readers": 2}', '{"direct": true, "readers": 99}', '["direct"]'):
+        (tmp_path / CHOICE).write_text(text)
+        assert chosen(tmp_path) == Way()
+    with pytest.raises(ConfigError, match=r"--io .*nowhere"):
+        measure(tmp_path / "nowhere")
+
+
+def test_direct_reads_give_the_same_blocks(tmp_path):
+    """Where buffers do not begin at a page, or the file system cannot, it is read through the page cache."""
+    store, chain = opened(tmp_path, direct=True), names(*range(7))
+    keep(store, chain)
+    assert read(store, chain) == chain
+    workers = DiskWorkers(store, readers=1)
+    workers.start()
+    assert workers.read(1, chain) == 7
+    wait(lambda: workers.done)
+    one = workers.done.popleft()
+    assert one.right == 7 and one.buffer[6 * 1024 : 6 * 1024 + SIZE] == block_of(chain[6])
+    workers.close()
 
 
 def test_threads_read_and_write_beside_each_other(tmp_path):

@@ -5,6 +5,7 @@ from typing import Any
 
 from afserve.clock import AwakeClock
 from afserve.comm.disk.store import DiskStore
+from afserve.comm.disk.ways import chosen
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.config_sizes import bytes_of
 from afserve.control.node.kv import KvMoves, Moved
@@ -28,10 +29,16 @@ def open_disk(
     def warn(line: str) -> None:
         stream.send(Noted(line, warning=True))
 
-    limit = bytes_of("--kv-ssd-size", engine.kv_ssd_size)
+    limit, folder = bytes_of("--kv-ssd-size", engine.kv_ssd_size), Path(engine.kv_ssd)
+    way = chosen(folder)
     try:
         store = DiskStore.open(
-            Path(engine.kv_ssd), kv.fingerprint.digest, kv.block_bytes, limit, lane=assigned.node.index
+            folder,
+            kv.fingerprint.digest,
+            kv.block_bytes,
+            limit,
+            lane=assigned.node.index,
+            direct=way.direct,
         )
     except OSError as error:
         warn(f"KV is not kept on disk: --kv-ssd {engine.kv_ssd}: {error}; give a folder that it may write to")
@@ -39,11 +46,11 @@ def open_disk(
     stream.send(
         Noted(
             f"KV on disk: {store.folder} has {store.blocks:,} of at most {store.capacity:,} blocks of "
-            f"{engine.block_size} tokens ({kv.block_bytes:,} bytes)"
+            f"{engine.block_size} tokens ({kv.block_bytes:,} bytes), read by {way}"
         )
     )
     clock = AwakeClock(most=_GAP)
-    workers = DiskWorkers(store, lambda: stream.deliver(Moved()), warn)
+    workers = DiskWorkers(store, lambda: stream.deliver(Moved()), warn, way.readers)
     tier = DiskTier(kv, node.blocks, workers, clock)
     workers.start()
     return KvOnDisk(moves, tier, node, clock, engine.block_size, kv.block_bytes, warn)
