@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.control.affinity import Affinity, Route
+from afserve.control.wire.values import KvSource, Tokens
+from afserve.engine.request import GenerationRequest, TokenEvent
 from bench import kv_routing
+from tests.control.test_homes import Scene, last_submit, tell_with_addresses
 
 TRACE = Path(__file__).parents[3] / "shared/data/request_traces/mooncake_conversation_trace.jsonl"
 IDLE = {0: 0, 1: 0, 2: 0}
@@ -52,6 +55,32 @@ def test_no_node_is_overloaded(requests):
         load[affinity.pick(prompt * 40, load).node] += 1
         assert max(load.values()) <= max(min(load.values()) + 17, min(load.values()) * 2 + 1)
         load[ended] = max(0, load[ended] - 1)
+
+
+def test_a_new_request_names_the_node_that_has_its_beginning():
+    """Its first home has two long prompts to compute: the other one takes it, and may ask there."""
+    scene, prompt = Scene(0, 1), tuple(range(2000))
+    tell_with_addresses(scene, 0, 1)
+    first, second = scene.streams
+
+    def begin(stream):
+        scene.homes.heard(stream, Tokens((TokenEvent(stream.submitted()[-1].handle, (5,)),)))
+
+    scene.homes.open(GenerationRequest(0, prompt))
+    begin(first)
+    scene.homes.open(GenerationRequest(1, (*prompt, 7)))
+    assert len(first.submitted()) == 2 and last_submit(first).kv_from is None
+    begin(first)
+    scene.homes.open(GenerationRequest(2, tuple(range(9000, 14_000))))
+    assert len(second.submitted()) == 1
+    scene.homes.open(GenerationRequest(3, tuple(range(20_000, 24_000))))
+    assert len(first.submitted()) == 3
+    begin(second)  # its prompt is computed, so it is idle but for that
+    scene.homes.open(GenerationRequest(4, (*prompt, 8)))
+    assert last_submit(second).kv_from == KvSource(0, 0, 0, "unix:0")
+    assert scene.homes.requests.pending(first.life) == 4000
+    tell_with_addresses(scene, 1)
+    assert scene.homes.requests.pending(first.life) == 0
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the trace is not beside this checkout")

@@ -1,20 +1,25 @@
 """When KV is read from the disk and when it is computed, and what is said of it: a scripted tier, a fake clock."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
 from afserve.cli.status import disk_lines
 from afserve.clock import FakeClock
+from afserve.comm.disk.ways import Measured, Way, save
 from afserve.config import EngineSettings
 from afserve.config_sizes import bytes_of
 from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.control.node.kv_disk import KvOnDisk
+from afserve.control.node.kv_disk_open import open_disk
 from afserve.control.wire.values import KvSource
+from afserve.engine.kv_cache import Fingerprint
 from afserve.engine.kv_disk import Restored
 from afserve.engine.request import GenerationRequest
 from afserve.engine.stats import AttentionStats, KvStats, TierStats
 from afserve.errors import ConfigError
+from afserve.member import attention_node
 from afserve.metrics import render
 from afserve.server.kv_tiers import tiers
 
@@ -196,3 +201,49 @@ def test_metrics_and_status_say_where_prompts_were_found():
         "KV on disk: 5 of 90 blocks, 64 prompt tokens found there, 2.5 MB read, 0.0 MB written, "
         "blocks dropped: 1 damaged, 3 overwritten"
     )
+
+
+class Stream:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, value):
+        self.sent.append(value)
+
+
+def assigned(**settings):
+    deployment = SimpleNamespace(engine=EngineSettings(**settings))
+    return SimpleNamespace(node=attention_node(3), deployment=deployment)
+
+
+def opened(**settings):
+    """(what stands around the exchange, the exchange, what was said)"""
+    moves, stream = Moves(), Stream()
+    kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
+    node = SimpleNamespace(kv=kv, blocks=None)
+    return open_disk(moves, node, stream, assigned(**settings)), moves, stream.sent
+
+
+def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):
+    kv, moves, said = opened()
+    assert kv is moves and not said
+    (tmp_path / "file").write_text("")
+    kv, moves, said = opened(kv_ssd=str(tmp_path / "file"))
+    assert kv is moves
+    (line,) = said
+    assert line.warning and line.text.startswith(
+        f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno 20]"
+    )
+    assert line.text.endswith("give a folder that it may write to")
+
+
+def test_a_folder_is_read_as_it_was_measured(tmp_path):
+    save(tmp_path, Measured(Way(direct=False, readers=1), 1e9))
+    kv, _, said = opened(kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
+    (line,) = said
+    assert (
+        not line.warning
+        and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line.text
+    )
+    assert len(kv._tier._disk._threads) == 2
+    kv._tier._disk.close()
