@@ -147,6 +147,14 @@ def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
     assert needs(spec, source, here, "int8") != needs(spec, source, here)
 
 
+def test_many_nodes_are_given_longer_than_was_asked_and_it_is_said():
+    here = machine(memory=4096)
+    few, many = (choose(NANO, SOURCE, here, Wishes(count, 2, spare_slots=0)) for count in (2, 448))
+    assert few.deployment.silence == Wishes().silence and "silence" not in few.picked
+    assert many.deployment.silence == pytest.approx(1.5)
+    assert "450 nodes" in many.picked["silence"]
+
+
 def test_a_small_machine_shortens_what_it_can_and_says_so():
     chosen = choose(NANO, SOURCE, machine(memory=(2 * NODE_OVERHEAD / GIB + 0.012) / 0.9), Wishes())
     assert chosen.deployment.engine.max_model_len < NANO.max_position
