@@ -1,6 +1,8 @@
 """What is chosen for a machine and what is said about it: topology, models, machine, banner. Values only."""
 
 import json
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +188,20 @@ def test_every_known_shape_is_found_or_refused_by_name(name, tmp_path: Path):
         return
     assert not found.weights
     assert load_spec(found.folder).experts > 1
+
+
+@pytest.mark.parametrize("name", shapes())
+def test_a_known_shape_has_as_many_parameters_as_its_card_says(name, tmp_path: Path):
+    """A width or a count that was copied wrongly shows: cards round to two or three digits."""
+    notes = tomllib.loads((CONFIGS / "models" / f"{name}.toml").read_text())["meta"]["notes"]
+    said = re.match(r"([\d.]+)B, ", notes)
+    try:
+        spec = load_spec(find_model(name, tmp_path).folder)
+    except AfserveError:
+        return  # it is not served
+    if said is not None:
+        billions = (spec.routed_parameters() + spec.attention_parameters()) / 1e9
+        assert billions == pytest.approx(float(said[1]), rel=0.02)
 
 
 def test_models_by_folder_alias_and_id(tmp_path: Path, monkeypatch):
