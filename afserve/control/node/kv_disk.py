@@ -18,7 +18,7 @@ from afserve.engine.stats import KvStats, TierStats
 
 _START_SECONDS = 0.001  # of a restoration, whatever its size
 _WEIGHT = 0.3  # of the newest one in the measured rate
-_AGAIN = 1.1  # a disk that was too slow is tried again: with each refusal it is thought faster by so much
+_AGAIN = 1.5  # a disk that was too slow is tried again: with each refusal it is thought faster by so much
 _SHARE, _LONGEST, _IDLE = 0.1, 0.01, 0.02  # of a busy node's time, seconds of it at a time, of an idle one's
 
 
