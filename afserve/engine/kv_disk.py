@@ -33,10 +33,10 @@ class Restored:
 
 @dataclass(slots=True)
 class _Job:
-    """`blocks` has the memory for each position that may still come, `held` what is here."""
+    """`blocks` has the memory for each position of `names` that may still come; `here` and `came` are held."""
 
     number: int
-    asked: int
+    names: Sequence[Hash]
     here: list[int]
     blocks: dict[int, int]
     began: float
@@ -51,6 +51,7 @@ class DiskTier:
         self._kv, self._blocks, self._disk, self._clock = kv, blocks, disk, clock
         self._unsaved: OrderedDict[Hash, int] = OrderedDict()
         self._jobs: dict[int, _Job] = {}
+        self._coming: dict[Hash, int] = {}  # which restoration brings it
         self._numbers = self._late = self._refused = 0
         self._restores = self._short = 0
         self._seconds = 0.0
@@ -99,9 +100,12 @@ class DiskTier:
 
     def restore(self, names: Sequence[Hash], limit: float) -> int | None:
         """Begin to bring back what of this chain is on the disk and not in memory, within `limit` seconds; the
-        restoration's number. None where there is nothing to bring, or no room for it."""
+        restoration's number. None where there is nothing to bring, or no room for it. Where an earlier one brings the
+        first block that is missing, it is that one's number."""
         if not self.waits_on_disk(names):
             return None
+        if (earlier := self._coming.get(names[len(self._kv.pool.match(names))])) is not None:
+            return earlier
         here = self._blocks.find(names)
         missing = names[len(here) :]
         blocks = self._blocks.reserve(self._disk.store.run(missing), copies=False)
@@ -114,8 +118,9 @@ class DiskTier:
         self._blocks.release(blocks[coming:])
         now = self._clock.now()
         self._jobs[self._numbers] = _Job(
-            self._numbers, coming, here, dict(enumerate(blocks[:coming])), now, now + limit
+            self._numbers, missing[:coming], here, dict(enumerate(blocks[:coming])), now, now + limit
         )
+        self._coming.update(dict.fromkeys(missing[:coming], self._numbers))
         return self._numbers
 
     def cancel(self, number: int) -> None:
@@ -170,11 +175,14 @@ class DiskTier:
         self._restores += 1
         self._short += bool(job.blocks)
         self._seconds += seconds
-        self.ended.append(Restored(job.number, job.asked, len(job.came), len(job.here), seconds))
+        self.ended.append(Restored(job.number, len(job.names), len(job.came), len(job.here), seconds))
 
     def _finish(self, job: _Job) -> None:
         del self._jobs[job.number]
         self._disk.end(job.number)
+        for name in job.names:
+            if self._coming.get(name) == job.number:
+                del self._coming[name]
         self._blocks.release(list(job.blocks.values()))
         self._blocks.release(job.here + job.came)
 

@@ -144,6 +144,24 @@ def test_a_cancelled_request_waits_no_more(scene):
     assert scene.side.turn() == []
 
 
+def test_requests_that_begin_alike_wait_for_one_restoration(scene):
+    scene.tier.restore = lambda names, limit: 7
+    for handle in (1, 2, 3):
+        assert scene.side.restore(request(handle))
+    scene.side.cancel(2)
+    assert not scene.tier.cancelled
+    scene.tier.there = 0
+    scene.tier.ends(7, 10, 0.1)
+    assert scene.side.turn() == [request(1), request(3)]
+    scene.tier.there = 10
+    for handle in (4, 5):
+        assert scene.side.restore(request(handle))
+    scene.tier.ends(7, 10, 0.1)
+    assert scene.side.turn() == [request(4)]  # the other one waits for what comes behind that
+    scene.side.cancel(5)
+    assert scene.tier.cancelled == [7] and not scene.side._waiting
+
+
 def test_what_another_node_did_not_send_may_be_on_the_disk(scene):
     assert scene.side.pull(request(1), KvSource(1, 0, 7, "unix:there")) and scene.moves.pulled == [1]
     scene.moves.ready = [request(1), request(2, blocks=0)]

@@ -176,6 +176,21 @@ def test_a_restoration_ends_at_its_deadline_and_can_be_cancelled(node):
     assert not one.tier.busy and not list(one.engine.blocks.held)
 
 
+def test_what_is_on_its_way_is_not_read_twice(node):
+    first, request = node(), requests(prompts())[2]
+    first.ask(request)
+    first.tier.close()
+    one = node(readers=0)
+    names = one.engine.usable_names(request)
+    number = one.tier.restore(names[:2], PATIENCE)
+    assert one.tier.restore(names, PATIENCE) == number
+    one.tier.cancel(number)
+    another = one.tier.restore(names, PATIENCE)
+    assert another not in (None, number)
+    one.tier.cancel(another)
+    assert not one.tier._coming and not list(one.engine.blocks.held)
+
+
 def test_a_full_disk_ends_writing_and_nothing_else(node, expected):
     one, answers = node(spared=1 << 60, kv_blocks=15), expected("qwen3")
     for request, answer in zip(requests(prompts()), answers, strict=True):

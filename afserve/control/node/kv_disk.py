@@ -52,7 +52,7 @@ class KvOnDisk:
     ) -> None:
         self._moves, self._tier, self._node, self._clock, self._tell = moves, tier, node, clock, tell
         self._block_size, self._block_bytes = block_size, block_bytes
-        self._waiting: dict[int, GenerationRequest] = {}  # by the restoration's number
+        self._waiting: dict[int, list[GenerationRequest]] = {}  # by the restoration's number
         self._rate = 0.0  # bytes per second of the restorations so far
         self._turned = clock.now()
 
@@ -79,7 +79,7 @@ class KvOnDisk:
         limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
         number = self._tier.restore(names, limit)
         if number is not None:
-            self._waiting[number] = request
+            self._waiting.setdefault(number, []).append(request)
         return number is not None
 
     def _predict(self, blocks: int) -> tuple[float, float]:
@@ -93,9 +93,13 @@ class KvOnDisk:
 
     def cancel(self, number: int) -> None:
         self._moves.cancel(number)
-        for restoration in [r for r, request in self._waiting.items() if request.handle == number]:
-            del self._waiting[restoration]
-            self._tier.cancel(restoration)
+        for restoration, requests in list(self._waiting.items()):
+            left = [request for request in requests if request.handle != number]
+            if left:
+                self._waiting[restoration] = left
+            else:
+                del self._waiting[restoration]
+                self._tier.cancel(restoration)
 
     def told(self, nodes: AttentionNodes) -> None:
         self._moves.told(nodes)
@@ -107,11 +111,13 @@ class KvOnDisk:
         ready = [request for request in self._moves.turn() if not self.restore(request)]
         if self._tier.busy:
             self._tier.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
-        for restored in self._tier.ended:
-            if (request := self._waiting.pop(restored.job, None)) is not None:
-                self._note(request, restored)
-                ready.append(request)
+        ended = list(self._tier.ended)
         self._tier.ended.clear()
+        for restored in ended:
+            if (waited := self._waiting.pop(restored.job, None)) is not None:
+                self._note(waited[0], restored)
+                # The others may go on where the first one's beginning ends.
+                ready += [waited[0], *(other for other in waited[1:] if not self.restore(other))]
         return ready
 
     def _note(self, request: GenerationRequest, restored: Restored) -> None:
