@@ -3,17 +3,20 @@
 import asyncio
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.errors import CapacityError, ConfigError
+from afserve.server.access.key_file import read_key_file
 from afserve.server.app import build_app
 from afserve.server.encryption import server_context
 from afserve.server.gate import hosts_of
 from afserve.server.serve import serve
 from afserve.server.service import Service
 from afserve.server.settings import Listening, ServerSettings, read_keys
+from afserve.server.state.database import prepare_folder
 from afserve.tls import is_loopback
 from afserve.tokenizer import Tokenizer
 
@@ -31,6 +34,12 @@ def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
             "--insecure-http where something in front of it speaks HTTPS",
             param="host",
         )
+    if not (asked.api_keys or asked.api_key_file or asked.insecure_http or is_loopback(asked.host)):
+        raise ConfigError(
+            f"--host {asked.host}: every machine that reaches it could use it; make a key with `afserve keys new NAME "
+            "--file FILE` and give --api-keys FILE, or --insecure-http to serve whoever comes",
+            param="host",
+        )
     if asked.ssl_keyfile and not asked.ssl_certfile:
         raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both", param="ssl_keyfile")
     certfile = str(asked.ssl_certfile or "")
@@ -43,9 +52,19 @@ def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
         keyfile=keyfile,
         api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
         admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
+        keys_file=_keys_file(asked.api_keys),
+        state_dir=prepare_folder(asked.state_dir) if asked.state_dir else "",
         hosts=hosts_of(asked.host, asked.allowed_host),
         origins=asked.allowed_origin,
     )
+
+
+def _keys_file(path: Path | None) -> str:
+    """Read once, so that a wrong file is refused before anything is served."""
+    if path is None:
+        return ""
+    read_key_file(path)
+    return str(path.resolve())
 
 
 class Http(Protocol):

@@ -56,10 +56,8 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     _log(flags)
     settings = settings_for(flags.listening, flags.limits)
-    if not settings.api_keys and not is_loopback(flags.listening.host):
-        log.warning(
-            "%s is open to other machines and asks for no key; see --api-key-file", flags.listening.host
-        )
+    if not (settings.api_keys or settings.keys_file or is_loopback(flags.listening.host)):
+        log.warning("%s is open to other machines and asks for no key; see --api-keys", flags.listening.host)
     opened(flags.run.certs)  # what is wrong with them is said first
     check_device(flags.wishes.engine.device)
     with ExitStack() as until_end:

@@ -8,6 +8,8 @@ from starlette.routing import Route
 
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError
+from afserve.server.access.accounts import Accounts
+from afserve.server.access.keyring import Keyring
 from afserve.server.admin import Admin
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
@@ -26,6 +28,7 @@ from afserve.server.resumables import Resumables
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
+from afserve.server.state.database import Database
 from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
@@ -36,6 +39,8 @@ __all__ = ["build_app"]
 def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
     """An ASGI app; `app.state.service` is its Service. Text processes read the model's folder when they start."""
     metrics = ServerMetrics()
+    database = Database(settings.state_dir)
+    accounts = Accounts(Keyring(settings.api_keys, settings.admin_keys, settings.keys_file), database)
     service = Service(
         backend=backend,
         tokenizer=tokenizer,
@@ -47,12 +52,20 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         connections=Connections(settings.max_connections, settings.max_connections_per_client),
         generator=Generator(backend, tokenizer, metrics),
         resumables=Resumables(backend, tokenizer, settings, metrics),
+        database=database,
+        accounts=accounts,
     )
     app = Starlette(
         routes=_routes(service),
         middleware=[
             *_cors(settings),
-            Middleware(Gate, settings=settings, metrics=metrics, connections=service.connections),
+            Middleware(
+                Gate,
+                settings=settings,
+                metrics=metrics,
+                connections=service.connections,
+                accounts=accounts,
+            ),
         ],
         exception_handlers={
             AfserveError: on_afserve_error,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from afserve.control.wire.keeping import MOST_ABOUT, Keep
 from afserve.errors import ProtocolError, RequestError
+from afserve.server.access.accounts import Account
 from afserve.server.chat_reply import ChatReply
 from afserve.server.completion_reply import CompletionReply, Echo
 from afserve.server.generation import Task
@@ -63,10 +64,16 @@ class Asked:
     def choices(self) -> int:
         return len(self.prepared.prompts) * self.prepared.params.n
 
-    def task(self, arrived: float) -> Task:
+    def task(self, arrived: float, account: Account | None = None) -> Task:
         asked = self.prepared
         return Task(
-            self.id, asked.prompts, asked.params, arrived, asked.skip_special_tokens, asked.scheduling
+            self.id,
+            asked.prompts,
+            asked.params,
+            arrived,
+            asked.skip_special_tokens,
+            asked.scheduling,
+            account or Account(),
         )
 
     def reply(self, tokenizer: Tokenizer, model: str) -> Reply:

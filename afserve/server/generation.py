@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from afserve.control.backend import Backend
 from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.errors import ProtocolError
+from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
 from afserve.server.scheduling import Scheduling
@@ -29,7 +30,8 @@ TURN = 4
 class Task:
     """What to generate: every prompt `params.n` times, choice p*n+i being the i-th of prompt p.
 
-    `arrived` is when its request was read, on the metrics' clock: times to first token count from there.
+    `arrived` is when its request was read, on the metrics' clock: times to first token count from there. Its tokens are
+    spent by `account`.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class Task:
     arrived: float
     skip_special_tokens: bool = True
     scheduling: Scheduling = field(default_factory=Scheduling)
+    account: Account = field(default_factory=Account)
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,6 +76,7 @@ class Generator:
     async def run(self, task: Task) -> AsyncGenerator[Numbered, None]:
         """Pieces of every choice until each has a finish_reason. Raises what the backend raises."""
         self._metrics.prompt_tokens.add(task.prompt_tokens)
+        task.account.spend(task.prompt_tokens)
         sequences = [self._sequence(choice, task) for choice in range(task.choices)]
         merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
         taken = 0
@@ -92,6 +96,7 @@ class Generator:
             async with aclosing(self._backend.generate(request)) as events:
                 async for event in events:
                     timer.saw(event)
+                    task.account.spend(len(event.token_ids))
                     piece = decoder.feed(event)
                     if piece.finish_reason is not None:
                         reason = piece.finish_reason

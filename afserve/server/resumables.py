@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager
 from afserve.control.backend import Backend, Kept, Opened
 from afserve.control.claims import GivenAwayError
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
+from afserve.server.access.accounts import Account
 from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
@@ -61,12 +62,12 @@ class Resumables:
 
     # ---- the life of one
 
-    def open(self, asked: Asked, arrived: float) -> Resumable:
+    def open(self, asked: Asked, arrived: float, account: Account) -> Resumable:
         """Raises RequestError for what cannot be kept, OverloadedError where there is no room."""
         self._check(asked)
         keeps = asked.keeps()
         self._make_room(size_of(asked))
-        task = asked.task(arrived)
+        task = asked.task(arrived, account)
         opened = [self._backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
         left = [asked.prepared.scheduling.deadline] * len(opened)
         return self._begin(Resumable(asked, task, opened), left, adopted=False)
@@ -122,6 +123,7 @@ class Resumables:
                 async for event in events:
                     if not adopted:
                         timer.saw(event)
+                        one.task.account.spend(len(event.token_ids))
                     for number, part in enumerate(split(event) if apart else (event,), 1):
                         piece = decoder.feed(part)
                         one.record.add(index, part, piece)

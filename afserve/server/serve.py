@@ -80,6 +80,8 @@ async def serve(
         await service.resumables.close()
         sock.close()
         await service.text.close()
+        await service.accounts.close()
+        await service.database.close()
 
 
 async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
 from afserve.errors import CapacityError
+from afserve.server.access.accounts import Accounts
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.generation import Generator
@@ -12,6 +13,7 @@ from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.observe import ServerMetrics
 from afserve.server.resumables import Resumables
 from afserve.server.settings import ServerSettings
+from afserve.server.state.database import Database
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
 
@@ -30,6 +32,8 @@ class Service:
     connections: Connections
     generator: Generator
     resumables: Resumables
+    database: Database
+    accounts: Accounts
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def check_ready(self) -> None:

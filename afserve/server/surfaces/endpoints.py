@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from afserve.server.access.accounts import Account, account_of
 from afserve.server.body import Body
 from afserve.server.generation import Task
 from afserve.server.prepare import Kind
@@ -37,14 +38,14 @@ class Spoken:
             service.check()
             asked = await self._prepare(body)
             body.release()
-            await self._answer(asked, arrived)(scope, receive, send)
+            await self._answer(asked, arrived, account_of(scope))(scope, receive, send)
 
     async def _prepare(self, body: Body) -> Prepared:
         asked = await self._service.text.prepare(self._kind, body.data)
         assert isinstance(asked, Prepared)
         return asked
 
-    def _answer(self, asked: Prepared, arrived: float) -> SurfaceAnswer:
+    def _answer(self, asked: Prepared, arrived: float, account: Account) -> SurfaceAnswer:
         service = self._service
         task = Task(
             uuid.uuid4().hex,
@@ -52,7 +53,8 @@ class Spoken:
             asked.params,
             arrived,
             asked.skip_special_tokens,
-            asked.scheduling,
+            account.scheduled(asked.scheduling),
+            account,
         )
         surface = self._make(asked, service)
         return SurfaceAnswer(
