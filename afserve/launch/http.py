@@ -67,6 +67,19 @@ def _keys_file(path: Path | None) -> str:
     return str(path.resolve())
 
 
+def serving_in_words(settings: ServerSettings) -> dict[str, str]:
+    """For the banner: who may ask, and what of the gateways' state outlives them."""
+    keys = "none is asked for"
+    if settings.keys_file:
+        keys = f"{len(read_key_file(settings.keys_file))} of {settings.keys_file}"
+    elif settings.api_keys:
+        keys = f"{len(settings.api_keys)}, without names and limits"
+    kept = "in memory of each gateway, gone with it (--state-dir keeps it)"
+    if settings.state_dir:
+        kept = f"{settings.state_dir}, for all gateways of this host"
+    return {"keys": keys, "files, batches, responses, limits": kept}
+
+
 class Http(Protocol):
     async def check(self) -> None:
         """Raises what keeps this model from being served."""

@@ -27,7 +27,7 @@ from afserve.launch.banner import banner
 from afserve.launch.gateway_options import options_of
 from afserve.launch.gpus import Gpus, check_device
 from afserve.launch.hosts import HostAssignment
-from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
+from afserve.launch.http import Http, HttpHere, HttpInProcesses, serving_in_words, settings_for
 from afserve.launch.launcher import Launcher
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
@@ -164,6 +164,7 @@ class _Up:
         self._topology = topology
         self._name = flags.listening.served_model_name or found.name
         self._sock = sock
+        self._settings = settings
         self._processes = processes
         self._console = Console(stderr=True)
         self._stop = asyncio.Event()
@@ -257,7 +258,8 @@ class _Up:
             self._run.show_progress(bars.update, bars.verify)
             await self._run.wait_ready()
         seconds = time.monotonic() - self._started
-        self._console.print(banner(self._topology, self._name, self._url(), seconds))
+        said = serving_in_words(self._settings)
+        self._console.print(banner(self._topology, self._name, self._url(), seconds, said))
 
     def _url(self) -> str:
         host, port = self._sock.getsockname()[:2]

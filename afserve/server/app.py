@@ -108,9 +108,11 @@ def _routes(service: Service) -> list[Route]:
     completions, chat = Generate(service, Kind.COMPLETION), Generate(service, Kind.CHAT)
     files = Files(service)
     batches = Batches(
+        service,
         files,
         {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses},
     )
+    service.at_start.append(batches.start)
     service.at_end.append(batches.close)
     return [
         Route("/", Live().page, methods=["GET"]),

@@ -58,6 +58,8 @@ async def serve(
         config.ssl = server_context(settings.certfile, settings.keyfile)
         renewing = asyncio.create_task(renew(config.ssl, settings.certfile, settings.keyfile))
     server = _Server(config)
+    for begin in service.at_start:
+        await begin()
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     leaving = asyncio.create_task((leave or stop).wait())

@@ -20,7 +20,7 @@ from afserve.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`at_end` is called when the server stops, before requests are waited for."""
+    """`at_start` is called before the first connection, `at_end` when the server stops, before it waits."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -34,6 +34,7 @@ class Service:
     resumables: Resumables
     database: Database
     accounts: Accounts
+    at_start: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def check_ready(self) -> None:
