@@ -6,6 +6,7 @@ when several take turns. Shapes: T tokens, H hidden, R rows with logits.
 """
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -65,7 +66,7 @@ class MicroBatch(Generic[T]):
             x_TH = yield from self._layers(batch)
             since = self._meter.now()
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
-            self._finish(self.plan, batch.logit_ends, self._model.logits(rows_RH))
+            self._finish(self.plan, batch.logit_ends, rows_RH)
             self._meter.did(self.index, "sample", since)
             tokens = len(batch.token_T)
             self.decode_only = batch.decodes == tokens
@@ -104,8 +105,9 @@ class MicroBatch(Generic[T]):
         self._load.commit(self.index, batch.decodes)
         return x_TH
 
-    def _finish(self, plan: StepPlan, ends: list[int], logits_RV: Tensor) -> None:
-        """Sample, book the step, and turn it into events. `ends` says where each chunk's logits do."""
+    def _finish(self, plan: StepPlan, ends: list[int], rows_RH: Tensor) -> None:
+        """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do."""
+        logits_RV = self._model.logits(rows_RH)
         failures = self._spoiled.failures(plan, self._given_up)
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         chosen = [ends[index] - 1 for index in last]
@@ -122,14 +124,24 @@ class MicroBatch(Generic[T]):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
-        self._book(plan, accepted, failures)
+        self._book(plan, accepted, failures, self._pooled(plan, last, ends, rows_RH))
+
+    def _pooled(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> dict[int, bytes]:
+        """Vectors of the prompts that were asked for one, by a chunk's index."""
+        asked = [index for index in last if plan.chunks[index].sequence.request.params.pooled]
+        return {
+            index: self._model.pooled(rows_RH[ends[index] - 1]).numpy().astype("<f4").tobytes()
+            for index in asked
+        }
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
         return self._link.take_given_up(self.index)
 
-    def _book(self, plan: StepPlan, accepted: Accepted, failures: dict[int, str]) -> None:
-        """`failures` are by a chunk's index as well."""
+    def _book(
+        self, plan: StepPlan, accepted: Accepted, failures: dict[int, str], pooled: dict[int, bytes]
+    ) -> None:
+        """`failures` and `pooled` are by a chunk's index as well."""
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         done = {
             id(f.sequence): f
@@ -139,7 +151,8 @@ class MicroBatch(Generic[T]):
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
-            self.events.append(_event(sequence, run[:kept], logprobs[:kept], ended, before[index]))
+            event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
+            self.events.append(replace(event, pooled=pooled[index]) if index in pooled else event)
         for ended in done.values():
             handle = ended.sequence.request.handle
             self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))

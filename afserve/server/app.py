@@ -14,6 +14,7 @@ from afserve.server.admin import Admin
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
+from afserve.server.embeddings import Embeddings
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
 from afserve.server.generation import Generator
@@ -106,11 +107,16 @@ def _routes(service: Service) -> list[Route]:
     info, admin, responses = Info(service), Admin(service), Responses(service)
     requests = Requests(service)
     completions, chat = Generate(service, Kind.COMPLETION), Generate(service, Kind.CHAT)
-    files = Files(service)
+    files, embeddings = Files(service), Embeddings(service)
     batches = Batches(
         service,
         files,
-        {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses},
+        {
+            "/v1/chat/completions": chat,
+            "/v1/completions": completions,
+            "/v1/responses": responses,
+            "/v1/embeddings": embeddings,
+        },
     )
     service.at_start.append(batches.start)
     service.at_end.append(batches.close)
@@ -118,6 +124,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/", Live().page, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
