@@ -22,6 +22,9 @@ from afserve.server.refusal import json_response, refusal
 from afserve.server.service import Service
 
 LOOK_SECONDS = HELD_SECONDS / 15  # between two looks at what this gateway holds, and what nobody does
+WINDOW = "24h"
+MAX_METADATA, MAX_METADATA_CHARACTERS = 16, 512
+MAX_NAME = 255
 log = logging.getLogger("afserve.server")
 
 
@@ -40,7 +43,12 @@ class Files:
         named = "" if purpose is None else purpose.data.decode("utf-8", "replace")
         if named not in PURPOSES:
             raise RequestError(f"purpose: {shown(named)} is none of {', '.join(PURPOSES)}", param="purpose")
-        stored = await self.store.put(owner_of(request), file.filename or "file", named, file.data)
+        name = file.filename or "file"
+        if len(name) > MAX_NAME:
+            raise RequestError(
+                f"file: its name has {len(name)} characters, at most {MAX_NAME} are taken", param="file"
+            )
+        stored = await self.store.put(owner_of(request), name, named, file.data)
         return json_response(stored.body())
 
     async def all(self, request: Request) -> Response:
@@ -80,11 +88,8 @@ class Batches:
             raise RequestError(
                 f"endpoint: {shown(endpoint)} is none of {', '.join(self._endpoints)}", param="endpoint"
             )
+        about = {"completion_window": _window(fields), "metadata": _metadata(fields)}
         lines = await lines_of(await self._files.store.content(owner, file_id), endpoint)
-        about = {
-            "completion_window": or_else(fields.text("completion_window"), "24h"),
-            "metadata": fields.get("metadata"),
-        }
         row = await self._table.create(owner, endpoint, file_id, len(lines), about)
         self._begin(row)
         return json_response(row.body())
@@ -213,6 +218,29 @@ class _Said:
             self.status = message["status"]
         else:
             self.parts.append(message.get("body", b""))
+
+
+def _window(fields: Fields) -> str:
+    """OpenAI's one value; a batch that takes longer goes on all the same."""
+    window = or_else(fields.text("completion_window"), WINDOW)
+    if window != WINDOW:
+        raise RequestError(f"completion_window: {shown(window)} is not {WINDOW}", param="completion_window")
+    return window
+
+
+def _metadata(fields: Fields) -> Mapping[str, object] | None:
+    given = fields.section("metadata")
+    if given is None:
+        return None
+    words = [word for pair in given.raw().items() for word in pair]
+    if len(words) > 2 * MAX_METADATA or any(
+        not isinstance(word, str) or len(word) > MAX_METADATA_CHARACTERS for word in words
+    ):
+        raise RequestError(
+            f"metadata: is not at most {MAX_METADATA} pairs of texts of at most {MAX_METADATA_CHARACTERS} characters",
+            param="metadata",
+        )
+    return given.raw()
 
 
 def owner_of(request: Request) -> str:
