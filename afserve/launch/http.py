@@ -9,6 +9,7 @@ from typing import Protocol
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.errors import CapacityError, ConfigError
+from afserve.logs import STDERR, open_access_log
 from afserve.server.access.key_file import read_key_file
 from afserve.server.app import build_app
 from afserve.server.encryption import server_context
@@ -23,8 +24,8 @@ from afserve.tokenizer import Tokenizer
 _TO_SAY_SO = 1.0  # seconds beyond the drain, for gateways to say that they are done
 
 
-def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
-    """The limits, with what the files and the lists of names stand for.
+def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = False) -> ServerSettings:
+    """The limits, with what the files and the lists of names stand for. `elsewhere`: gateways are processes.
 
     Raises ConfigError where other machines would send prompts and keys in plain text and nobody has said that they may.
     """
@@ -40,6 +41,13 @@ def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
             "--file FILE` and give --api-keys FILE, or --insecure-http to serve whoever comes",
             param="host",
         )
+    if elsewhere and limits.access_log == STDERR:
+        raise ConfigError(
+            "--access-log: with --gateways several processes write it; give a file: --access-log FILE",
+            param="access_log",
+        )
+    if limits.log_prompts and not limits.access_log:
+        raise ConfigError("--log-prompts: is for the lines of --access-log; give both", param="log_prompts")
     if asked.ssl_keyfile and not asked.ssl_certfile:
         raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both", param="ssl_keyfile")
     certfile = str(asked.ssl_certfile or "")
@@ -56,7 +64,17 @@ def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
         state_dir=prepare_folder(asked.state_dir) if asked.state_dir else "",
         hosts=hosts_of(asked.host, asked.allowed_host),
         origins=asked.allowed_origin,
+        access_log=_access_log(limits),
     )
+
+
+def _access_log(limits: ServerSettings) -> str | None:
+    """Opened once here, so that a file that cannot be written is said first."""
+    if limits.access_log is None or limits.access_log == STDERR:
+        return limits.access_log
+    path = str(Path(limits.access_log).resolve())
+    open_access_log(path, limits.log_format)
+    return path
 
 
 def _keys_file(path: Path | None) -> str:

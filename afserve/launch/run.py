@@ -42,6 +42,7 @@ from afserve.launch.supervisor import BEAT_SECONDS, INSISTED, Supervisor, Term, 
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
+from afserve.logs import configure
 from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
 from afserve.tls import is_loopback, opened
@@ -55,7 +56,8 @@ INSIST_SECONDS = 1.0  # from the second Ctrl-C: for streams to be told
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     _log(flags)
-    settings = settings_for(flags.listening, flags.limits)
+    limits = replace(flags.limits, log_level=flags.run.log_level)
+    settings = settings_for(flags.listening, limits, elsewhere=flags.wishes.gateways > 0)
     if not (settings.api_keys or settings.keys_file or is_loopback(flags.listening.host)):
         log.warning("%s is open to other machines and asks for no key; see --api-keys", flags.listening.host)
     opened(flags.run.certs)  # what is wrong with them is said first
@@ -120,7 +122,7 @@ def _merge_trace(flags: UpFlags, topology: Topology, processes: NodeProcesses) -
 
 
 def _log(flags: UpFlags) -> None:
-    logging.basicConfig(level=flags.run.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    configure(flags.run.log_level, flags.limits.log_format)
     if flags.run.verify == FULL and not Console(stderr=True).is_terminal:
         logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
 

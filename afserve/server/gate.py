@@ -2,7 +2,6 @@
 
 import ipaddress
 import logging
-import uuid
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from afserve.server.access.accounts import STATE, Accounts
 from afserve.server.access.door import Door, ForbiddenError
 from afserve.server.access.key_file import Key
 from afserve.server.access.ledger import RateLimitedError
+from afserve.server.access_log import REQUEST_ID, Seen, request_id_of
 from afserve.server.body import ClientGone
 from afserve.server.connections import CONNECTION, Connections
 from afserve.server.observe import ServerMetrics
@@ -67,6 +67,7 @@ class Gate:
         self._connections = connections
         self._accounts = accounts
         self._door = Door(accounts.ring, open_metrics=settings.open_metrics)
+        self._log_prompts = settings.log_prompts
         self._max_header_bytes = settings.max_header_bytes
         self._hosts = settings.hosts
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.origins)
@@ -76,23 +77,27 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state[REQUEST_ID] = request_id = request_id_of(headers.get("x-request-id"))
+        seen = Seen(self._metrics.clock, self._metrics.clock.now(), self._log_prompts)
         limits: dict[str, str] = {}
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                headers.update(limits)
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = request_id
+                answered.update(limits)
                 if self._connections.leaving:
-                    headers["connection"] = "close"
+                    answered["connection"] = "close"
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.responses.add(1, route, str(message["status"]))
+            seen.said(message)
             await send(message)
 
         async with AsyncExitStack() as counted:
             try:
-                account = self._accounts.of(self._check(scope, Headers(scope=scope)))
+                account = self._accounts.of(self._check(scope, headers))
                 if scope["method"] == "POST":
                     standing = await counted.enter_async_context(self._accounts.one_more(account))
                     limits.update(standing.headers())
@@ -100,15 +105,18 @@ class Gate:
                 if isinstance(error, RateLimitedError):
                     limits.update(error.standing.headers())
                 await refusal(error, scope["path"])(scope, receive, stamped)
+                seen.write(scope, "")
                 return
-            scope.setdefault("state", {})[STATE] = account
+            state[STATE] = account
             try:
-                await self._app(scope, receive, stamped)
+                await self._app(scope, seen.watching(receive), stamped)
             except ClientGone as gone:
                 self._metrics.cancelled.add(1, gone.reason)
                 if gone.aborts:
                     scope["state"][CONNECTION].abort()
-                log.info("%s: cancelled, the client: %s", request_id, gone.reason)
+                log.info("cancelled, the client: %s", gone.reason, extra={REQUEST_ID: request_id})
+            finally:
+                seen.write(scope, account.owner)
 
     def _check(self, scope: Scope, headers: Headers) -> Key | None:
         self._check_size(scope)

@@ -10,6 +10,7 @@ from typing import Any
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError
+from afserve.logs import FORMATS, STDERR
 from afserve.server.access.key_file import check_private
 from afserve.settings import File, check, flag_of, setting
 
@@ -96,11 +97,22 @@ class ServerSettings:
         1024, Range(0, 1 << 20), "Requests that are kept so, answered ones included."
     )
     resume_mib: int = _limit(256, Range(0, 1 << 20), "Memory for them, in MiB.")
+    access_log: str | None = setting(
+        None,
+        "A line for each request, into a file that gateways share; without FILE to stderr.",
+        metavar="FILE",
+        bare=STDERR,
+    )
+    log_prompts: bool = setting(
+        False, "Lines of --access-log show the beginning of each body, prompts included."
+    )
+    log_format: str = setting("text", "How log lines look.", FORMATS)
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     keys_file: str = ""
     state_dir: str = ""
+    log_level: str = "warning"
     hosts: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()
     certfile: str = ""

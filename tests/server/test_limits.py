@@ -5,11 +5,11 @@ import asyncio
 import json
 import os
 import re
-import socket
 import time
 from itertools import islice
 
 import httpx
+import psutil
 import pytest
 
 from tests.server.malformed import malformed
@@ -160,31 +160,16 @@ def test_a_bug_tells_nothing(make_backend, run_server, monkeypatch):
 # ---- what listens
 
 
-def listening(pid):
-    """(address, port) of each listening TCP socket of a process, from /proc."""
-    inodes = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        try:
-            target = os.readlink(entry.path)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    found = set()
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
-            for line in list(file)[1:]:
-                words = line.split()
-                if words[3] == "0A" and words[9] in inodes:
-                    address, _, port = words[1].partition(":")
-                    raw = bytes.fromhex(address)
-                    turned = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-                    found.add((socket.inet_ntop(family, turned), int(port, 16)))
-    return found
+def listening():
+    return {
+        tuple(one.laddr)
+        for one in psutil.Process().net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    }
 
 
 def test_nothing_else_listens(make_backend, run_server):
-    before = listening(os.getpid())
+    before = listening()
     with run_server(make_backend()) as server:
         httpx.get(f"{server.url}/health")
-        assert listening(os.getpid()) - before == {("127.0.0.1", server.port)}
+        assert listening() - before == {("127.0.0.1", server.port)}
