@@ -61,6 +61,7 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             began = since
+            _left_queue(self.plan, began)
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
             x_TH = yield from self._layers(batch)
@@ -167,6 +168,15 @@ class MicroBatch(Generic[T]):
         sequence.prompt_logprobs += logprobs_of(logits_QV, following, count)
 
 
+def _left_queue(plan: StepPlan, now: float) -> None:
+    """For those whose first step this is. Prompts stand at the end."""
+    for chunk in reversed(plan.chunks):
+        if chunk.kind is not PROMPT:
+            return
+        if chunk.sequence.planned is None:
+            chunk.sequence.planned = now
+
+
 def _logprobs(sequence: Sequence, token: int, logits_RV: Tensor, row: int) -> tuple[TokenLogprob, ...]:
     """Of a token that this row gave, where they were asked for."""
     count = sequence.request.params.logprobs
@@ -181,6 +191,8 @@ def _event(
     before: int,
 ) -> TokenEvent:
     """`before` tokens of the answer were there before this run."""
+    first = before == len(sequence.request.generated)
+    queued = sequence.planned - sequence.arrived if first and sequence.planned is not None else 0.0
     return TokenEvent(
         handle=sequence.request.handle,
         token_ids=run,
@@ -188,5 +200,6 @@ def _event(
         stop_token_id=done.stop_token_id if done else None,
         logprobs=logprobs,
         prompt_logprobs=() if before else tuple(sequence.prompt_logprobs),
-        cached_tokens=sequence.cached_tokens if before == len(sequence.request.generated) else 0,
+        cached_tokens=sequence.cached_tokens if first else 0,
+        queued=queued,
     )

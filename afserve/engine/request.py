@@ -193,7 +193,8 @@ class TokenEvent:
 
     `pooled`, where it was asked for: the last hidden state of the prompt's last token, after the final norm, as so many
     little-endian float32 numbers, as a vector of length 1. Causal attention lets that token alone see the whole prompt.
-    `cached_tokens`, of the prompt and of what was generated before, come with a request's first event at a node;
+    `cached_tokens`, of the prompt and of what was generated before, and `queued`, the seconds that it waited to be
+    planned, come with a request's first event at a node;
     `prompt_logprobs` with the first event of one that began without generated tokens.
     """
 
@@ -206,3 +207,4 @@ class TokenEvent:
     cached_tokens: int = 0
     error: str | None = None
     pooled: bytes = b""
+    queued: float = field(default=0.0, compare=False)  # of the machine, not of the answer

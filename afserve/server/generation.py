@@ -90,7 +90,7 @@ class Generator:
     async def _sequence(self, index: int, task: Task) -> AsyncGenerator[Numbered, None]:
         request = task.request(index)
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
-        timer = self._metrics.timer(task.arrived)
+        timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens)
         reason = "abort"
         try:
             async with aclosing(self._backend.generate(request)) as events:

@@ -18,7 +18,7 @@ from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
 from afserve.server.generation import Task
-from afserve.server.observe import ServerMetrics
+from afserve.server.observe import RequestTimer, ServerMetrics
 from afserve.server.position import MOST_CHOICES, Position
 from afserve.server.record import TURN, Numbered, Record, bytes_of, split
 from afserve.server.scheduling import within
@@ -115,7 +115,7 @@ class Resumables:
         self, one: Resumable, index: int, opened: Opened, left: float | None, *, adopted: bool
     ) -> None:
         """What nobody has read yet, and may never, is recorded all the same."""
-        decoder, timer = self._decoder(one), self._metrics.timer(one.task.arrived)
+        decoder, timer = self._decoder(one), self._timer(one, index)
         reason, apart = "abort", adopted or one.asked.exact
         deadline = None if left is None else one.asked.prepared.scheduling.deadline
         try:
@@ -153,6 +153,11 @@ class Resumables:
         for other in one.opened:
             if other is not opened:
                 other.close()
+
+    def _timer(self, one: Resumable, index: int) -> RequestTimer:
+        asked = one.asked.prepared
+        prompt = asked.prompts[index // asked.params.n]
+        return self._metrics.timer(one.task.arrived, len(prompt), asked.params.max_tokens)
 
     def _decoder(self, one: Resumable) -> ChoiceDecoder:
         asked = one.asked.prepared

@@ -157,6 +157,7 @@ event = st.builds(
     prompt_logprobs=st.lists(st.none() | logprob, max_size=3).map(tuple),
     cached_tokens=st.integers(0, 2**31),
     pooled=st.binary(max_size=16),
+    queued=st.floats(0, 1e6),
 )
 failure = st.builds(
     TokenEvent, st.just(7), st.just(()), st.just("error"), error=st.text(min_size=1, max_size=50)
@@ -167,7 +168,8 @@ failure = st.builds(
 @settings(max_examples=60, deadline=None)
 def test_any_step_of_events(events):
     value = Tokens(tuple(events))
-    assert messages.decode_from_attention(messages.encode_from_attention(value)) == value
+    there = messages.decode_from_attention(messages.encode_from_attention(value))
+    assert there == value and [e.queued for e in there.events] == [e.queued for e in events]
 
 
 counts = st.integers(1, 4).flatmap(

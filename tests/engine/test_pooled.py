@@ -25,7 +25,7 @@ def test_the_last_hidden_state(name, tiny_checkpoint, oracle):
     with torch.no_grad():
         truth = oracle(name).model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
     got = torch.from_numpy(np.frombuffer(event.pooled, "<f4").astype(np.float64))
-    assert event.finish_reason == "length" and float(got.norm()) == pytest.approx(1)
+    assert event.queued > 0 and event.finish_reason == "length" and float(got.norm()) == pytest.approx(1)
     torch.testing.assert_close(got, truth / truth.norm(), atol=1e-5, rtol=0)
 
 

@@ -327,7 +327,7 @@ class Tokens(_message.Message):
     def __init__(self, request: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., extra: _Optional[_Iterable[_Union[Extra, _Mapping]]] = ...) -> None: ...
 
 class Extra(_message.Message):
-    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "pooled")
+    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled")
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +335,7 @@ class Extra(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     event: int
     finish_reason: str
@@ -343,8 +344,9 @@ class Extra(_message.Message):
     error: str
     logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[Logprob]
+    queued: float
     pooled: bytes
-    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("known", "token_id", "logprob", "rank", "top_token", "top_logprob")
