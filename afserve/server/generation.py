@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.errors import ProtocolError
+from afserve.errors import ModelError, ProtocolError
 from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
@@ -104,6 +104,9 @@ class Generator:
                     if piece.finish_reason is not None:
                         return
             raise ProtocolError(f"{task.request_id}-{index}: the engine ended it without a reason")
+        except ModelError:
+            reason = "error"
+            raise
         finally:
             timer.ended(reason)
 
