@@ -56,8 +56,14 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         database=database,
         accounts=accounts,
     )
+    routes = _routes(service)
+    described = json.dumps(document(routes)).encode()
+
+    async def openapi(request: Request) -> Response:
+        return Response(described, media_type="application/json")
+
     app = Starlette(
-        routes=_routes(service),
+        routes=[*routes, Route("/openapi.json", openapi, methods=["GET"])],
         middleware=[
             *_cors(settings),
             Middleware(
