@@ -22,6 +22,7 @@ from afserve.server.inflight import Inflight
 from afserve.server.info import Info
 from afserve.server.live import Live
 from afserve.server.observe import ServerMetrics
+from afserve.server.openapi.document import described
 from afserve.server.prepare import Kind, Preparer, TextModel
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.requests import Again, Requests
@@ -57,13 +58,8 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         accounts=accounts,
     )
     routes = _routes(service)
-    described = json.dumps(document(routes)).encode()
-
-    async def openapi(request: Request) -> Response:
-        return Response(described, media_type="application/json")
-
     app = Starlette(
-        routes=[*routes, Route("/openapi.json", openapi, methods=["GET"])],
+        routes=[*routes, described(routes)],
         middleware=[
             *_cors(settings),
             Middleware(

@@ -75,7 +75,9 @@ _SAMPLING: dict[str, Schema] = {
 _MESSAGE = _object(("role",), role=_TEXT, content={"type": ["string", "array", "null"]})
 _TOOLS = _array({"type": "object"}, maxItems=MAX_TOOLS)
 _COUNT = _whole(1, MAX_TOKENS)
-_USAGE = _object(("prompt_tokens", "total_tokens"), prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE)
+_USAGE = _object(
+    ("prompt_tokens", "total_tokens"), prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE
+)
 _NODES: Schema = {"type": ["integer", "string"]}
 
 
@@ -108,28 +110,41 @@ SCHEMAS: Mapping[str, Schema] = {
         tools=_TOOLS,
         reasoning_effort=_one_of(*EFFORTS),
     ),
-    "EmbeddingRequest": _object(
-        ("input",), **_SCHEDULING, input=_PROMPT, encoding_format=_one_of(*FORMATS)
+    "EmbeddingRequest": _object(("input",), **_SCHEDULING, input=_PROMPT, encoding_format=_one_of(*FORMATS)),
+    "ResponseRequest": _object(
+        ("input",), input={"oneOf": [_TEXT, _array({"type": "object"})]}, store=_FLAG, tools=_TOOLS
     ),
-    "ResponseRequest": _object(("input",), input={"oneOf": [_TEXT, _array({"type": "object"})]}, store=_FLAG, tools=_TOOLS),
     "MessageRequest": _object(
         ("messages", "max_tokens"), messages=_array(_MESSAGE, minItems=1), max_tokens=_COUNT, tools=_TOOLS
     ),
-    "OllamaChatRequest": _object(("messages",), messages=_array(_MESSAGE), stream=_FLAG, options={"type": "object"}),
+    "OllamaChatRequest": _object(
+        ("messages",), messages=_array(_MESSAGE), stream=_FLAG, options={"type": "object"}
+    ),
     "OllamaRequest": _object(("prompt",), prompt=_TEXT, stream=_FLAG, options={"type": "object"}),
     "TokenizeRequest": _object(prompt=_TEXT, messages=_array(_MESSAGE), return_token_strs=_FLAG),
     "DetokenizeRequest": _object(("tokens",), tokens=_array(_WHOLE)),
-    "BatchRequest": _object(("endpoint", "input_file_id"), endpoint=_TEXT, input_file_id=_TEXT, completion_window=_one_of("24h")),
+    "BatchRequest": _object(
+        ("endpoint", "input_file_id"), endpoint=_TEXT, input_file_id=_TEXT, completion_window=_one_of("24h")
+    ),
     "FileForm": _object(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose=_TEXT),
     "Scale": _object(attention=_NODES, experts=_NODES, gateways=_NODES),
     "Node": _object(node=_TEXT, nodes=_array(_TEXT), role=_TEXT, all=_FLAG),
     "Any": {"type": "object"},
     "Text": {"type": "string"},
+    "Stream": {"description": "Events, or lines of JSON, until the last says so."},
     "Completion": _kept(
-        "text_completion", created=_WHOLE, model=_TEXT, choices=_array(_object(("index", "text", "finish_reason"))), usage=_USAGE
+        "text_completion",
+        created=_WHOLE,
+        model=_TEXT,
+        choices=_array(_object(("index", "text", "finish_reason"))),
+        usage=_USAGE,
     ),
     "Chat": _kept(
-        "chat.completion", created=_WHOLE, model=_TEXT, choices=_array(_object(("index", "message", "finish_reason"))), usage=_USAGE
+        "chat.completion",
+        created=_WHOLE,
+        model=_TEXT,
+        choices=_array(_object(("index", "message", "finish_reason"))),
+        usage=_USAGE,
     ),
     "Embeddings": _object(
         ("object", "data", "model", "usage"),
@@ -143,10 +158,14 @@ SCHEMAS: Mapping[str, Schema] = {
     "Models": _list("Model"),
     "File": _kept("file", bytes=_WHOLE, created_at=_WHOLE, filename=_TEXT, purpose=_TEXT),
     "Files": _list("File"),
-    "Batch": _kept("batch", endpoint=_TEXT, status=_TEXT, request_counts={"type": "object"}, created_at=_WHOLE),
+    "Batch": _kept(
+        "batch", endpoint=_TEXT, status=_TEXT, request_counts={"type": "object"}, created_at=_WHOLE
+    ),
     "Batches": _list("Batch"),
     "Deleted": _object(("id", "deleted"), id=_TEXT, deleted={"const": True}),
-    "Tokens": _object(("count", "max_model_len", "tokens"), count=_WHOLE, max_model_len=_WHOLE, tokens=_array(_WHOLE)),
+    "Tokens": _object(
+        ("count", "max_model_len", "tokens"), count=_WHOLE, max_model_len=_WHOLE, tokens=_array(_WHOLE)
+    ),
     "Prompt": _object(("prompt",), prompt=_TEXT),
     "Error": _object(("error",), error={"type": ["object", "string"]}),
 }

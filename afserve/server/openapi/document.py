@@ -1,9 +1,12 @@
-"""`/openapi.json`: every route of the application, what it takes, and what it answers. A test compares it with the routes."""
+"""`/openapi.json`: every route of the application, what it takes and answers. A test compares them."""
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from afserve import __version__
@@ -29,10 +32,14 @@ class Operation:
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation("The live page.", gives="Text", media="text/html"),
-    ("POST", "/v1/completions"): Operation("Continue a text.", "CompletionRequest", "Completion", streams=EVENTS),
+    ("POST", "/v1/completions"): Operation(
+        "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
+    ),
     ("POST", "/v1/chat/completions"): Operation("Answer a chat.", "ChatRequest", "Chat", streams=EVENTS),
     ("POST", "/v1/embeddings"): Operation("Vectors of texts.", "EmbeddingRequest", "Embeddings"),
-    ("POST", "/v1/responses"): Operation("Answer, and keep the answer.", "ResponseRequest", "Response", streams=EVENTS),
+    ("POST", "/v1/responses"): Operation(
+        "Answer, and keep the answer.", "ResponseRequest", "Response", streams=EVENTS
+    ),
     ("GET", "/v1/responses/{response_id}"): Operation("A kept response.", gives="Response"),
     ("DELETE", "/v1/responses/{response_id}"): Operation("Forget a response.", gives="Deleted"),
     ("GET", "/v1/responses/{response_id}/input_items"): Operation("What a response was asked."),
@@ -53,7 +60,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/version"): Operation("The version in Ollama's words."),
     ("GET", "/v1/requests/{id}"): Operation("About a request that may be resumed."),
     ("DELETE", "/v1/requests/{id}"): Operation("End a request that may be resumed."),
-    ("GET", "/v1/requests/{id}/events"): Operation("Go on with its stream.", gives="Text", media=EVENTS),
+    ("GET", "/v1/requests/{id}/events"): Operation("Go on with its stream.", gives="Stream", media=EVENTS),
     ("GET", "/v1/requests/{id}/answer"): Operation("Its whole answer."),
     ("GET", "/v1/models"): Operation("The model.", gives="Models"),
     ("GET", "/v1/models/{name}"): Operation("About the model.", gives="Model"),
@@ -78,6 +85,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/admin/routing/stop"): Operation("End the recording and get it.", gives="Text", media=BYTES),
     ("GET", "/admin/routing/dump"): Operation("What was recorded so far.", gives="Text", media=BYTES),
 }
+
+
+def described(routes: Sequence[Route]) -> Route:
+    """The route of the document, which has all of them and itself."""
+
+    async def answer(request: Request) -> Response:
+        return Response(text, media_type=JSON)
+
+    own = Route("/openapi.json", answer, methods=["GET"])
+    text = json.dumps(document([*routes, own]))
+    return own
 
 
 def document(routes: Iterable[Route]) -> dict[str, object]:
@@ -108,7 +126,7 @@ def path_of(route: Route) -> str:
 def _operation(path: str, operation: Operation) -> dict[str, object]:
     answers: dict[str, object] = {operation.media: {"schema": ref(operation.gives)}}
     if operation.streams:
-        answers[operation.streams] = {"schema": ref("Text")}
+        answers[operation.streams] = {"schema": ref("Stream")}
     said: dict[str, object] = {
         "summary": operation.summary,
         "tags": ["admin" if path.startswith(ADMIN_PREFIXES) else "api"],
@@ -121,7 +139,9 @@ def _operation(path: str, operation: Operation) -> dict[str, object]:
     names = re.findall(r"\{(\w+)\}", path)
     if names:
         text: Schema = {"type": "string", "minLength": 1}
-        said["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
+        said["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": text} for name in names
+        ]
     if operation.takes:
         content = {operation.form: {"schema": ref(operation.takes)}}
         said["requestBody"] = {"required": True, "content": content}
