@@ -30,6 +30,7 @@ from afserve.server.resumables import Resumables
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import Spans
 from afserve.server.state.database import Database
 from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.text_pool import TextPool
@@ -56,6 +57,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         resumables=Resumables(backend, tokenizer, settings, metrics),
         database=database,
         accounts=accounts,
+        spans=Spans(settings.otlp_endpoint or ""),
     )
     routes = _routes(service)
     app = Starlette(
@@ -68,6 +70,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
                 metrics=metrics,
                 connections=service.connections,
                 accounts=accounts,
+                spans=service.spans,
             ),
         ],
         exception_handlers={
