@@ -1,4 +1,4 @@
-"""`python -m bench.keys`: what the gate costs one request: without keys, with one of many, with limits in memory, on disk.
+"""`python -m bench.keys`: what the gate costs one request: without keys, with one of many, with limits.
 
 The application behind it answers at once and there are no sockets, so the figure is the gate's alone: microseconds of
 this process's CPU time per request, the thread that SQLite runs in included.
