@@ -103,7 +103,7 @@ def _sampling(params: SamplingParams | None) -> dict[str, object]:
     given: dict[str, object] = {"max_tokens": params.max_tokens}
     for field in fields(params):
         value = getattr(params, field.name)
-        if value != getattr(plain, field.name) and field.name not in ("prompt_logprobs", "grammar"):
+        if value != getattr(plain, field.name) and field.name not in ("prompt_logprobs", "grammar", "pooled"):
             given[field.name] = list(value) if isinstance(value, tuple) else value
     if params.grammar:
         given["structured_outputs"] = {"grammar": params.grammar}

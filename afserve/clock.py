@@ -17,6 +17,12 @@ class MonotonicClock:
     now = staticmethod(time.monotonic)
 
 
+class WallClock:
+    """Unix seconds, which several processes and lives of one agree on. It may be set back."""
+
+    now = staticmethod(time.time)
+
+
 class AwakeClock:
     """Seconds during which whoever polls this clock was running; for deadlines by which others are judged.
 

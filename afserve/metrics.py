@@ -25,6 +25,8 @@ REQUEST_BUCKETS = (
     *(20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
 )
 
+TOKEN_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -97,12 +99,13 @@ def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, flo
     return MetricFamily(names, "gauge", help, tuple(Sample(value, labels) for labels, value in samples))
 
 
-def render(families: Iterable[MetricFamily], common: Labels = ()) -> str:
-    """The Prometheus text format 0.0.4; `common` labels come first on every sample."""
+def render(families: Iterable[MetricFamily], common: Labels = (), aliases: Labels = ()) -> str:
+    """The Prometheus text format 0.0.4; `common` labels come first on every sample, `aliases` follow on those of a
+    family's other names."""
     lines: list[str] = []
     for family in families:
-        for name in family.names:
-            lines.extend(_family_lines(name, family, common))
+        for number, name in enumerate(family.names):
+            lines.extend(_family_lines(name, family, (*common, *aliases) if number else common))
     return "\n".join(lines) + "\n"
 
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "render": ("afserve.cli.render:render", "Files for Kubernetes, KubeRay or Slurm, from a cluster file."),
     "host": ("afserve.cli.host:host", "Start what a cluster file has on this host, for `up` elsewhere."),
     "certs": ("afserve.cli.certs:certs", "A private authority, and certificates for its hosts."),
+    "keys": ("afserve.cli.keys:keys", "Make, list and revoke API keys."),
     "doctor": ("afserve.cli.doctor:doctor", "What this machine has, what is used, what is missing."),
     "version": ("afserve.cli.version:version", "Versions of afserve and what it stands on."),
 }

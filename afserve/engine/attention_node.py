@@ -73,7 +73,7 @@ class AttentionNode(Generic[T]):
             if self._guides is None:
                 raise RequestError("grammar: this node has no tokenizer to follow one with", param="grammar")
             guide = self._guides.open(request.params.grammar)
-        self._scheduler.submit(request, guide)
+        self._scheduler.submit(request, guide, self._meter.now())
         self._prompt_tokens += len(request.prompt_ids)
 
     def cancel(self, handle: int) -> None:

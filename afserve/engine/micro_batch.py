@@ -6,6 +6,7 @@ when several take turns. Shapes: T tokens, H hidden, R rows with logits.
 """
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -60,12 +61,13 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             began = since
+            _left_queue(self.plan, began)
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
             x_TH = yield from self._layers(batch)
             since = self._meter.now()
             rows_RH = x_TH if batch.all_logits else x_TH[batch.logit_row_R]
-            self._finish(self.plan, batch.logit_ends, self._model.logits(rows_RH))
+            self._finish(self.plan, batch.logit_ends, rows_RH)
             self._meter.did(self.index, "sample", since)
             tokens = len(batch.token_T)
             self.decode_only = batch.decodes == tokens
@@ -104,8 +106,9 @@ class MicroBatch(Generic[T]):
         self._load.commit(self.index, batch.decodes)
         return x_TH
 
-    def _finish(self, plan: StepPlan, ends: list[int], logits_RV: Tensor) -> None:
-        """Sample, book the step, and turn it into events. `ends` says where each chunk's logits do."""
+    def _finish(self, plan: StepPlan, ends: list[int], rows_RH: Tensor) -> None:
+        """Sample, book the step, and turn it into events. `ends` says where each chunk's rows do."""
+        logits_RV = self._model.logits(rows_RH)
         failures = self._spoiled.failures(plan, self._given_up)
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         chosen = [ends[index] - 1 for index in last]
@@ -122,14 +125,24 @@ class MicroBatch(Generic[T]):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
-        self._book(plan, accepted, failures)
+        self._book(plan, accepted, failures, self._pooled(plan, last, ends, rows_RH))
+
+    def _pooled(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> dict[int, bytes]:
+        """Vectors of the prompts that were asked for one, by a chunk's index."""
+        asked = [index for index in last if plan.chunks[index].sequence.request.params.pooled]
+        return {
+            index: self._model.pooled(rows_RH[ends[index] - 1]).numpy().astype("<f4").tobytes()
+            for index in asked
+        }
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
         return self._link.take_given_up(self.index)
 
-    def _book(self, plan: StepPlan, accepted: Accepted, failures: dict[int, str]) -> None:
-        """`failures` are by a chunk's index as well."""
+    def _book(
+        self, plan: StepPlan, accepted: Accepted, failures: dict[int, str], pooled: dict[int, bytes]
+    ) -> None:
+        """`failures` and `pooled` are by a chunk's index as well."""
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         done = {
             id(f.sequence): f
@@ -139,7 +152,8 @@ class MicroBatch(Generic[T]):
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
-            self.events.append(_event(sequence, run[:kept], logprobs[:kept], ended, before[index]))
+            event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
+            self.events.append(replace(event, pooled=pooled[index]) if index in pooled else event)
         for ended in done.values():
             handle = ended.sequence.request.handle
             self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))
@@ -152,6 +166,15 @@ class MicroBatch(Generic[T]):
         following = sequence.tokens[start + 1 : min(start + 1 + len(logits_QV), sequence.prompt_length)]
         count = sequence.request.params.prompt_logprobs or 0
         sequence.prompt_logprobs += logprobs_of(logits_QV, following, count)
+
+
+def _left_queue(plan: StepPlan, now: float) -> None:
+    """For those whose first step this is. Prompts stand at the end."""
+    for chunk in reversed(plan.chunks):
+        if chunk.kind is not PROMPT:
+            return
+        if chunk.sequence.planned is None:
+            chunk.sequence.planned = now
 
 
 def _logprobs(sequence: Sequence, token: int, logits_RV: Tensor, row: int) -> tuple[TokenLogprob, ...]:
@@ -168,6 +191,8 @@ def _event(
     before: int,
 ) -> TokenEvent:
     """`before` tokens of the answer were there before this run."""
+    first = before == len(sequence.request.generated)
+    queued = sequence.planned - sequence.arrived if first and sequence.planned is not None else 0.0
     return TokenEvent(
         handle=sequence.request.handle,
         token_ids=run,
@@ -175,5 +200,6 @@ def _event(
         stop_token_id=done.stop_token_id if done else None,
         logprobs=logprobs,
         prompt_logprobs=() if before else tuple(sequence.prompt_logprobs),
-        cached_tokens=sequence.cached_tokens if before == len(sequence.request.generated) else 0,
+        cached_tokens=sequence.cached_tokens if first else 0,
+        queued=queued,
     )

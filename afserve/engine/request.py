@@ -35,8 +35,9 @@ class SamplingParams:
     A temperature below 1e-5 is greedy. top_k 0 or -1 is off. `min_tokens` holds back every stop condition.
     `logprobs`: number of alternatives per sampled token (0 = only the sampled one), None = off.
     `prompt_logprobs`: the same for prompt tokens. `grammar` is one of `afserve.grammar`, which the text must follow; it
-    ends where the grammar does, whatever `min_tokens` says. `stop` may be given as one string. Raises RequestError
-    that names the field for any number outside its range, NaN and infinity among them.
+    ends where the grammar does, whatever `min_tokens` says. `pooled` asks for the prompt's vector, see `TokenEvent`.
+    `stop` may be one string. Raises RequestError that names the field for any number outside its range, NaN and
+    infinity among them.
     """
 
     max_tokens: int = 16
@@ -58,6 +59,7 @@ class SamplingParams:
     n: int = 1
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 1 << 24)
@@ -80,6 +82,11 @@ class SamplingParams:
             raise RequestError(
                 "ignore_eos: an answer that follows a grammar ends with it; leave one of both out",
                 param="ignore_eos",
+            )
+        if self.pooled and (self.max_tokens != 1 or self.n != 1):
+            raise RequestError(
+                "pooled: a vector of the prompt comes with one token; set max_tokens and n to 1",
+                param="pooled",
             )
         self._check_stops()
         _check_biases(self.logit_bias)
@@ -184,7 +191,10 @@ class TokenLogprob:
 class TokenEvent:
     """New tokens of one request. `finish_reason` is set on the last event, `error` only with "error".
 
-    `cached_tokens`, of the prompt and of what was generated before, come with a request's first event at a node;
+    `pooled`, where it was asked for: the last hidden state of the prompt's last token, after the final norm, as so many
+    little-endian float32 numbers, as a vector of length 1. Causal attention lets that token alone see the whole prompt.
+    `cached_tokens`, of the prompt and of what was generated before, and `queued`, the seconds that it waited to be
+    planned, come with a request's first event at a node;
     `prompt_logprobs` with the first event of one that began without generated tokens.
     """
 
@@ -196,3 +206,5 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     cached_tokens: int = 0
     error: str | None = None
+    pooled: bytes = b""
+    queued: float = field(default=0.0, compare=False)  # of the machine, not of the answer

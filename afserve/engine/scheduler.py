@@ -46,7 +46,7 @@ class Scheduler:
 
     # -- what may come in ------------------------------------------------------------------------------
 
-    def submit(self, request: GenerationRequest, guide: Guide | None = None) -> None:
+    def submit(self, request: GenerationRequest, guide: Guide | None = None, arrived: float = 0.0) -> None:
         """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
         self._check(request)
         if len(self._waiting) >= self._config.max_waiting:
@@ -55,6 +55,7 @@ class Scheduler:
             )
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
         sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
+        sequence.arrived = arrived
         self._order += 1
         self._by_handle[request.handle] = sequence
         self._queue(sequence)

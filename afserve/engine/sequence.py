@@ -11,7 +11,8 @@ from afserve.engine.request import GenerationRequest, TokenLogprob
 class Sequence:
     """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
     blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
-    work, also where they were generated before a preemption or on another node."""
+    work, also where they were generated before a preemption or on another node. `arrived` and `planned` are when it
+    entered the queue and first left it, on its node's clock: nothing is decided by them."""
 
     request: GenerationRequest
     order: int
@@ -28,6 +29,8 @@ class Sequence:
     preemptions: int = 0
     cached_tokens: int = 0
     started: bool = False
+    arrived: float = 0.0
+    planned: float | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
     given: int = field(init=False)

@@ -1,7 +1,8 @@
 """Draws what was started: which node has which layers and experts, memory by role, and the address. Text only."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -18,7 +19,10 @@ _LONG = 40  # characters of a list of experts
 _MIB = 1 << 20
 
 
-def banner(topology: Topology, name: str, url: str, seconds: float) -> RenderableType:
+def banner(
+    topology: Topology, name: str, url: str, seconds: float, serving: Mapping[str, str] = MappingProxyType({})
+) -> RenderableType:
+    """`serving` says what HTTP was told: of keys, and where its state is."""
     spec, deployment = topology.spec, topology.deployment
     head = Text.assemble(
         (name, "bold"),
@@ -30,6 +34,7 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     if not deployment.colocated:
         kept = copies_in_words(deployment.placement, topology.expert_hosts)
         lines.append(Text(f"copies: {kept}", style="dim"))
+    lines += [Text(f"{what}: {how}", style="dim") for what, how in serving.items()]
     ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]

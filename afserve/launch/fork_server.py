@@ -221,8 +221,10 @@ def _roles(order: Order) -> "Mapping[Role, Serve]":
         return default_roles()
     from afserve.launch.gateway_node import gateway_role, inherited
     from afserve.launch.gateway_options import GatewayOptions
+    from afserve.logs import configure
 
     options = GatewayOptions.from_plain(order.gateway)
+    configure(options.settings.log_level, options.settings.log_format)
     return {Role.GATEWAY: gateway_role(options, inherited(order.listening))}
 
 

@@ -40,6 +40,7 @@ from afserve.errors import AfserveError
 from afserve.families.table import load_spec
 from afserve.launch.gateway_options import GatewayOptions, options_of
 from afserve.launch.http import settings_for
+from afserve.logs import configure
 from afserve.member import Role
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
@@ -69,6 +70,7 @@ def gateway_role(
 
 def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
     """What `run_node` runs for a gateway that was started by hand: it listens on an address of its own."""
+    configure(limits.log_level, limits.log_format)
     settings = settings_for(asked, limits)
     sock = bind(asked.host, asked.port)
 

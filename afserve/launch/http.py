@@ -3,25 +3,29 @@
 import asyncio
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from afserve.control.controller import Controller
 from afserve.control.frontend import Frontend
 from afserve.errors import CapacityError, ConfigError
+from afserve.logs import STDERR, open_access_log
+from afserve.server.access.key_file import read_key_file
 from afserve.server.app import build_app
 from afserve.server.encryption import server_context
 from afserve.server.gate import hosts_of
 from afserve.server.serve import serve
 from afserve.server.service import Service
 from afserve.server.settings import Listening, ServerSettings, read_keys
+from afserve.server.state.database import prepare_folder
 from afserve.tls import is_loopback
 from afserve.tokenizer import Tokenizer
 
 _TO_SAY_SO = 1.0  # seconds beyond the drain, for gateways to say that they are done
 
 
-def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
-    """The limits, with what the files and the lists of names stand for.
+def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = False) -> ServerSettings:
+    """The limits, with what the files and the lists of names stand for. `elsewhere`: gateways are processes.
 
     Raises ConfigError where other machines would send prompts and keys in plain text and nobody has said that they may.
     """
@@ -31,6 +35,24 @@ def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
             "--insecure-http where something in front of it speaks HTTPS",
             param="host",
         )
+    if not (asked.api_keys or asked.api_key_file or asked.insecure_http or is_loopback(asked.host)):
+        raise ConfigError(
+            f"--host {asked.host}: every machine that reaches it could use it; make a key with `afserve keys new NAME "
+            "--file FILE` and give --api-keys FILE, or --insecure-http to serve whoever comes",
+            param="host",
+        )
+    if elsewhere and limits.access_log == STDERR:
+        raise ConfigError(
+            "--access-log: with --gateways several processes write it; give a file: --access-log FILE",
+            param="access_log",
+        )
+    if limits.otlp_endpoint and not limits.otlp_endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--otlp-endpoint {limits.otlp_endpoint}: is no URL of HTTP, such as http://127.0.0.1:4318",
+            param="otlp_endpoint",
+        )
+    if limits.log_prompts and not limits.access_log:
+        raise ConfigError("--log-prompts: is for the lines of --access-log; give both", param="log_prompts")
     if asked.ssl_keyfile and not asked.ssl_certfile:
         raise ConfigError("--ssl-keyfile: is the key of --ssl-certfile; give both", param="ssl_keyfile")
     certfile = str(asked.ssl_certfile or "")
@@ -43,9 +65,42 @@ def settings_for(asked: Listening, limits: ServerSettings) -> ServerSettings:
         keyfile=keyfile,
         api_keys=read_keys(asked.api_key_file) if asked.api_key_file else (),
         admin_keys=read_keys(asked.admin_key_file) if asked.admin_key_file else (),
+        keys_file=_keys_file(asked.api_keys),
+        state_dir=prepare_folder(asked.state_dir) if asked.state_dir else "",
         hosts=hosts_of(asked.host, asked.allowed_host),
         origins=asked.allowed_origin,
+        access_log=_access_log(limits),
     )
+
+
+def _access_log(limits: ServerSettings) -> str | None:
+    """Opened once here, so that a file that cannot be written is said first."""
+    if limits.access_log is None or limits.access_log == STDERR:
+        return limits.access_log
+    path = str(Path(limits.access_log).resolve())
+    open_access_log(path, limits.log_format)
+    return path
+
+
+def _keys_file(path: Path | None) -> str:
+    """Read once, so that a wrong file is refused before anything is served."""
+    if path is None:
+        return ""
+    read_key_file(path)
+    return str(path.resolve())
+
+
+def serving_in_words(settings: ServerSettings) -> dict[str, str]:
+    """For the banner: who may ask, and what of the gateways' state outlives them."""
+    keys = "none is asked for"
+    if settings.keys_file:
+        keys = f"{len(read_key_file(settings.keys_file))} of {settings.keys_file}"
+    elif settings.api_keys:
+        keys = f"{len(settings.api_keys)}, without names and limits"
+    kept = "in memory of each gateway, gone with it (--state-dir keeps it)"
+    if settings.state_dir:
+        kept = f"{settings.state_dir}, for all gateways of this host"
+    return {"keys": keys, "files, batches, responses, limits": kept}
 
 
 class Http(Protocol):

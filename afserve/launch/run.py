@@ -27,7 +27,7 @@ from afserve.launch.banner import banner
 from afserve.launch.gateway_options import options_of
 from afserve.launch.gpus import Gpus, check_device
 from afserve.launch.hosts import HostAssignment
-from afserve.launch.http import Http, HttpHere, HttpInProcesses, settings_for
+from afserve.launch.http import Http, HttpHere, HttpInProcesses, serving_in_words, settings_for
 from afserve.launch.launcher import Launcher
 from afserve.launch.loading import LoadingBars
 from afserve.launch.local_run import GatewayProcesses, LocalRun
@@ -42,6 +42,7 @@ from afserve.launch.supervisor import BEAT_SECONDS, INSISTED, Supervisor, Term, 
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
+from afserve.logs import configure
 from afserve.server.serve import bind
 from afserve.server.settings import ServerSettings
 from afserve.tls import is_loopback, opened
@@ -55,11 +56,10 @@ INSIST_SECONDS = 1.0  # from the second Ctrl-C: for streams to be told
 def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
     """Returns when the user ended it; raises what else did."""
     _log(flags)
-    settings = settings_for(flags.listening, flags.limits)
-    if not settings.api_keys and not is_loopback(flags.listening.host):
-        log.warning(
-            "%s is open to other machines and asks for no key; see --api-key-file", flags.listening.host
-        )
+    limits = replace(flags.limits, log_level=flags.run.log_level)
+    settings = settings_for(flags.listening, limits, elsewhere=flags.wishes.gateways > 0)
+    if not (settings.api_keys or settings.keys_file or is_loopback(flags.listening.host)):
+        log.warning("%s is open to other machines and asks for no key; see --api-keys", flags.listening.host)
     opened(flags.run.certs)  # what is wrong with them is said first
     check_device(flags.wishes.engine.device)
     with ExitStack() as until_end:
@@ -122,7 +122,7 @@ def _merge_trace(flags: UpFlags, topology: Topology, processes: NodeProcesses) -
 
 
 def _log(flags: UpFlags) -> None:
-    logging.basicConfig(level=flags.run.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    configure(flags.run.log_level, flags.limits.log_format)
     if flags.run.verify == FULL and not Console(stderr=True).is_terminal:
         logging.getLogger("afserve.verify").setLevel(logging.INFO)  # lines instead of bars
 
@@ -166,6 +166,7 @@ class _Up:
         self._topology = topology
         self._name = flags.listening.served_model_name or found.name
         self._sock = sock
+        self._settings = settings
         self._processes = processes
         self._console = Console(stderr=True)
         self._stop = asyncio.Event()
@@ -259,7 +260,8 @@ class _Up:
             self._run.show_progress(bars.update, bars.verify)
             await self._run.wait_ready()
         seconds = time.monotonic() - self._started
-        self._console.print(banner(self._topology, self._name, self._url(), seconds))
+        said = serving_in_words(self._settings)
+        self._console.print(banner(self._topology, self._name, self._url(), seconds, said))
 
     def _url(self) -> str:
         host, port = self._sock.getsockname()[:2]

@@ -118,13 +118,24 @@ class AttentionModel:
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""
+        scale = self.spec.around.logit_scale
+        logits_RV = self.ops.logits(self._normed(x_RH), self._head)
+        return logits_RV if scale == 1.0 else logits_RV.mul_(scale)
+
+    def pooled(self, x_H: Tensor) -> Tensor:
+        """A row after the final norm, as a float32 vector of length 1, on the host. Row by row, so that it does not
+        depend on who shares the batch."""
+        row_H: Tensor = self._normed(x_H[None])[0].cpu().double()
+        length = float(row_H.norm())
+        return row_H.div(length or 1.0).float()
+
+    def _normed(self, x_RH: Tensor) -> Tensor:
         around, eps = self.spec.around, self.spec.eps
         if around.centred:
             normed_RH = self.ops.layer_norm(x_RH, self._norm, self._norm_bias, eps)
         else:
             normed_RH = self.ops.rms_norm(x_RH, self._norm, eps)
-        logits_RV = self.ops.logits(normed_RH, self._head)
-        return logits_RV if around.logit_scale == 1.0 else logits_RV.mul_(around.logit_scale)
+        return normed_RH
 
 
 def _rotary(a: AttentionSpec, positions: int, dtype: torch.dtype, device: torch.device) -> Rotary:

@@ -8,10 +8,13 @@ from starlette.routing import Route
 
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError
+from afserve.server.access.accounts import Accounts
+from afserve.server.access.keyring import Keyring
 from afserve.server.admin import Admin
 from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
+from afserve.server.embeddings import Embeddings
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
 from afserve.server.generation import Generator
@@ -19,6 +22,7 @@ from afserve.server.inflight import Inflight
 from afserve.server.info import Info
 from afserve.server.live import Live
 from afserve.server.observe import ServerMetrics
+from afserve.server.openapi.document import described
 from afserve.server.prepare import Kind, Preparer, TextModel
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.requests import Again, Requests
@@ -26,6 +30,8 @@ from afserve.server.resumables import Resumables
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import Spans
+from afserve.server.state.database import Database
 from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
@@ -36,6 +42,8 @@ __all__ = ["build_app"]
 def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
     """An ASGI app; `app.state.service` is its Service. Text processes read the model's folder when they start."""
     metrics = ServerMetrics()
+    database = Database(settings.state_dir)
+    accounts = Accounts(Keyring(settings.api_keys, settings.admin_keys, settings.keys_file), database)
     service = Service(
         backend=backend,
         tokenizer=tokenizer,
@@ -47,12 +55,23 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         connections=Connections(settings.max_connections, settings.max_connections_per_client),
         generator=Generator(backend, tokenizer, metrics),
         resumables=Resumables(backend, tokenizer, settings, metrics),
+        database=database,
+        accounts=accounts,
+        spans=Spans(settings.otlp_endpoint or ""),
     )
+    routes = _routes(service)
     app = Starlette(
-        routes=_routes(service),
+        routes=[*routes, described(routes)],
         middleware=[
             *_cors(settings),
-            Middleware(Gate, settings=settings, metrics=metrics, connections=service.connections),
+            Middleware(
+                Gate,
+                settings=settings,
+                metrics=metrics,
+                connections=service.connections,
+                accounts=accounts,
+                spans=service.spans,
+            ),
         ],
         exception_handlers={
             AfserveError: on_afserve_error,
@@ -93,16 +112,24 @@ def _routes(service: Service) -> list[Route]:
     info, admin, responses = Info(service), Admin(service), Responses(service)
     requests = Requests(service)
     completions, chat = Generate(service, Kind.COMPLETION), Generate(service, Kind.CHAT)
-    files = Files(service)
+    files, embeddings = Files(service), Embeddings(service)
     batches = Batches(
+        service,
         files,
-        {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses},
+        {
+            "/v1/chat/completions": chat,
+            "/v1/completions": completions,
+            "/v1/responses": responses,
+            "/v1/embeddings": embeddings,
+        },
     )
+    service.at_start.append(batches.start)
     service.at_end.append(batches.close)
     return [
         Route("/", Live().page, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),

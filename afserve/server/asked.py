@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 
 from afserve.control.wire.keeping import MOST_ABOUT, Keep
 from afserve.errors import ProtocolError, RequestError
+from afserve.server.access.accounts import Account
 from afserve.server.chat_reply import ChatReply
 from afserve.server.completion_reply import CompletionReply, Echo
 from afserve.server.generation import Task
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared, from_bytes, to_bytes
 from afserve.server.replies import Reply
+from afserve.server.spans import NOWHERE, Span
 from afserve.server.wording import Header
 from afserve.tokenizer import Tokenizer
 
@@ -63,10 +65,17 @@ class Asked:
     def choices(self) -> int:
         return len(self.prepared.prompts) * self.prepared.params.n
 
-    def task(self, arrived: float) -> Task:
+    def task(self, arrived: float, account: Account | None = None, span: Span = NOWHERE) -> Task:
         asked = self.prepared
         return Task(
-            self.id, asked.prompts, asked.params, arrived, asked.skip_special_tokens, asked.scheduling
+            self.id,
+            asked.prompts,
+            asked.params,
+            arrived,
+            asked.skip_special_tokens,
+            asked.scheduling,
+            account or Account(),
+            span,
         )
 
     def reply(self, tokenizer: Tokenizer, model: str) -> Reply:

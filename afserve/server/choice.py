@@ -40,7 +40,7 @@ class ChoiceDecoder:
         self._tokens = 0
 
     def feed(self, event: TokenEvent) -> Piece:
-        _raise_failure(event)
+        raise_failure(event)
         text = ""
         for i, token_id in enumerate(event.token_ids):
             self._tokens += 1
@@ -72,7 +72,8 @@ class ChoiceDecoder:
         )
 
 
-def _raise_failure(event: TokenEvent) -> None:
+def raise_failure(event: TokenEvent) -> None:
+    """What the engine says instead of tokens."""
     if event.finish_reason == "error":
         raise ModelError(event.error or "the engine gave up on this request without a reason; try again")
     if event.finish_reason == "cancelled":

@@ -1,41 +1,36 @@
 """What every HTTP request passes first: the names it uses, where it comes from, its key, an id, its count."""
 
-import hmac
 import ipaddress
 import logging
-import uuid
+import time
+from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from afserve.errors import AuthError, TooLargeError, UserError, shown
+from afserve.errors import AfserveError, TooLargeError, UserError, shown
+from afserve.server.access.accounts import STATE, Accounts
+from afserve.server.access.door import Door, ForbiddenError
+from afserve.server.access.key_file import Key
+from afserve.server.access.ledger import RateLimitedError
+from afserve.server.access_log import REQUEST_ID, Seen, named, request_id_of
 from afserve.server.body import ClientGone
 from afserve.server.connections import CONNECTION, Connections
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import STATE as SPAN
+from afserve.server.spans import Spans
 
 log = logging.getLogger("afserve.server")
-OPEN_PATHS = frozenset({"/health", "/ready", "/"})
-METRICS_PATHS = frozenset({"/metrics"})
-CHANGING_PREFIX = "/admin"
-ADMIN_PREFIXES = (CHANGING_PREFIX, "/status")
 FILES_PATH = "/v1/files"  # a form; who may send it is told by its Origin
-ANTHROPIC_PREFIX = "/v1/messages"  # whose clients send the key in a header of its own
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class HeadersTooLargeError(TooLargeError):
     status = 431
-
-
-class ForbiddenError(UserError):
-    """A name that is not this server's, or a web page that may not ask it."""
-
-    status = 403
-    kind = "permission_error"
 
 
 class MediaTypeError(UserError):
@@ -64,15 +59,20 @@ class Gate:
     """ASGI middleware. With no keys configured everything is open, as on a loopback address."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics, connections: Connections
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        connections: Connections,
+        accounts: Accounts,
+        spans: Spans,
     ) -> None:
         self._app = app
         self._connections = connections
-        both = (*settings.api_keys, *settings.admin_keys) if settings.api_keys else ()
-        self._api_keys = tuple(key.encode() for key in both)
-        self._admin_keys = tuple(key.encode() for key in settings.admin_keys or settings.api_keys)
-        self._admin_configured = bool(settings.admin_keys)
-        self._open = OPEN_PATHS | METRICS_PATHS if settings.open_metrics else OPEN_PATHS
+        self._accounts = accounts
+        self._spans = spans
+        self._door = Door(accounts.ring, open_metrics=settings.open_metrics)
+        self._log_prompts = settings.log_prompts
         self._max_header_bytes = settings.max_header_bytes
         self._hosts = settings.hosts
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.origins)
@@ -82,36 +82,56 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state[REQUEST_ID] = request_id = request_id_of(headers.get("x-request-id"))
+        span = state[SPAN] = self._spans.begin(headers.get("traceparent"))
+        began = time.time()
+        seen = Seen(self._metrics.clock, self._metrics.clock.now(), self._log_prompts)
+        limits: dict[str, str] = {}
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = request_id
+                answered.update(limits)
                 if self._connections.leaving:
-                    headers["connection"] = "close"
+                    answered["connection"] = "close"
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.responses.add(1, route, str(message["status"]))
+            seen.said(message)
             await send(message)
 
-        try:
-            self._check(scope, Headers(scope=scope))
-        except UserError as error:
-            await refusal(error, scope["path"])(scope, receive, stamped)
-            return
-        try:
-            await self._app(scope, receive, stamped)
-        except ClientGone as gone:
-            self._metrics.cancelled.add(1, gone.reason)
-            if gone.aborts:
-                scope["state"][CONNECTION].abort()
-            log.info("%s: cancelled, the client: %s", request_id, gone.reason)
+        async with AsyncExitStack() as counted:
+            try:
+                account = self._accounts.of(self._check(scope, headers))
+                if scope["method"] == "POST":
+                    standing = await counted.enter_async_context(self._accounts.one_more(account))
+                    limits.update(standing.headers())
+            except AfserveError as error:
+                if isinstance(error, RateLimitedError):
+                    limits.update(error.standing.headers())
+                await refusal(error, scope["path"])(scope, receive, stamped)
+                seen.write(scope, "")
+                return
+            state[STATE] = account
+            try:
+                await self._app(scope, seen.watching(receive), stamped)
+            except ClientGone as gone:
+                self._metrics.cancelled.add(1, gone.reason)
+                if gone.aborts:
+                    scope["state"][CONNECTION].abort()
+                log.info("cancelled, the client: %s", gone.reason, extra={REQUEST_ID: request_id})
+            finally:
+                seen.write(scope, account.owner)
+                span.end(named(scope), began, seen.attributes(request_id), failed=seen.status >= 500)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> Key | None:
         self._check_size(scope)
         self._check_names(scope["method"], headers)
-        self._check_key(scope["path"], headers)
+        key = self._door.pass_by(scope["path"], headers)
         self._check_type(scope["method"], scope["path"], headers)
+        return key
 
     def _check_size(self, scope: Scope) -> None:
         """The parser bounds what it buffers, this bounds what it let through in one piece."""
@@ -140,20 +160,6 @@ class Gate:
 
     def _both_loopback(self, name: str) -> bool:
         return "127.0.0.1" in self._hosts and _is_loopback(name)
-
-    def _check_key(self, path: str, headers: Headers) -> None:
-        keys = self._admin_keys if path.startswith(ADMIN_PREFIXES) else self._api_keys
-        if path.startswith(CHANGING_PREFIX) and not self._admin_configured:
-            raise AuthError("this server has no admin key; start it with --admin-key-file to use /admin")
-        if not keys or path in self._open:
-            return
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if path.startswith(ANTHROPIC_PREFIX) and "x-api-key" in headers:
-            kind, given = "bearer", headers["x-api-key"]
-        if kind.lower() != "bearer" or not given:
-            raise AuthError("an API key is needed: send it as the header Authorization: Bearer KEY")
-        if not any(hmac.compare_digest(given.strip().encode(), key) for key in keys):
-            raise AuthError("the API key is not one of this server's")
 
     def _check_type(self, method: str, path: str, headers: Headers) -> None:
         """A form of another site cannot be sent as JSON without the browser asking first."""

@@ -1,16 +1,19 @@
 """POST /v1/completions and POST /v1/chat/completions: from a body to an Answer, counted while it is answered."""
 
 import time
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from afserve.server.access.accounts import account_of
 from afserve.server.answer import Answer, Source
 from afserve.server.asked import Asked, owner_of
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.requests import answer_of
 from afserve.server.service import Service
+from afserve.server.spans import span_of
 
 
 class Generate:
@@ -28,19 +31,22 @@ class Generate:
             prepared = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(prepared, Prepared)
+            account = account_of(scope)
+            prepared = replace(prepared, scheduling=account.scheduled(prepared.scheduling))
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
-                await self._answer(asked, arrived)(scope, receive, send)
+                await self._answer(asked, arrived, scope)(scope, receive, send)
                 return
-            one = service.resumables.open(asked, arrived)
+            one = service.resumables.open(asked, arrived, account)
             service.metrics.prompt_tokens.add(one.task.prompt_tokens)
+            account.spend(one.task.prompt_tokens)
             with service.resumables.reading(one):
                 await answer_of(service, one, prepared.stream)(scope, receive, send)
 
-    def _answer(self, asked: Asked, arrived: float) -> Answer:
+    def _answer(self, asked: Asked, arrived: float, scope: Scope) -> Answer:
         """Of a request that ends with its connection."""
-        service, task = self._service, asked.task(arrived)
+        service, task = self._service, asked.task(arrived, account_of(scope), span_of(scope))
         reply = asked.reply(service.tokenizer, service.backend.model.name)
         source = Source(lambda: service.generator.run(task), deadline=task.scheduling.deadline)
         return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

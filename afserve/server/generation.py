@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.errors import ProtocolError
+from afserve.errors import ModelError, ProtocolError
+from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
 from afserve.server.scheduling import Scheduling
+from afserve.server.spans import NOWHERE, Span
 from afserve.tokenizer import Tokenizer
 
 Numbered = tuple[int, Piece]
@@ -29,7 +31,8 @@ TURN = 4
 class Task:
     """What to generate: every prompt `params.n` times, choice p*n+i being the i-th of prompt p.
 
-    `arrived` is when its request was read, on the metrics' clock: times to first token count from there.
+    `arrived` is when its request was read, on the metrics' clock: times to first token count from there. Its tokens are
+    spent by `account`.
     """
 
     request_id: str
@@ -38,6 +41,8 @@ class Task:
     arrived: float
     skip_special_tokens: bool = True
     scheduling: Scheduling = field(default_factory=Scheduling)
+    account: Account = field(default_factory=Account)
+    span: Span = NOWHERE
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,6 +78,7 @@ class Generator:
     async def run(self, task: Task) -> AsyncGenerator[Numbered, None]:
         """Pieces of every choice until each has a finish_reason. Raises what the backend raises."""
         self._metrics.prompt_tokens.add(task.prompt_tokens)
+        task.account.spend(task.prompt_tokens)
         sequences = [self._sequence(choice, task) for choice in range(task.choices)]
         merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
         taken = 0
@@ -86,12 +92,13 @@ class Generator:
     async def _sequence(self, index: int, task: Task) -> AsyncGenerator[Numbered, None]:
         request = task.request(index)
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
-        timer = self._metrics.timer(task.arrived)
+        timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens)
         reason = "abort"
         try:
             async with aclosing(self._backend.generate(request)) as events:
                 async for event in events:
                     timer.saw(event)
+                    task.account.spend(len(event.token_ids))
                     piece = decoder.feed(event)
                     if piece.finish_reason is not None:
                         reason = piece.finish_reason
@@ -99,8 +106,13 @@ class Generator:
                     if piece.finish_reason is not None:
                         return
             raise ProtocolError(f"{task.request_id}-{index}: the engine ended it without a reason")
+        except ModelError:
+            reason = "error"
+            raise
         finally:
             timer.ended(reason)
+            if task.span is not NOWHERE:
+                task.span.sequence(timer.phases(), timer.attributes(reason))
 
 
 async def _merge(sequences: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:

@@ -13,6 +13,7 @@ from afserve.metrics import (
     FIRST_TOKEN_BUCKETS,
     INTER_TOKEN_BUCKETS,
     REQUEST_BUCKETS,
+    TOKEN_BUCKETS,
     Counter,
     Histogram,
     Labels,
@@ -37,6 +38,8 @@ class ServerMetrics:
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)
+        self.queue, self.prefill, self.decode = (Histogram(REQUEST_BUCKETS) for _ in range(3))
+        self.asked, self.answered, self.allowed = (Histogram(TOKEN_BUCKETS) for _ in range(3))
         self.prompt_tokens = Counter()
         self.cached_tokens = Counter()
         self.generated_tokens = Counter()
@@ -44,13 +47,15 @@ class ServerMetrics:
         self.responses = Counter("route", "status")
         self.cancelled = Counter("reason")
 
-    def timer(self, arrived: float) -> "RequestTimer":
+    def timer(self, arrived: float, prompt_tokens: int, max_tokens: int) -> "RequestTimer":
+        self.asked.observe(prompt_tokens)
+        self.allowed.observe(max_tokens)
         return RequestTimer(self, arrived)
 
     async def text(self, backend: Backend, in_flight: int, connections: int) -> str:
         open_now = gauge(("afserve_http_connections",), "Open connections.", [((), connections)])
         families = (*self._own(in_flight), open_now, *_cluster(await backend.view()))
-        return render(families, (("model_name", backend.model.name),))
+        return render(families, (("model_name", backend.model.name),), (("engine", "0"),))
 
     def _own(self, in_flight: int) -> Iterator[MetricFamily]:
         yield gauge(("afserve_http_requests_in_flight",), "Requests being answered.", [((), in_flight)])
@@ -58,6 +63,12 @@ class ServerMetrics:
             ("time_to_first_token_seconds", "From the request read to its first token.", self.first_token),
             ("inter_token_latency_seconds", "Between two tokens of one sequence.", self.inter_token),
             ("e2e_request_latency_seconds", "From the request read to its last token.", self.request),
+            ("request_queue_time_seconds", "From its arrival at a node to its first step.", self.queue),
+            ("request_prefill_time_seconds", "From the end of its queue to its first token.", self.prefill),
+            ("request_decode_time_seconds", "From its first token to its last.", self.decode),
+            ("request_prompt_tokens", "Prompt tokens of a sequence.", self.asked),
+            ("request_generation_tokens", "Tokens generated for a sequence.", self.answered),
+            ("request_params_max_tokens", "The most tokens that a sequence may get.", self.allowed),
         ):
             yield MetricFamily(_both(name), "histogram", help, histogram.samples())
         for name, help, counter in (
@@ -87,7 +98,10 @@ class RequestTimer:
     def __init__(self, metrics: ServerMetrics, start: float) -> None:
         self._metrics = metrics
         self._start = start
+        self._first = 0.0
+        self._queued = 0.0
         self._last: float | None = None
+        self._tokens = 0
 
     def saw(self, event: TokenEvent) -> None:
         tokens = len(event.token_ids)
@@ -96,15 +110,35 @@ class RequestTimer:
         metrics, now = self._metrics, self._metrics.clock.now()
         if self._last is None:
             metrics.first_token.observe(now - self._start)
+            self._queued = min(event.queued, now - self._start)
+            metrics.queue.observe(event.queued)
+            metrics.prefill.observe(max(0.0, now - self._start - event.queued))
             metrics.cached_tokens.add(event.cached_tokens)
+            self._first = now
         else:
             metrics.inter_token.observe((now - self._last) / tokens, tokens)
         metrics.generated_tokens.add(tokens)
-        self._last = now
+        self._last, self._tokens = now, self._tokens + tokens
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each, once it has ended; without a token all of it was queue."""
+        now = self._metrics.clock.now()
+        if self._last is None:
+            return {"queue": now - self._start}
+        first = self._first - self._start
+        return {"queue": self._queued, "prefill": first - self._queued, "decode": now - self._first}
+
+    def attributes(self, reason: str) -> dict[str, str | int]:
+        """Of its spans."""
+        return {"gen_ai.usage.output_tokens": self._tokens, "gen_ai.response.finish_reasons": reason}
 
     def ended(self, reason: str) -> None:
-        self._metrics.finished.add(1, reason)
-        self._metrics.request.observe(self._metrics.clock.now() - self._start)
+        metrics = self._metrics
+        metrics.finished.add(1, reason)
+        metrics.request.observe(metrics.clock.now() - self._start)
+        metrics.answered.observe(self._tokens)
+        if self._last is not None:
+            metrics.decode.observe(self._last - self._first)
 
 
 def _both(name: str) -> tuple[str, str]:
@@ -152,6 +186,11 @@ def _attention(nodes: list[AttentionStats], homeless: int) -> Iterator[MetricFam
         ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", use),
     ):
         yield gauge(_both(name), help, [((), value)])
+    yield gauge(
+        _both("cache_config_info"),
+        "KV blocks of all attention nodes, as labels.",
+        [((("num_gpu_blocks", str(blocks)),), 1)],
+    )
     for name, help, total in (
         (
             "prefix_cache_queries",

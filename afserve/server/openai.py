@@ -134,16 +134,16 @@ def prompt_count(fields: Fields) -> int:
     return len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else 1
 
 
-def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
+def prompts_of(fields: Fields, name: str = "prompt") -> tuple[Prompt, ...]:
     """A string, strings, token ids, or lists of token ids."""
-    value = fields.get("prompt")
+    value = fields.get(name)
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        fields.refuse("prompt", "a string, an array of strings, token ids, or an array of token-id arrays")
+        fields.refuse(name, "a string, an array of strings, token ids, or an array of token-id arrays")
     if isinstance(value[0], int):
-        return (token_ids(value, "prompt"),)
-    return tuple(_prompt(item, f"prompt[{i}]") for i, item in enumerate(value))
+        return (token_ids(value, name),)
+    return tuple(_prompt(item, f"{name}[{i}]") for i, item in enumerate(value))
 
 
 def _prompt(item: object, name: str) -> Prompt:

@@ -18,6 +18,7 @@ from afserve.errors import NotFoundError, RequestError, shown
 from afserve.grammar import Compiler
 from afserve.server.changes import drain_of, end_of, fault_of, restart_of, role_of, scale_of
 from afserve.server.conversation import Conversation, conversation_of
+from afserve.server.embedding_request import EmbeddingRequest, embedding_request
 from afserve.server.fields import Fields, parse_object
 from afserve.server.openai import (
     ChatRequest,
@@ -61,6 +62,7 @@ class Kind(IntEnum):
     OLLAMA_CHAT = 15
     OLLAMA_GENERATE = 16
     MESSAGE_COUNT = 17
+    EMBEDDING = 18
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -134,6 +136,8 @@ class Preparer:
             if self._elsewhere and asks_format(fields):
                 raise Elsewhere
             return self._completion(completion_request(fields))
+        if kind is Kind.EMBEDDING:
+            return self._embedding(embedding_request(fields), fields)
         if kind is Kind.CHAT:
             return self._chat(chat_request(fields))
         if kind in TRANSLATED:
@@ -161,6 +165,17 @@ class Preparer:
         )
         echo = self._echo(asked, prompts) if asked.echo else None
         return self._prepared(prompts, params, asked, echo)
+
+    def _embedding(self, asked: EmbeddingRequest, fields: Fields) -> Prepared:
+        """Each input with room for one token, which nobody reads."""
+        self._check_model(asked.model)
+        self._check_sequences(len(asked.inputs), Fields({}), "input")
+        prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
+        for ids in prompts:
+            self._room(len(ids), None, None, "input")
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
+        scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
+        return Prepared(tuple(prompts), params, None, None, True, None, scheduling, None, facts)
 
     def _chat(self, asked: ChatRequest) -> Prepared:
         self._check_model(asked.model)
@@ -254,12 +269,12 @@ class Preparer:
         if name is not None and name != served:
             raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
 
-    def _check_sequences(self, prompts: int, sampling: Fields) -> None:
+    def _check_sequences(self, prompts: int, sampling: Fields, param: str = "n") -> None:
         n = sampling.integer("n", 1, 128) or 1
         if prompts * n > self._model.max_sequences:
             raise RequestError(
-                f"n: {prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
-                param="n",
+                f"{param}: {prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
+                param=param,
             )
 
     def _check_ids(self, params: SamplingParams) -> None:
@@ -295,8 +310,7 @@ class Preparer:
         if prompt and not 0 <= min(prompt) <= max(prompt) < top:
             at, token_id = next((i, t) for i, t in enumerate(prompt) if not 0 <= t < top)
             raise RequestError(
-                f"prompt: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]",
-                param="prompt",
+                f"{param}: token id {shown(token_id)} at position {at} is outside [0, {top - 1}]", param=param
             )
         return array("i", prompt)
 

@@ -116,7 +116,7 @@ async def on_afserve_error(request: Request, error: Exception) -> Response:
     if error.status >= 500:
         # A prober asks /ready until it is: that is not news.
         level = logging.DEBUG if request.url.path == "/ready" else logging.WARNING
-        log.log(level, "%s %s: %s", request.method, request.url.path, error.message)
+        log.log(level, "%s: %s", _route(request), error.message, extra=_id(request))
     return refusal(error, request.url.path)
 
 
@@ -133,5 +133,15 @@ def internal_error() -> dict[str, object]:
     return _body(BUG, AfserveError.kind, None, None)
 
 
+def _route(request: Request) -> str:
+    return f"{request.method} {getattr(request.scope.get('route'), 'path', 'none')}"
+
+
+def _id(request: Request) -> dict[str, str]:
+    """For a log line."""
+    return {"request_id": request.scope.get("state", {}).get("request_id", "")}
+
+
 async def on_bug(request: Request, error: Exception) -> Response:
+    log.error("%s: a bug, see below", _route(request), extra=_id(request))
     return json_response(internal_error(), 500, {"connection": "close"})

@@ -13,11 +13,12 @@ from contextlib import aclosing, contextmanager
 from afserve.control.backend import Backend, Kept, Opened
 from afserve.control.claims import GivenAwayError
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
+from afserve.server.access.accounts import Account
 from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
 from afserve.server.generation import Task
-from afserve.server.observe import ServerMetrics
+from afserve.server.observe import RequestTimer, ServerMetrics
 from afserve.server.position import MOST_CHOICES, Position
 from afserve.server.record import TURN, Numbered, Record, bytes_of, split
 from afserve.server.scheduling import within
@@ -61,12 +62,12 @@ class Resumables:
 
     # ---- the life of one
 
-    def open(self, asked: Asked, arrived: float) -> Resumable:
+    def open(self, asked: Asked, arrived: float, account: Account) -> Resumable:
         """Raises RequestError for what cannot be kept, OverloadedError where there is no room."""
         self._check(asked)
         keeps = asked.keeps()
         self._make_room(size_of(asked))
-        task = asked.task(arrived)
+        task = asked.task(arrived, account)
         opened = [self._backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
         left = [asked.prepared.scheduling.deadline] * len(opened)
         return self._begin(Resumable(asked, task, opened), left, adopted=False)
@@ -114,7 +115,7 @@ class Resumables:
         self, one: Resumable, index: int, opened: Opened, left: float | None, *, adopted: bool
     ) -> None:
         """What nobody has read yet, and may never, is recorded all the same."""
-        decoder, timer = self._decoder(one), self._metrics.timer(one.task.arrived)
+        decoder, timer = self._decoder(one), self._timer(one, index)
         reason, apart = "abort", adopted or one.asked.exact
         deadline = None if left is None else one.asked.prepared.scheduling.deadline
         try:
@@ -122,6 +123,7 @@ class Resumables:
                 async for event in events:
                     if not adopted:
                         timer.saw(event)
+                        one.task.account.spend(len(event.token_ids))
                     for number, part in enumerate(split(event) if apart else (event,), 1):
                         piece = decoder.feed(part)
                         one.record.add(index, part, piece)
@@ -151,6 +153,11 @@ class Resumables:
         for other in one.opened:
             if other is not opened:
                 other.close()
+
+    def _timer(self, one: Resumable, index: int) -> RequestTimer:
+        asked = one.asked.prepared
+        prompt = asked.prompts[index // asked.params.n]
+        return self._metrics.timer(one.task.arrived, len(prompt), asked.params.max_tokens)
 
     def _decoder(self, one: Resumable) -> ChoiceDecoder:
         asked = one.asked.prepared

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from afserve.errors import ConfigError
+from afserve.logs import open_access_log
 from afserve.server.encryption import renew, server_context
 from afserve.server.protocol import limited_http
 from afserve.server.service import Service
@@ -58,6 +59,10 @@ async def serve(
         config.ssl = server_context(settings.certfile, settings.keyfile)
         renewing = asyncio.create_task(renew(config.ssl, settings.certfile, settings.keyfile))
     server = _Server(config)
+    if settings.access_log is not None:
+        open_access_log(settings.access_log, settings.log_format)
+    for begin in service.at_start:
+        await begin()
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     leaving = asyncio.create_task((leave or stop).wait())
@@ -80,6 +85,9 @@ async def serve(
         await service.resumables.close()
         sock.close()
         await service.text.close()
+        await service.accounts.close()
+        await service.spans.close()
+        await service.database.close()
 
 
 async def _leave(service: Service, sock: socket.socket, stop: asyncio.Event) -> None:

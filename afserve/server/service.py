@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
 from afserve.errors import CapacityError
+from afserve.server.access.accounts import Accounts
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.generation import Generator
@@ -12,13 +13,15 @@ from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.observe import ServerMetrics
 from afserve.server.resumables import Resumables
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import Spans
+from afserve.server.state.database import Database
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`at_end` is called when the server stops, before requests are waited for."""
+    """`at_start` is called before the first connection, `at_end` when the server stops, before it waits."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -30,6 +33,10 @@ class Service:
     connections: Connections
     generator: Generator
     resumables: Resumables
+    database: Database
+    accounts: Accounts
+    spans: Spans
+    at_start: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def check_ready(self) -> None:

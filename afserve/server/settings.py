@@ -4,13 +4,14 @@ A limit is declared here once, with its range and what it is for; `afserve up` h
 """
 
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError
+from afserve.logs import FORMATS, STDERR
+from afserve.server.access.key_file import check_private
 from afserve.settings import File, check, flag_of, setting
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -35,6 +36,15 @@ class Listening:
         None, "Clients must send one of these keys (one per line).", File.READ
     )
     admin_key_file: Path | None = setting(None, "Keys for /admin and /status (one per line).", File.READ)
+    api_keys: Path | None = setting(
+        None,
+        "Clients must send a key of this file, which `afserve keys` writes; read again when it changes.",
+        File.READ,
+    )
+    state_dir: Path | None = setting(
+        None,
+        "Keep files, batches, responses and counts of keys here, for all gateways of this host; else in memory.",
+    )
     allowed_host: tuple[str, ...] = setting(
         (), "Further names that requests may call this server by.", metavar="NAME[,NAME]"
     )
@@ -48,7 +58,8 @@ class ServerSettings:
     """`api_keys` empty means that no key is asked for. `admin_keys` guard what changes or shows the cluster.
 
     `certfile` and `keyfile` are empty where plain HTTP is served. `hosts` are the names that a request may call this
-    server by, all if empty; `origins` the web pages that may post.
+    server by, all if empty; `origins` the web pages that may post. `keys_file` is that of
+    `afserve keys`; `state_dir` empty keeps files, batches, responses and counts in memory.
     """
 
     max_body_bytes: int = _limit(8 * MIB, Range(KIB, 1 << 30), "Largest body of a request.")
@@ -86,9 +97,27 @@ class ServerSettings:
         1024, Range(0, 1 << 20), "Requests that are kept so, answered ones included."
     )
     resume_mib: int = _limit(256, Range(0, 1 << 20), "Memory for them, in MiB.")
+    access_log: str | None = setting(
+        None,
+        "A line for each request, into a file that gateways share; without FILE to stderr.",
+        metavar="FILE",
+        bare=STDERR,
+    )
+    log_prompts: bool = setting(
+        False, "Lines of --access-log show the beginning of each body, prompts included."
+    )
+    log_format: str = setting("text", "How log lines look.", FORMATS)
+    otlp_endpoint: str | None = setting(
+        None,
+        "Send spans of requests to this OpenTelemetry collector (OTLP over HTTP).",
+        metavar="URL",
+    )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
+    keys_file: str = ""
+    state_dir: str = ""
+    log_level: str = "warning"
     hosts: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()
     certfile: str = ""
@@ -102,7 +131,7 @@ def read_keys(path: str | Path) -> tuple[str, ...]:
     """API keys from a file, one per line; empty lines and lines that begin with # do not count."""
     try:
         with open(path, encoding="utf-8") as file:
-            _check_private(path, os.fstat(file.fileno()))
+            check_private(path, os.fstat(file.fileno()), "api-key-file")
             lines = file.read(MIB).splitlines()
     except OSError as error:
         raise ConfigError(f"api-key-file: {path}: {error.strerror}", param="api-key-file") from error
@@ -112,14 +141,3 @@ def read_keys(path: str | Path) -> tuple[str, ...]:
     if not keys:
         raise ConfigError(f"api-key-file: {path} holds no key; write one per line", param="api-key-file")
     return keys
-
-
-def _check_private(path: str | Path, found: os.stat_result) -> None:
-    """A group may read it where it is another user's: that is how secrets are handed to a container."""
-    mine = found.st_uid == os.geteuid()
-    if stat.S_ISREG(found.st_mode) and found.st_mode & (0o077 if mine else 0o007):
-        raise ConfigError(
-            f"api-key-file: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):03o}); type: chmod 600 "
-            f"{path}",
-            param="api-key-file",
-        )

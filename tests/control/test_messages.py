@@ -156,6 +156,8 @@ event = st.builds(
     logprobs=st.lists(logprob, max_size=2).map(tuple),
     prompt_logprobs=st.lists(st.none() | logprob, max_size=3).map(tuple),
     cached_tokens=st.integers(0, 2**31),
+    pooled=st.binary(max_size=16),
+    queued=st.floats(0, 1e6),
 )
 failure = st.builds(
     TokenEvent, st.just(7), st.just(()), st.just("error"), error=st.text(min_size=1, max_size=50)
@@ -166,7 +168,8 @@ failure = st.builds(
 @settings(max_examples=60, deadline=None)
 def test_any_step_of_events(events):
     value = Tokens(tuple(events))
-    assert messages.decode_from_attention(messages.encode_from_attention(value)) == value
+    there = messages.decode_from_attention(messages.encode_from_attention(value))
+    assert there == value and [e.queued for e in there.events] == [e.queued for e in events]
 
 
 counts = st.integers(1, 4).flatmap(
@@ -222,7 +225,10 @@ params = st.builds(
 )
 
 
-@given(st.integers(0, 2**64 - 1), st.lists(ids, max_size=30), params, st.lists(ids, max_size=30))
+pooled = st.just(SamplingParams(max_tokens=1, pooled=True))
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(ids, max_size=30), params | pooled, st.lists(ids, max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_any_request(number, prompt, sampling, generated):
     value = Submit(GenerationRequest(number, tuple(prompt), sampling, tuple(generated)))

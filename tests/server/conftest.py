@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import threading
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
@@ -225,7 +226,13 @@ class ScriptedBackend:
             logprobs=scores,
             prompt_logprobs=prompt,
             cached_tokens=2 if first else 0,
+            pooled=array("f", vector_of(request.prompt_ids)).tobytes() if params.pooled else b"",
         )
+
+
+def vector_of(ids: tuple[int, ...]) -> list[float]:
+    """What the scripted engine gives for a prompt."""
+    return [len(ids) / 3, -ids[-1] / 7, 1e-30]
 
 
 def _score(token_id: int, top: int) -> TokenLogprob:

@@ -1,5 +1,6 @@
 """Files and batches through the official client."""
 
+import asyncio
 import io
 import json
 import time
@@ -14,6 +15,7 @@ from afserve.errors import CapacityError, NotFoundError, RequestError
 from afserve.server.batches.files import FileStore
 from afserve.server.batches.multipart import fields_of
 from afserve.server.scheduling import BATCH_PRIORITY
+from afserve.server.state.database import Database
 
 LINE = b'{"custom_id":"a","url":"/v1/completions","body":{}}\n'
 
@@ -120,16 +122,28 @@ def test_unknown_ones(client):
         client.files.create(file=("x", b"x"), purpose="vision")
 
 
-def test_files_are_bounded():
-    clock = FakeClock()
-    store = FileStore(clock, most_bytes=10, seconds=5)
-    kept = store.put("a", "batch", b"x" * 8, 0)
-    with pytest.raises(CapacityError):
-        store.put("b", "batch", b"x" * 3, 0)
-    clock.advance(6)
-    assert store.put("b", "batch", b"x" * 3, 0)
-    with pytest.raises(NotFoundError):
-        store.get(kept.id)
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_are_bounded_and_their_owners(tmp_path, shared):
+    async def check():
+        clock, database = FakeClock(), Database(str(tmp_path) if shared else "")
+        store = FileStore(database, clock, most_bytes=10, seconds=5)
+        kept = await store.put("me", "a\ud800", "batch", b"x" * 8)
+        assert await store.content("me", kept.id) == b"x" * 8
+        assert await store.all("you") == []
+        for owner, file_id in (("you", kept.id), ("me", "\ud800")):
+            with pytest.raises(NotFoundError):
+                await store.get(owner, file_id)
+            with pytest.raises(NotFoundError):
+                await store.delete(owner, file_id)
+        with pytest.raises(CapacityError):
+            await store.put("me", "b", "batch", b"x" * 3)
+        clock.advance(6)
+        assert await store.put("me", "b", "batch", b"x" * 3)
+        with pytest.raises(NotFoundError):
+            await store.get("me", kept.id)
+        await database.close()
+
+    asyncio.run(check())
 
 
 @given(st.binary(max_size=200), st.text(max_size=60))

@@ -18,7 +18,10 @@ def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = list(text_string_to_metric_families(text))
     assert len({f.name for f in families}) == len(families)
     return {
-        (s.name, tuple(sorted((k, v) for k, v in s.labels.items() if k != "model_name"))): s.value
+        (
+            s.name,
+            tuple(sorted((k, v) for k, v in s.labels.items() if k not in ("model_name", "engine"))),
+        ): s.value
         for f in families
         for s in f.samples
     }
@@ -41,7 +44,12 @@ def test_over_http(http, server, nodes):
         assert seen[prefix + "time_to_first_token_seconds_count", ()] >= 1
         assert seen[prefix + "inter_token_latency_seconds_bucket", (("le", "0.002"),)] >= 0
         assert seen[prefix + "e2e_request_latency_seconds_count", ()] >= 1
+        for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prompt_tokens"):
+            assert seen[f"{prefix}request_{name}_count", ()] >= 1
+        assert seen[prefix + "cache_config_info", (("num_gpu_blocks", "100"),)] == 1
+        assert seen[prefix + "request_generation_tokens_sum", ()] >= 1
         assert seen[prefix + "request_success_total", (("finished_reason", "stop"),)] >= 1
+    assert 'vllm:num_requests_running{model_name="tiny",engine="0"} 2' in reply.text
     assert seen["afserve_expert_rows_total", (("expert", "0"), ("layer", "0"))] == 6
     assert seen["afserve_requests_moved_total", (("cause", "lost"),)] == 3
     assert seen["afserve_nodes_lost_total", (("cause", "silent"), ("role", "attention"))] == 2
@@ -61,16 +69,23 @@ def test_over_http(http, server, nodes):
 def test_times_of_a_request():
     clock = FakeClock()
     metrics = ServerMetrics(clock)
-    timer = metrics.timer(clock.now())
+    timer = metrics.timer(clock.now(), 12, 64)
     for seconds, tokens in ((0.03, 1), (0.0035, 1), (0.006, 4)):
         clock.advance(seconds)
-        timer.saw(TokenEvent(1, (5,) * tokens, cached_tokens=3))
+        timer.saw(TokenEvent(1, (5,) * tokens, cached_tokens=3, queued=0.01))
     timer.ended("stop")
     seen = {s.suffix + str(dict(s.labels).get("le", "")): s.value for s in metrics.inter_token.samples()}
     assert seen["_count"] == 5 and seen["_sum"] == pytest.approx(0.0095)
     assert seen["_bucket0.002"] == 4 and seen["_bucket0.004"] == 5
     assert metrics.first_token.count == 1 and metrics.cached_tokens.total() == 3
     assert metrics.generated_tokens.total() == 6
+
+    def total(histogram):
+        return next(s.value for s in histogram.samples() if s.suffix == "_sum")
+
+    assert total(metrics.queue) == 0.01 and total(metrics.prefill) == pytest.approx(0.02)
+    assert total(metrics.decode) == pytest.approx(0.0095)
+    assert (total(metrics.asked), total(metrics.answered), total(metrics.allowed)) == (12, 6, 64)
 
 
 def test_many_experts_are_drawn_per_layer_only(make_backend):

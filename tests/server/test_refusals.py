@@ -283,7 +283,7 @@ def test_keys(make_backend, run_server):
             200,
             200,
         ]
-        assert [status("/status", key) for key in (None, "one", "root")] == [401, 401, 200]
+        assert [status("/status", key) for key in (None, "one", "root")] == [401, 403, 200]
         assert [status(path, None) for path in ("/health", "/ready", "/")] == [200] * 3
         assert [status(path, None) for path in ("/version", "/metrics")] == [401, 401]
         assert [status(path, "one") for path in ("/version", "/metrics")] == [200, 200]

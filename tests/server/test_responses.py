@@ -1,5 +1,6 @@
 """The Responses API through the official client, and what is kept of its answers."""
 
+import asyncio
 import json
 
 import openai
@@ -8,7 +9,8 @@ from pydantic import BaseModel
 
 from afserve.clock import FakeClock
 from afserve.errors import NotFoundError
-from afserve.server.surfaces.response_store import ResponseStore
+from afserve.server.state.database import Database
+from afserve.server.surfaces.response_store import ResponseStore, Stored
 from tests.server.test_structured import nano  # noqa: F401 - a fixture
 from tests.server.test_tools import CALLS, roomy, server  # noqa: F401 - fixtures
 
@@ -141,17 +143,22 @@ def test_refused_by_name(client, server, param, given):  # noqa: F811
 
 
 def test_the_store_is_bounded():
-    clock = FakeClock()
-    store = ResponseStore(clock, most=2, most_bytes=100, seconds=10)
-    for name in "abc":
-        store.put(name, b"x" * 10, b"", b"")
-    assert len(store) == 2
-    with pytest.raises(NotFoundError):
-        store.get("a")
-    store.put("d", b"x" * 95, b"", b"")
-    assert len(store) == 1 and store.get("d")
-    clock.advance(11)
-    with pytest.raises(NotFoundError):
-        store.get("d")
-    store.put("e", b"x" * 101, b"", b"")
-    assert len(store) == 0
+    async def check():
+        clock, database = FakeClock(), Database()
+        store = ResponseStore(database, clock, most=2, most_bytes=100, seconds=10)
+        for name in "abc":
+            await store.put("me", name, Stored(b"x" * 10, b"", b""))
+        assert await store.count() == 2
+        for owner, name in (("me", "a"), ("you", "c"), ("me", "\ud800")):
+            with pytest.raises(NotFoundError):
+                await store.get(owner, name)
+        await store.put("me", "d", Stored(b"x" * 95, b"", b""))
+        assert await store.count() == 1 and await store.get("me", "d")
+        clock.advance(11)
+        with pytest.raises(NotFoundError):
+            await store.get("me", "d")
+        await store.put("me", "e", Stored(b"x" * 101, b"", b""))
+        assert await store.count() == 0
+        await database.close()
+
+    asyncio.run(check())

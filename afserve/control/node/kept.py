@@ -64,6 +64,7 @@ class Kept:
             logprobs=tuple(self.logprobs[max(0, skipped - self.bare) :]),
             prompt_logprobs=() if first is None else first.prompt_logprobs,
             cached_tokens=0 if first is None else first.cached_tokens,
+            queued=0.0 if first is None else first.queued,
         )
 
     @property

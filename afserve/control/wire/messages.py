@@ -343,7 +343,8 @@ def _put_tokens(value: Tokens, proto: Proto) -> None:
 
 
 def _has_extra(event: TokenEvent) -> bool:
-    return bool(event.finish_reason or event.logprobs or event.prompt_logprobs or event.cached_tokens)
+    scored = event.logprobs or event.prompt_logprobs
+    return bool(event.finish_reason or scored or event.cached_tokens or event.queued or event.pooled)
 
 
 def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
@@ -355,6 +356,7 @@ def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
         proto.stop_token_id = event.stop_token_id
     _put_logprobs(event.logprobs, proto.logprobs)
     _put_logprobs(event.prompt_logprobs, proto.prompt_logprobs)
+    proto.pooled, proto.queued = event.pooled, event.queued
 
 
 def _put_logprobs(values: Sequence[TokenLogprob | None], into: Proto) -> None:
@@ -390,6 +392,8 @@ def _take_event(request: int, run: tuple[int, ...], extra: Proto) -> TokenEvent:
         prompt_logprobs=tuple(_take_logprob(item) if item.known else None for item in extra.prompt_logprobs),
         cached_tokens=extra.cached_tokens,
         error=extra.error or None,
+        pooled=extra.pooled,
+        queued=extra.queued,
     )
 
 

@@ -2,74 +2,58 @@
 
 import asyncio
 import json
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, parse_object
 from afserve.server.scheduling import BATCH_PRIORITY
 
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # path and body -> status and body
+Tell = Callable[[int, int, bytes], Awaitable[None]]  # line, status and what its file says
+Line = tuple[int, bytes]
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 1 << 20
 TURN = 32  # lines between two turns of the event loop
 AT_ONCE = 16  # lines of one batch that are with the engine
+BUSY = (429, 503)  # what is asked again
+FIRST_PAUSE, LONGEST_PAUSE, TRIES = 0.5, 30.0, 100  # seconds, doubled from try to try: 50 minutes in all
 
 
-class Batch:
-    """`run` to its end; then `output` and `errors` are its answers, one JSON object per line."""
+async def run(endpoint: str, lines: Iterable[Line], ask: Ask, tell: Tell) -> None:
+    """Every line is answered and told, some at a time."""
+    waiting = iter(lines)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(_some(endpoint, waiting, ask, tell))
 
-    def __init__(self, endpoint: str, lines: list[bytes], about: dict[str, object]) -> None:
-        self.id = f"batch_{uuid.uuid4().hex}"
-        self.status = "in_progress"
-        self.output: list[bytes] = []
-        self.errors: list[bytes] = []
-        self.about = about
-        self.times: dict[str, int] = {"created_at": int(time.time()), "in_progress_at": int(time.time())}
-        self._endpoint = endpoint
-        self._lines = lines
 
-    def body(self) -> dict[str, object]:
-        counts = {
-            "total": len(self._lines),
-            "completed": len(self.output),
-            "failed": len(self.errors),
-        }
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": self._endpoint,
-            "errors": None,
-            "status": self.status,
-            "request_counts": counts,
-            **self.about,
-            **self.times,
-        }
-
-    async def run(self, ask: Ask) -> None:
-        waiting = iter(self._lines)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(AT_ONCE, len(self._lines))):
-                group.create_task(self._some(waiting, ask))
-
-    async def _some(self, waiting: Iterator[bytes], ask: Ask) -> None:
-        for line in waiting:
-            await self._one(line, ask)
-            await asyncio.sleep(0)
-
-    async def _one(self, line: bytes, ask: Ask) -> None:
-        custom_id, body = request_of(line, self._endpoint)
-        status, said = await ask(self._endpoint, body)
+async def _some(endpoint: str, waiting: Iterator[Line], ask: Ask, tell: Tell) -> None:
+    for number, line in waiting:
+        custom_id, body = request_of(line, endpoint)
+        status, said = await _patiently(ask, endpoint, body)
         about = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id}
         lead = json.dumps({**about, "error": None})[:-1]
         response = f',"response":{{"status_code":{status},"request_id":"{about["id"]}","body":'
-        into = self.output if status == 200 else self.errors
-        into.append((lead + response).encode() + said + b"}}")
+        await tell(number, status, (lead + response).encode() + said + b"}}")
 
-    def ended(self, status: str) -> None:
-        self.status = status
-        self.times[f"{status}_at"] = int(time.time())
+
+async def _patiently(ask: Ask, endpoint: str, body: bytes) -> tuple[int, bytes]:
+    """A server that is busy, or starts, or has lost a node, is asked again: a batch has time."""
+    pause = FIRST_PAUSE
+    for _ in range(TRIES):
+        status, said = await ask(endpoint, body)
+        if status not in BUSY:
+            break
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return status, said
+
+
+def numbered(data: bytes, done: frozenset[int]) -> list[Line]:
+    """The lines of a file that have no answer yet, by their place in it."""
+    lines = [line for line in data.splitlines() if line.strip()]
+    return [(number, line) for number, line in enumerate(lines) if number not in done]
 
 
 def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:

@@ -1,31 +1,33 @@
-"""Files that clients have sent or that batches have made: so many bytes, for so long. Values and a clock, no HTTP."""
+"""Files that clients have sent or that batches have made: so many bytes, for so long. Knows no HTTP."""
 
+import sqlite3
 import uuid
-from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 from afserve.clock import Clock
 from afserve.errors import CapacityError, NotFoundError, shown
+from afserve.server.state.database import Database
 
 PURPOSES = ("batch", "batch_output", "user_data", "assistants", "fine-tune", "evals")
+_ABOUT = "id, name, purpose, size, created"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """`created` in Unix seconds, `at` on the store's clock."""
+    """What is known of a file beside its bytes; `created` in Unix seconds."""
 
     id: str
     name: str
     purpose: str
-    data: bytes
+    size: int
     created: int
-    at: float
 
     def body(self) -> dict[str, object]:
         return {
             "id": self.id,
             "object": "file",
-            "bytes": len(self.data),
+            "bytes": self.size,
             "created_at": self.created,
             "filename": self.name,
             "purpose": self.purpose,
@@ -33,44 +35,80 @@ class StoredFile:
         }
 
 
+@dataclass(frozen=True, slots=True)
 class FileStore:
-    def __init__(self, clock: Clock, most_bytes: int, seconds: float) -> None:
-        self._clock = clock
-        self._most_bytes, self._seconds = most_bytes, seconds
-        self._files: OrderedDict[str, StoredFile] = OrderedDict()  # the oldest first
+    """Each file is its owner's: to everybody else it is not there. `clock` has Unix seconds."""
 
-    def put(self, name: str, purpose: str, data: bytes, created: int) -> StoredFile:
+    database: Database
+    clock: Clock
+    most_bytes: int
+    seconds: float
+
+    async def put(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
         """Raises CapacityError where there is no room: a file is never lost before its time."""
-        self._forget_old()
-        held = sum(len(file.data) for file in self._files.values())
-        if held + len(data) > self._most_bytes:
+        return await self.database.run(lambda db: self.write(db, owner, name, purpose, data))
+
+    def write(self, db: sqlite3.Connection, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
+        """`put` within a transaction."""
+        now = self.clock.now()
+        self._forget_old(db)
+        (held,) = db.execute("SELECT coalesce(sum(size), 0) FROM files").fetchone()
+        if held + len(data) > self.most_bytes:
             raise CapacityError(
-                f"files hold {held} bytes, at most {self._most_bytes} are kept; delete some with DELETE /v1/files/ID"
+                f"files hold {held} bytes, at most {self.most_bytes} are kept; delete some with DELETE /v1/files/ID"
             )
-        file = StoredFile(f"file-{uuid.uuid4().hex}", name, purpose, data, created, self._clock.now())
-        self._files[file.id] = file
+        file = StoredFile(f"file-{uuid.uuid4().hex}", name, purpose, len(data), int(now))
+        db.execute(
+            "INSERT INTO files(id, owner, name, purpose, created, ends, size, data) VALUES(?,?,?,?,?,?,?,?)",
+            (file.id, owner, _sound(name), purpose, file.created, now + self.seconds, file.size, data),
+        )
         return file
 
-    def get(self, file_id: str) -> StoredFile:
-        self._forget_old()
-        file = self._files.get(file_id)
-        if file is None:
+    async def get(self, owner: str, file_id: str) -> StoredFile:
+        return StoredFile(*await self.database.run(lambda db: self._row(db, owner, file_id, _ABOUT)))
+
+    async def content(self, owner: str, file_id: str) -> bytes:
+        return await self.database.run(lambda db: self.read(db, owner, file_id))
+
+    def read(self, db: sqlite3.Connection, owner: str, file_id: str) -> bytes:
+        """`content` within a transaction."""
+        (data,) = self._row(db, owner, file_id, "data")
+        assert isinstance(data, bytes)
+        return data
+
+    async def delete(self, owner: str, file_id: str) -> None:
+        def delete(db: sqlite3.Connection) -> None:
+            self._row(db, owner, file_id, "id")
+            db.execute("DELETE FROM files WHERE id=?", (file_id,))
+
+        await self.database.run(delete)
+
+    async def all(self, owner: str) -> list[StoredFile]:
+        """The newest first."""
+
+        def all_(db: sqlite3.Connection) -> list[StoredFile]:
+            self._forget_old(db)
+            rows = db.execute(f"SELECT {_ABOUT} FROM files WHERE owner=? ORDER BY seq DESC", (owner,))  # noqa: S608
+            return [StoredFile(*row) for row in rows]
+
+        return await self.database.run(all_)
+
+    def _row(self, db: sqlite3.Connection, owner: str, file_id: str, columns: str) -> tuple[Any, ...]:
+        """Raises NotFoundError."""
+        self._forget_old(db)
+        found = f"SELECT {columns} FROM files WHERE id=? AND owner=?"  # noqa: S608  columns are this file's own
+        row: tuple[Any, ...] | None = db.execute(found, (_sound(file_id), owner)).fetchone()
+        if row is None:
             raise NotFoundError(
-                f"file {shown(file_id)} is not kept here; files are kept for {self._seconds:g} s",
+                f"file {shown(file_id)} is not kept here; files are kept for {self.seconds:g} s",
                 param="file_id",
             )
-        return file
+        return row
 
-    def delete(self, file_id: str) -> None:
-        self.get(file_id)
-        del self._files[file_id]
+    def _forget_old(self, db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM files WHERE ends<?", (self.clock.now(),))
 
-    def all(self) -> list[StoredFile]:
-        """The newest first."""
-        self._forget_old()
-        return list(reversed(self._files.values()))
 
-    def _forget_old(self) -> None:
-        oldest = self._clock.now() - self._seconds
-        while self._files and next(iter(self._files.values())).at < oldest:
-            self._files.popitem(last=False)
+def _sound(text: str) -> str:
+    """SQLite takes no lone surrogates, which JSON may carry."""
+    return text.encode("utf-8", "replace").decode()

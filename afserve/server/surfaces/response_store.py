@@ -1,10 +1,11 @@
-"""Responses that were asked to be kept: so many of them, of so many bytes, for so long. Values and a clock, no HTTP."""
+"""Responses that were asked to be kept: so many of them, of so many bytes, for so long. Knows no HTTP."""
 
-from collections import OrderedDict
+import sqlite3
 from dataclasses import dataclass
 
 from afserve.clock import Clock
 from afserve.errors import NotFoundError, shown
+from afserve.server.state.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,49 +16,71 @@ class Stored:
     body: bytes
     items: bytes
     asked: bytes
-    at: float
 
     @property
     def size(self) -> int:
         return len(self.body) + len(self.items) + len(self.asked)
 
 
+@dataclass(frozen=True, slots=True)
 class ResponseStore:
-    def __init__(self, clock: Clock, most: int, most_bytes: int, seconds: float) -> None:
-        self._clock = clock
-        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
-        self._kept: OrderedDict[str, Stored] = OrderedDict()  # the oldest first
-        self._bytes = 0
+    """Each response is its owner's: to everybody else it is not there. `clock` has Unix seconds."""
 
-    def put(self, response_id: str, body: bytes, items: bytes, asked: bytes) -> None:
-        stored = Stored(body, items, asked, self._clock.now())
-        self._kept[response_id] = stored
-        self._bytes += stored.size
-        self._shrink()
+    database: Database
+    clock: Clock
+    most: int
+    most_bytes: int
+    seconds: float
 
-    def get(self, response_id: str) -> Stored:
+    async def put(self, owner: str, response_id: str, stored: Stored) -> None:
+        """The oldest make room for it; what alone is too large is not kept."""
+
+        def put(db: sqlite3.Connection) -> None:
+            ends = self.clock.now() + self.seconds
+            db.execute(
+                "INSERT INTO responses(id, owner, ends, size, body, items, asked) VALUES(?,?,?,?,?,?,?)",
+                (response_id, owner, ends, stored.size, stored.body, stored.items, stored.asked),
+            )
+            self._shrink(db)
+
+        await self.database.run(put)
+
+    async def get(self, owner: str, response_id: str) -> Stored:
         """Raises NotFoundError for one that is not here any more, or never was."""
-        self._shrink()
-        stored = self._kept.get(response_id)
-        if stored is None:
+        return await self.database.run(lambda db: self._row(db, owner, response_id))
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        def delete(db: sqlite3.Connection) -> None:
+            self._row(db, owner, response_id)
+            db.execute("DELETE FROM responses WHERE id=?", (response_id,))
+
+        await self.database.run(delete)
+
+    async def count(self) -> int:
+        def count(db: sqlite3.Connection) -> int:
+            self._shrink(db)
+            return int(db.execute("SELECT count(*) FROM responses").fetchone()[0])
+
+        return await self.database.run(count)
+
+    def _row(self, db: sqlite3.Connection, owner: str, response_id: str) -> Stored:
+        self._shrink(db)
+        sound = response_id.encode("utf-8", "replace").decode()
+        row = db.execute(
+            "SELECT body, items, asked FROM responses WHERE id=? AND owner=?", (sound, owner)
+        ).fetchone()
+        if row is None:
             raise NotFoundError(
-                f"response {shown(response_id)} is not kept here: it never was, it is older than {self._seconds:g} s, "
+                f"response {shown(response_id)} is not kept here: it never was, it is older than {self.seconds:g} s, "
                 "or it made room for others; send the whole input",
                 param="previous_response_id",
             )
-        return stored
+        return Stored(*row)
 
-    def delete(self, response_id: str) -> None:
-        self.get(response_id)
-        self._bytes -= self._kept.pop(response_id).size
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def _shrink(self) -> None:
-        oldest = self._clock.now() - self._seconds
-        while self._kept:
-            first = next(iter(self._kept.values()))
-            if len(self._kept) <= self._most and self._bytes <= self._most_bytes and first.at >= oldest:
+    def _shrink(self, db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM responses WHERE ends<?", (self.clock.now(),))
+        while True:
+            number, size = db.execute("SELECT count(*), coalesce(sum(size), 0) FROM responses").fetchone()
+            if number <= self.most and size <= self.most_bytes:
                 return
-            self._bytes -= self._kept.popitem(last=False)[1].size
+            db.execute("DELETE FROM responses WHERE seq=(SELECT min(seq) FROM responses)")

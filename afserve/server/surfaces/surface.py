@@ -1,5 +1,6 @@
 """What an API's answers have in common: pieces of one choice in, bytes of a stream or one body out."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.scheduling import within
 from afserve.server.settings import ServerSettings
 from afserve.server.wording import Usage
+
+Keep = Callable[[Usage], Awaitable[None]]
 
 
 class Surface(Protocol):
@@ -49,8 +52,11 @@ class SurfaceAnswer(Response):
         surface: Surface,
         stream: bool,
         limits: ServerSettings,
+        keep: Keep | None = None,
     ) -> None:
+        """`keep` is awaited before an answer's end is said, so that who has read it can refer to it."""
         super().__init__()
+        self._keep = keep
         self._generator, self._inflight, self._task = generator, inflight, task
         self._surface, self._stream, self._limits = surface, stream, limits
 
@@ -83,6 +89,8 @@ class SurfaceAnswer(Response):
                         f"the answer has more than {most} bytes, the limit of --max-answer-bytes; ask for a stream"
                     )
         self._surface.end(usage)
+        if self._keep is not None:
+            await self._keep(usage)
         return self._surface.body(usage)
 
     async def _send_stream(self, receive: Receive, writer: Writer) -> None:
@@ -113,4 +121,7 @@ class SurfaceAnswer(Response):
                 opening = b""
                 if data:
                     await writer.write(data)
-        await writer.end(surface.end(usage))
+        end = surface.end(usage)
+        if self._keep is not None:
+            await self._keep(usage)
+        await writer.end(end)

@@ -1,0 +1,77 @@
+"""`afserve keys`: make, list and revoke the API keys of a server; `server/access/key_file` does it."""
+
+from pathlib import Path
+
+import click
+
+from afserve.server.access.key_file import KeyLimits, KeyRole, add_key, read_key_file, revoke_key
+
+_FILE = click.option(
+    "--file",
+    "file",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The key file that `afserve up --api-keys` is given.",
+)
+
+
+@click.group()
+def keys() -> None:
+    """Keys by which clients are known to a server.
+
+    The file has their hashes, limits and names. A running server reads it again within a second of each change.
+    """
+
+
+@keys.command()
+@click.argument("name")
+@_FILE
+@click.option(
+    "--role",
+    type=click.Choice([str(role) for role in KeyRole]),
+    default=str(KeyRole.USER),
+    show_default=True,
+    help="What it opens: the API, everything, or /metrics alone.",
+)
+@click.option("--requests-per-minute", type=int, metavar="N", help="Requests that it may begin.")
+@click.option(
+    "--tokens-per-minute", type=int, metavar="N", help="Prompt and generated tokens that it may use."
+)
+@click.option("--concurrent", type=int, metavar="N", help="Requests that are answered at once.")
+@click.option("--priority", type=int, metavar="N", help="The lowest number, the earliest turn, that it gets.")
+def new(
+    name: str,
+    file: Path,
+    role: str,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    concurrent: int | None,
+    priority: int | None,
+) -> None:
+    """Make a key for NAME and print it. It is shown this once; the file has its hash."""
+    limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrent, priority)
+    click.echo(add_key(file, name, KeyRole(role), limits))
+
+
+@keys.command("list")
+@_FILE
+def list_(file: Path) -> None:
+    """The keys of a file, by name. No key can be shown again."""
+    rows = [("NAME", "ROLE", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "PRIORITY", "CREATED", "REVOKED")]
+    for key in read_key_file(file):
+        of = key.limits
+        numbers = (of.requests_per_minute, of.tokens_per_minute, of.concurrent, of.priority)
+        shown = ("-" if number is None else f"{number:,}" for number in numbers)
+        rows.append((key.name, key.role, *shown, key.created or "-", key.revoked or "-"))  # type: ignore[arg-type]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys.command()
+@click.argument("name")
+@_FILE
+def revoke(name: str, file: Path) -> None:
+    """Let the key of NAME open nothing any more. Answers that have begun are finished."""
+    revoke_key(file, name)
+    click.echo(f"{name}: revoked; running servers refuse it within a second")

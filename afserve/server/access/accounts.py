@@ -1,0 +1,136 @@
+"""Whose request it is and what it uses: one account per key at this gateway, told to the shared ledger.
+
+A key without limits costs nothing here. One with limits costs a transaction when a request begins and one when it
+ends; while requests run, their tokens are told every few seconds.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from starlette.types import Scope
+
+from afserve.clock import Clock, WallClock
+from afserve.errors import CapacityError
+from afserve.server.access.key_file import Key
+from afserve.server.access.keyring import Keyring
+from afserve.server.access.ledger import HELD_SECONDS, Ledger, Standing
+from afserve.server.scheduling import Scheduling
+from afserve.server.state.database import Database
+
+TELL_SECONDS = HELD_SECONDS / 3
+STATE = "account"  # of a request's scope
+log = logging.getLogger("afserve.server")
+
+
+@dataclass(slots=True)
+class Account:
+    """`owner` is whose files, batches and responses these are: the key's name, nothing where no key is asked for."""
+
+    owner: str = ""
+    key: Key | None = None
+    spent: int = 0
+    running: int = 0
+
+    def spend(self, tokens: int) -> None:
+        """Prompt tokens or generated ones."""
+        self.spent += tokens
+
+    def scheduled(self, asked: Scheduling) -> Scheduling:
+        """No earlier turn than the key's requests get."""
+        earliest = None if self.key is None else self.key.limits.priority
+        if earliest is None or asked.priority >= earliest:
+            return asked
+        return replace(asked, priority=earliest)
+
+
+def account_of(scope: Scope) -> Account:
+    """Of a request that has passed the gate."""
+    found = scope.get("state", {}).get(STATE)
+    return found if isinstance(found, Account) else Account()
+
+
+class Accounts:
+    def __init__(self, ring: Keyring, database: Database, clock: Clock | None = None) -> None:
+        self.ring, self._database = ring, database
+        self._clock = clock or WallClock()
+        self._holder = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._of: dict[str, Account] = {}
+        self._telling: asyncio.Task[None] | None = None
+
+    def of(self, key: Key | None) -> Account:
+        """The one account of a key here; its limits are those that the key has now."""
+        if key is None:
+            return Account()
+        account = self._of.setdefault(key.name, Account(key.name))
+        account.key = key
+        return account
+
+    def named(self, owner: str) -> Account:
+        """For a batch that goes on without its connection."""
+        key = self.ring.named(owner)
+        return self.of(key) if key is not None else Account(owner)
+
+    @asynccontextmanager
+    async def one_more(self, account: Account) -> AsyncIterator[Standing]:
+        """Around one request of a key that has limits. Raises RateLimitedError."""
+        key = account.key
+        if key is None or not key.limits.counted:
+            yield Standing()
+            return
+        standing = await self._enter(account, key)
+        try:
+            yield standing
+        finally:
+            account.running -= 1
+            await asyncio.shield(self._tell(account, key))
+
+    async def _enter(self, account: Account, key: Key) -> Standing:
+        """What runs here counts at once: two requests that come together are two."""
+        here, spent = account.running, account.spent
+        account.running += 1
+        account.spent = 0
+
+        def enter(db: sqlite3.Connection) -> Standing:
+            return Ledger(db, self._holder, self._clock.now()).enter(key, here, spent)
+
+        try:
+            standing = await self._database.run(enter)
+        except BaseException:
+            account.running -= 1
+            account.spent += spent
+            raise
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._keep_telling())
+        return standing
+
+    async def _tell(self, account: Account, key: Key) -> None:
+        spent, here = account.spent, account.running
+        account.spent = 0
+
+        def book(db: sqlite3.Connection) -> None:
+            Ledger(db, self._holder, self._clock.now()).book(key, here, spent)
+
+        try:
+            await self._database.run(book)
+        except CapacityError as error:
+            account.spent += spent
+            log.warning("what key %s has used is told later: %s", key.name, error.message)
+
+    async def _keep_telling(self) -> None:
+        """While anything runs, so that others count it and see its tokens."""
+        while busy := [account for account in self._of.values() if account.running]:
+            await asyncio.sleep(TELL_SECONDS)
+            for account in busy:
+                if account.key is not None and account.key.limits.counted:
+                    await self._tell(account, account.key)
+
+    async def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)

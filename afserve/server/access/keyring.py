@@ -1,0 +1,83 @@
+"""Which keys open what, now: those of the settings, and those of a file that is read again when it has changed."""
+
+import hmac
+import logging
+import os
+from collections.abc import Iterable, Mapping
+
+from afserve.clock import Clock, MonotonicClock
+from afserve.errors import ConfigError
+from afserve.server.access.key_file import Key, KeyRole, digest_of, read_key_file
+
+LOOK_SECONDS = 1.0  # between two looks at the file: so late does a revocation reach a gateway
+log = logging.getLogger("afserve.server")
+Stamp = tuple[int, int, int]
+
+
+class Keyring:
+    """`find` is cheap enough for every request: one hash, and one look at the file's date per second."""
+
+    def __init__(
+        self,
+        users: Iterable[str] = (),
+        admins: Iterable[str] = (),
+        path: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        """`users` and `admins` are keys in plain text, without names and limits. Raises ConfigError on a wrong file."""
+        self._path, self._clock = path, clock or MonotonicClock()
+        roles = dict.fromkeys(users, KeyRole.USER) | dict.fromkeys(admins, KeyRole.ADMIN)
+        self._plain = tuple(_plain(secret, role) for secret, role in roles.items())
+        self._looked, self._stamp = self._clock.now(), _stamp(path)
+        self._by_digest: Mapping[str, Key] = {}
+        self._take(read_key_file(path) if path else ())
+
+    def _take(self, keys: tuple[Key, ...]) -> None:
+        valid = [key for key in (*self._plain, *keys) if not key.revoked]
+        self._by_digest = {key.digest: key for key in valid}
+        roles = {key.role for key in valid}
+        self.has_users = bool(self._path) or KeyRole.USER in roles
+        self.has_admins, self.has_scrapers = KeyRole.ADMIN in roles, KeyRole.SCRAPE in roles
+
+    def find(self, secret: str) -> Key | None:
+        """The key that a client sent. Nobody can choose a digest, so how long it takes to look one up tells nothing of
+        the keys that there are."""
+        self.look()
+        digest = digest_of(secret)
+        key = self._by_digest.get(digest)
+        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+
+    def named(self, name: str) -> Key | None:
+        """For work that goes on without a connection, such as a batch; revoked ones are not found."""
+        self.look()
+        return next((key for key in self._by_digest.values() if key.name == name), None)
+
+    def look(self) -> None:
+        """Read the file again if it has changed. One that cannot be used changes nothing, and is logged once."""
+        now = self._clock.now()
+        if not self._path or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked, stamp = now, _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._take(read_key_file(self._path))
+        except ConfigError as error:
+            log.error("%s; the keys that were read before stay in force", error.message)
+        else:
+            log.warning("api-keys: read again, %d keys are in force", len(self._by_digest))
+
+
+def _plain(secret: str, role: KeyRole) -> Key:
+    digest = digest_of(secret)
+    return Key(f"{role}-{digest[:8]}", digest, role)
+
+
+def _stamp(path: str) -> Stamp | None:
+    """What changes with the file; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,227 @@
+"""Batches as the gateways of a host share them: who has which, how far it is, and what was answered. Knows no HTTP.
+
+A gateway holds a batch for a while and says so again while it works. What nobody holds, another gateway, or the next
+life of this one, goes on with: an answer that is there already is not asked for again.
+"""
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afserve.clock import Clock
+from afserve.errors import CapacityError, NotFoundError, shown
+from afserve.server.batches.files import FileStore
+from afserve.server.state.database import Database
+
+MAX_BATCHES = 256
+HELD_SECONDS = 30.0
+RUNS, CANCELLING = "in_progress", "cancelling"
+_COLUMNS = "id, owner, endpoint, file, status, total, about, times"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """`about` and `times` are what a client is told beside the counts."""
+
+    id: str
+    owner: str
+    endpoint: str
+    file: str
+    status: str
+    total: int
+    about: Mapping[str, object]
+    times: Mapping[str, int]
+    completed: int
+    failed: int
+
+    def body(self) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": None,
+            "status": self.status,
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "input_file_id": self.file,
+            **self.about,
+            **self.times,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTable:
+    """`holder` names this gateway's process; `clock` has Unix seconds."""
+
+    database: Database
+    files: FileStore
+    clock: Clock
+    holder: str
+
+    async def create(
+        self, owner: str, endpoint: str, file: str, total: int, about: Mapping[str, object]
+    ) -> BatchRow:
+        """A batch that this gateway holds. Raises CapacityError where all that are kept run."""
+
+        def create(db: sqlite3.Connection) -> BatchRow:
+            self._make_room(db)
+            now, batch_id = self.clock.now(), f"batch_{uuid.uuid4().hex}"
+            times = json.dumps({"created_at": int(now), "in_progress_at": int(now)})
+            db.execute(
+                "INSERT INTO batches(id, owner, endpoint, file, status, total, about, times, holder, held_until) "
+                "VALUES(?,?,?,?,?,?,?,?,?,?)",
+                (batch_id, owner, endpoint, file, RUNS, total, json.dumps(about), times, *self._held(now)),
+            )
+            return _row(db, owner, batch_id)
+
+        return await self.database.run(create)
+
+    async def get(self, owner: str, batch_id: str) -> BatchRow:
+        """Raises NotFoundError."""
+        return await self.database.run(lambda db: _row(db, owner, batch_id))
+
+    async def all(self, owner: str) -> list[BatchRow]:
+        """The newest first."""
+
+        def all_(db: sqlite3.Connection) -> list[BatchRow]:
+            rows = db.execute("SELECT id FROM batches WHERE owner=? ORDER BY seq DESC", (owner,)).fetchall()
+            return [_row(db, owner, batch_id) for (batch_id,) in rows]
+
+        return await self.database.run(all_)
+
+    async def cancel(self, owner: str, batch_id: str) -> BatchRow:
+        """Whoever holds it ends it; what is answered by then is kept."""
+
+        def cancel(db: sqlite3.Connection) -> BatchRow:
+            _row(db, owner, batch_id)
+            db.execute("UPDATE batches SET status=? WHERE id=? AND status=?", (CANCELLING, batch_id, RUNS))
+            return _row(db, owner, batch_id)
+
+        return await self.database.run(cancel)
+
+    # ---- for who works on it
+
+    async def take(self) -> list[BatchRow]:
+        """Those that nobody holds are held by this gateway from now on."""
+
+        def take(db: sqlite3.Connection) -> list[BatchRow]:
+            now = self.clock.now()
+            rows = db.execute(
+                "SELECT id, owner FROM batches WHERE status IN (?,?) AND held_until<?",
+                (RUNS, CANCELLING, now),
+            ).fetchall()
+            for batch_id, _ in rows:
+                db.execute(
+                    "UPDATE batches SET holder=?, held_until=? WHERE id=?", (*self._held(now), batch_id)
+                )
+            return [_row(db, owner, batch_id) for batch_id, owner in rows]
+
+        return await self.database.run(take)
+
+    async def hold(self, batch_id: str) -> bool:
+        """Go on holding it; false where it is to be ended, or another gateway's by now."""
+
+        def hold(db: sqlite3.Connection) -> bool:
+            held = db.execute(
+                "UPDATE batches SET held_until=? WHERE id=? AND holder=? AND status=?",
+                (self.clock.now() + HELD_SECONDS, batch_id, self.holder, RUNS),
+            )
+            return held.rowcount == 1
+
+        return await self.database.run(hold)
+
+    async def release(self, batch_id: str) -> None:
+        """Another gateway, or the next life of this one, may go on with it at once."""
+
+        def release(db: sqlite3.Connection) -> None:
+            db.execute("UPDATE batches SET held_until=0 WHERE id=? AND holder=?", (batch_id, self.holder))
+
+        await self.database.run(release)
+
+    async def input(self, batch: BatchRow) -> tuple[bytes, frozenset[int]]:
+        """Its file, and the numbers of lines that have an answer. Raises NotFoundError where the file has gone."""
+
+        def read(db: sqlite3.Connection) -> tuple[bytes, frozenset[int]]:
+            done = db.execute("SELECT line FROM answers WHERE batch=?", (batch.id,))
+            return self.files.read(db, batch.owner, batch.file), frozenset(line for (line,) in done)
+
+        return await self.database.run(read)
+
+    async def answered(self, batch_id: str, line: int, said: bytes, *, fine: bool) -> None:
+        """The first answer of a line counts: a gateway that was stopped for a while may come with another."""
+
+        def answered(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR IGNORE INTO answers VALUES(?,?,?,?)", (batch_id, line, fine, said))
+
+        await self.database.run(answered)
+
+    async def end(self, batch_id: str, status: str) -> str:
+        """Its answers become files. What had no room in the store is told, else nothing."""
+
+        def end(db: sqlite3.Connection) -> str:
+            found = db.execute(
+                "SELECT owner, about, times FROM batches WHERE id=? AND holder=? AND status IN (?,?)",
+                (batch_id, self.holder, RUNS, CANCELLING),
+            ).fetchone()
+            if found is None:
+                return ""
+            owner, about, times = found[0], json.loads(found[1]), json.loads(found[2])
+            lost = self._files(db, batch_id, owner, about)
+            db.execute(
+                "UPDATE answers SET said=x'' WHERE batch=?", (batch_id,)
+            )  # the files have them; counts stay
+            times[f"{status}_at"] = int(self.clock.now())
+            db.execute(
+                "UPDATE batches SET status=?, about=?, times=? WHERE id=?",
+                (status, json.dumps(about), json.dumps(times), batch_id),
+            )
+            return lost
+
+        return await self.database.run(end)
+
+    def _files(self, db: sqlite3.Connection, batch_id: str, owner: str, about: dict[str, object]) -> str:
+        for fine, key in ((1, "output_file_id"), (0, "error_file_id")):
+            rows = db.execute(
+                "SELECT said FROM answers WHERE batch=? AND fine=? ORDER BY line", (batch_id, fine)
+            ).fetchall()
+            if not rows:
+                continue
+            name = f"{batch_id}_{key.partition('_')[0]}.jsonl"
+            data = b"".join(said + b"\n" for (said,) in rows)
+            try:
+                about[key] = self.files.write(db, owner, name, "batch_output", data).id
+            except CapacityError as error:
+                return f"{name}: {error.message}"
+        return ""
+
+    def _held(self, now: float) -> tuple[str, float]:
+        return self.holder, now + HELD_SECONDS
+
+    def _make_room(self, db: sqlite3.Connection) -> None:
+        """The oldest that has ended goes."""
+        (kept,) = db.execute("SELECT count(*) FROM batches").fetchone()
+        if kept < MAX_BATCHES:
+            return
+        ended = db.execute(
+            "SELECT id FROM batches WHERE status NOT IN (?,?) ORDER BY seq LIMIT 1", (RUNS, CANCELLING)
+        ).fetchone()
+        if ended is None:
+            raise CapacityError(
+                f"{MAX_BATCHES} batches are running, the most that are taken; try again later"
+            )
+        db.execute("DELETE FROM batches WHERE id=?", ended)
+        db.execute("DELETE FROM answers WHERE batch=?", ended)
+
+
+def _row(db: sqlite3.Connection, owner: str, batch_id: str) -> BatchRow:
+    sound = batch_id.encode("utf-8", "replace").decode()
+    found = f"SELECT {_COLUMNS} FROM batches WHERE id=? AND owner=?"  # noqa: S608  columns are this file's own
+    row = db.execute(found, (sound, owner)).fetchone()
+    if row is None:
+        raise NotFoundError(f"batch {shown(batch_id)} is not kept here", param="batch_id")
+    counts = dict(
+        db.execute("SELECT fine, count(*) FROM answers WHERE batch=? GROUP BY fine", (sound,)).fetchall()
+    )
+    *plain, about, times = row
+    return BatchRow(*plain, json.loads(about), json.loads(times), counts.get(1, 0), counts.get(0, 0))  # type: ignore[call-arg]

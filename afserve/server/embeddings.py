@@ -1,0 +1,104 @@
+"""POST /v1/embeddings: each input's pooled hidden state, computed as a prompt is, by the same engine."""
+
+import asyncio
+import base64
+import json
+import uuid
+from array import array
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from afserve.errors import AfserveError, ProtocolError
+from afserve.server.access.accounts import account_of
+from afserve.server.answer import Writer
+from afserve.server.body import until_gone
+from afserve.server.choice import raise_failure
+from afserve.server.generation import Task
+from afserve.server.prepare import Kind
+from afserve.server.prepared import Prepared
+from afserve.server.scheduling import within
+from afserve.server.service import Service
+
+
+class Embeddings:
+    """The endpoint, as an ASGI application."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
+            arrived = service.metrics.clock.now()
+            service.check()
+            asked = await service.text.prepare(Kind.EMBEDDING, body.data)
+            body.release()
+            assert isinstance(asked, Prepared)
+            account = account_of(scope)
+            scheduling = account.scheduled(asked.scheduling)
+            task = Task(
+                uuid.uuid4().hex, asked.prompts, asked.params, arrived, scheduling=scheduling, account=account
+            )
+            vectors = await until_gone(receive, self._vectors(task))
+            await self._send(send, _body(service.backend.model.name, task, vectors, asked.facts))
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        writer = Writer(send, self._service.settings.write_deadline)
+        try:
+            size = str(len(data)).encode()
+            await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
+            await writer.write(data, more=False)
+        finally:
+            writer.close()
+
+    async def _vectors(self, task: Task) -> list[bytes]:
+        """In the order of the inputs. The first failure ends all."""
+        self._service.metrics.prompt_tokens.add(task.prompt_tokens)
+        task.account.spend(task.prompt_tokens)
+        async with within(task.scheduling.deadline):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    ones = [group.create_task(self._one(task, number)) for number in range(task.choices)]
+            except* AfserveError as failed:
+                raise failed.exceptions[0] from None
+        return [one.result() for one in ones]
+
+    async def _one(self, task: Task, number: int) -> bytes:
+        metrics, reason = self._service.metrics, "abort"
+        began = task.arrived
+        try:
+            async with aclosing(self._service.backend.generate(task.request(number))) as events:
+                async for event in events:
+                    raise_failure(event)
+                    metrics.cached_tokens.add(event.cached_tokens)
+                    if event.pooled:
+                        reason = "pooled"
+                        return event.pooled
+            raise ProtocolError(f"{task.request_id}-{number}: the engine ended it without a vector")
+        finally:
+            metrics.finished.add(1, reason)
+            metrics.request.observe(metrics.clock.now() - began)
+
+
+def _body(model: str, task: Task, vectors: list[bytes], facts: object) -> bytes:
+    assert isinstance(facts, dict)
+    drawn = _in_base64 if facts["base64"] else _in_numbers
+    data = ",".join(
+        f'{{"object":"embedding","index":{index},"embedding":{drawn(vector)}}}'
+        for index, vector in enumerate(vectors)
+    )
+    usage = {"prompt_tokens": task.prompt_tokens, "total_tokens": task.prompt_tokens}
+    tail = f'"model":{json.dumps(model)},"usage":{json.dumps(usage)}'
+    return f'{{"object":"list","data":[{data}],{tail}}}'.encode()
+
+
+def _in_base64(vector: bytes) -> str:
+    """Little-endian float32, as OpenAI's clients decode it."""
+    return f'"{base64.b64encode(vector).decode()}"'
+
+
+def _in_numbers(vector: bytes) -> str:
+    """Nine digits give every float32 back."""
+    return f"[{','.join(f'{number:.9g}' for number in array('f', vector))}]"

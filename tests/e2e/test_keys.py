@@ -1,0 +1,59 @@
+"""Keys and a state directory with real processes: two gateways share them, a restart keeps them, and nothing listens
+where it was not asked to."""
+
+import io
+import json
+import time
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
+
+pytestmark = pytest.mark.process
+
+
+def test_gateways_share_keys_and_state_over_lives(up, tmp_path):
+    keys, state = tmp_path / "keys", tmp_path / "state"
+    secret = add_key(keys, "alice", KeyRole.USER, KeyLimits(requests_per_minute=8))
+    flags = ("--experts", "1", "--api-keys", str(keys), "--state-dir", str(state))
+    server = up(*flags, "--gateways", "2")
+    listening = {
+        one.laddr.ip.removeprefix("::ffff:")
+        for process in server.family()
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+    since = time.monotonic()
+    ask = {"prompt": "def", "max_tokens": 1}
+    bearer = {"authorization": f"Bearer {secret}"}
+    assert httpx.post(f"{server.url}/v1/completions", json=ask).status_code == 401
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=secret, max_retries=0) as api:
+        line = {
+            "custom_id": "a",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {**ask, "max_tokens": 4},
+        }
+        lines = "\n".join(json.dumps({**line, "custom_id": f"r{i}"}) for i in range(6))
+        file = api.files.create(file=("asked.jsonl", io.BytesIO(lines.encode())), purpose="batch").id
+        batch = api.batches.create(input_file_id=file, endpoint="/v1/completions", completion_window="24h").id
+    # a connection of its own each: the kernel spreads them over both gateways
+    answered = 0
+    while (reply := httpx.post(f"{server.url}/v1/completions", json=ask, headers=bearer)).status_code == 200:
+        answered += 1
+        assert answered <= 7 + (time.monotonic() - since) * 8 / 60, "each gateway counts by itself"
+    assert reply.status_code == 429 and reply.headers["retry-after"]
+    assert server.stop()[0] == 0
+    server = up(*flags)
+    assert str(state) in server.printed()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=secret, max_retries=0) as api:
+        until = time.monotonic() + 60
+        while api.batches.retrieve(batch).status != "completed":
+            assert time.monotonic() < until, api.batches.retrieve(batch)
+            time.sleep(0.1)
+        assert api.batches.retrieve(batch).request_counts.completed == 6
+    assert server.stop()[0] == 0

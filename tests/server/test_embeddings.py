@@ -1,0 +1,71 @@
+"""/v1/embeddings through the official client, and what it refuses."""
+
+import base64
+from array import array
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import vector_of
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_inputs_of_every_kind(client, server):
+    ids = server.backend.tokenizer.encode("hello")
+    for given, wanted in (
+        ("hello", [ids]),
+        (["hello", "x"], [ids, server.backend.tokenizer.encode("x")]),
+        ([5, 6, 7], [[5, 6, 7]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ):
+        answer = client.embeddings.create(model="tiny", input=given)  # the client asks for base64
+        assert [one.index for one in answer.data] == list(range(len(wanted)))
+        for one, prompt in zip(answer.data, wanted, strict=True):
+            assert one.embedding == pytest.approx(vector_of(tuple(prompt)))
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, wanted))
+        assert answer.model == "tiny" and answer.object == "list"
+
+
+def test_both_formats_say_the_same(http, server):
+    said = {}
+    for form in ("float", "base64"):
+        reply = http.post("/v1/embeddings", json={"input": [5, 6, 9], "encoding_format": form}).json()
+        said[form] = reply["data"][0]["embedding"]
+    assert array("f", base64.b64decode(said["base64"])) == array("f", said["float"])
+    request = server.backend.requests[-1]
+    assert request.params.pooled and request.params.max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({}, "input"), ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [[5], "x", 7]}, "input[2]"),
+     ({"input": [9999]}, "input"), ({"input": "x", "dimensions": 8}, "dimensions"),
+     ({"input": "x", "encoding_format": "int8"}, "encoding_format"), ({"input": "x", "model": "y"}, "model"),
+     ({"input": "x", "stream": True}, "stream"),
+     ({"input": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+     ({"input": ["x"] * 257}, "input"), ({"input": [5] * 256}, "input"), ({"input": "x", "resume": 9}, "resume")],
+)  # fmt: skip
+def test_refused_by_name(http, fields, param):
+    reply = http.post("/v1/embeddings", json=fields)
+    assert reply.status_code in (400, 404) and reply.json()["error"]["param"] == param, reply.text
+
+
+def test_a_failure_ends_it(http, server):
+    from afserve.errors import UnavailableError
+
+    server.backend.error = UnavailableError("no node", retry_after=3)
+    reply = http.post("/v1/embeddings", json={"input": ["a", "b"]})
+    assert reply.status_code == 503 and reply.headers["retry-after"] == "3"
+
+
+def test_a_client_that_leaves(server):
+    server.backend.hold_at = 0
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a", "b"]}, timeout=1)
+    assert server.backend.ended.wait(60)

@@ -1,0 +1,226 @@
+"""Keys of a file: what each opens, how much of it, and that a revoked one opens nothing, without a restart."""
+
+import threading
+import time
+
+import httpx
+import pytest
+
+from afserve.cli.main import run as command
+from afserve.clock import FakeClock
+from afserve.errors import ConfigError
+from afserve.launch.http import settings_for
+from afserve.server.access.key_file import (
+    KeyLimits,
+    KeyRole,
+    add_key,
+    digest_of,
+    read_key_file,
+    revoke_key,
+)
+from afserve.server.access.keyring import LOOK_SECONDS, Keyring
+from afserve.server.access.rates import Bucket
+from afserve.server.settings import Listening, ServerSettings
+
+ASK = {"prompt": "x", "max_tokens": 2}
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "keys.toml"
+
+
+def bearer(secret):
+    return {"authorization": f"Bearer {secret}"}
+
+
+def ask(server, secret, **fields):
+    return httpx.post(
+        f"{server.url}/v1/completions", json={**ASK, **fields}, headers=bearer(secret), timeout=60
+    )
+
+
+# ---- the file
+
+
+def test_a_key_is_in_no_file(file):
+    secret = add_key(file, "alice", KeyRole.USER, KeyLimits(concurrent=2))
+    assert secret.startswith("afs_") and len(secret) > 40
+    assert secret not in file.read_text() and file.stat().st_mode & 0o777 == 0o600
+    (key,) = read_key_file(file)
+    assert (key.name, key.digest, key.limits) == ("alice", digest_of(secret), KeyLimits(concurrent=2))
+    with pytest.raises(ConfigError, match="take another name"):
+        add_key(file, "alice", KeyRole.USER, KeyLimits())
+    with pytest.raises(ConfigError, match="has no key 'bob'"):
+        revoke_key(file, "bob")
+    assert not list(file.parent.glob(".keys*"))
+
+
+def test_a_file_is_refused_by_table_and_field(file):
+    good = f'[a]\nsha256 = "{"0" * 64}"\n'
+    for text, said in (
+        ("x", "is not TOML"),
+        ('a = "b"', "'a': is not a table"),
+        ('["a b"]\nsha256 = ""', "'a b': is not a table"),
+        ("[a]\nsha256 = 3", "sha256: 3 is not a text"),
+        ('[a]\nsha256 = "ab"', "is not 64 digits"),
+        (good + 'role = "king"', "role: 'king' is none of user, admin, scrape"),
+        (good + "requests = 3", "requests: is none of"),
+        (good + "concurrent = 0", r"\[a\] concurrent: 0 is not"),
+        (good + "tokens_per_minute = true", "tokens_per_minute: True is not"),
+        (good + good.replace("[a]", "[b]"), "b and a have the same hash"),
+    ):
+        file.write_text(text)
+        file.chmod(0o600)
+        with pytest.raises(ConfigError, match=said):
+            read_key_file(file)
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_key_file(file)
+
+
+def test_the_commands(file, capsys):
+    limits = ("--requests-per-minute", "60", "--priority", "5")
+    assert command(["keys", "new", "alice", "--file", str(file), *limits]) == 0
+    secret = capsys.readouterr().out.strip()
+    assert command(["keys", "list", "--file", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "alice" in shown and "60" in shown and secret not in shown and digest_of(secret) not in shown
+    assert command(["keys", "revoke", "alice", "--file", str(file)]) == 0
+    assert read_key_file(file)[0].revoked
+    assert command(["keys", "new", "a/b", "--file", str(file)]) == 2
+
+
+def test_a_file_is_read_again_at_most_once_a_second(file, caplog):
+    clock, secret = FakeClock(), add_key(file, "alice", KeyRole.USER, KeyLimits())
+    ring = Keyring(path=str(file), clock=clock)
+    revoke_key(file, "alice")
+    assert ring.find(secret) is not None, "not looked at yet"
+    clock.advance(LOOK_SECONDS)
+    assert ring.find(secret) is None
+    other = add_key(file, "bob", KeyRole.USER, KeyLimits())
+    good = file.read_text()
+    file.write_text("[broken")
+    clock.advance(LOOK_SECONDS)
+    assert ring.find(other) is None and "stay in force" in caplog.text
+    file.write_text(good)
+    clock.advance(LOOK_SECONDS)
+    assert ring.find(other) is not None and ring.named("bob") is not None and ring.named("alice") is None
+
+
+def test_who_may_listen_where(file):
+    add_key(file, "alice", KeyRole.USER, KeyLimits())
+    settings = settings_for(Listening(host="0.0.0.0", insecure_http=True, api_keys=file), ServerSettings())
+    assert settings.keys_file == str(file)
+    assert settings_for(Listening(host="0.0.0.0", insecure_http=True), ServerSettings())
+    with pytest.raises(ConfigError, match="plain text"):
+        settings_for(Listening(host="0.0.0.0", api_keys=file), ServerSettings())
+    with pytest.raises(ConfigError, match="afserve keys new"):
+        settings_for(Listening(host="0.0.0.0", ssl_certfile=file), ServerSettings())
+
+
+# ---- what a key opens
+
+
+def test_roles(make_backend, run_server, file):
+    user = add_key(file, "u", KeyRole.USER, KeyLimits())
+    admin = add_key(file, "a", KeyRole.ADMIN, KeyLimits())
+    with run_server(make_backend(), keys_file=str(file)) as server, httpx.Client(base_url=server.url) as http:
+
+        def status(path, secret):
+            return http.get(path, headers=bearer(secret) if secret else {}).status_code
+
+        for path, wanted in (
+            ("/v1/models", (401, 401, 200, 200)),
+            ("/metrics", (401, 401, 200, 200)),
+            ("/status", (401, 401, 403, 200)),
+            ("/admin/placement", (401, 401, 403, 200)),
+            ("/health", (200, 200, 200, 200)),
+        ):
+            assert tuple(status(path, key) for key in (None, "afs_none", user, admin)) == wanted, path
+        refused = http.get("/status", headers=bearer(user)).json()["error"]
+        assert refused["type"] == "permission_error" and "this key is one for user" in refused["message"]
+        scrape = add_key(file, "s", KeyRole.SCRAPE, KeyLimits())
+        until = time.monotonic() + 60
+        while status("/metrics", scrape) != 200:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert [status("/metrics", key) for key in (user, admin)] == [403, 200], "it has a key of its own now"
+        assert [status(path, scrape) for path in ("/v1/models", "/status")] == [403, 403]
+
+
+def test_every_route_needs_a_key(make_backend, run_server, file):
+    add_key(file, "u", KeyRole.USER, KeyLimits())
+    with run_server(make_backend(), keys_file=str(file)) as server, httpx.Client(base_url=server.url) as http:
+        for route in server.app.routes:
+            path = route.path.replace("{", "").replace("}", "").replace(":path", "")
+            for method in route.methods - {"HEAD"}:
+                status = http.request(method, path).status_code
+                open_ = path in ("/health", "/ready", "/")
+                assert (status == 200) if open_ else (status == 401), (method, path, status)
+
+
+# ---- how much of it
+
+
+def test_a_bucket():
+    bucket = Bucket.full(60, 100.0).less(60)
+    assert bucket.remaining == 0 and bucket.seconds_until(1) == 1.0
+    assert bucket.filled(110.0).remaining == 10 and bucket.filled(9e9).remaining == 60
+    assert bucket.filled(50.0).level == 0.0, "a clock that was set back"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_requests_per_minute(make_backend, run_server, file, tmp_path, shared):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits(requests_per_minute=2))
+    other = add_key(file, "v", KeyRole.USER, KeyLimits())
+    state = {"state_dir": str(tmp_path)} if shared else {}
+    with (
+        run_server(make_backend(), keys_file=str(file), **state) as one,
+        run_server(make_backend(), keys_file=str(file), **state) as two,
+    ):
+        replies = [ask(one, secret), ask(two if shared else one, secret), ask(one, secret)]
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert replies[0].headers["x-ratelimit-limit-requests"] == "2"
+        assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies] == ["1", "0", "0"]
+        refused = replies[2]
+        assert 1 <= int(refused.headers["retry-after"]) <= 31
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert "requests_per_minute" in refused.json()["error"]["message"]
+        assert (
+            ask(one, other).status_code == 200 and "x-ratelimit-limit-requests" not in ask(one, other).headers
+        )
+        assert ask(two, secret).status_code == (429 if shared else 200)
+
+
+def test_tokens_per_minute(make_backend, run_server, file):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits(tokens_per_minute=6))
+    with run_server(make_backend(eos=False), keys_file=str(file)) as server:
+        first = ask(server, secret, max_tokens=200)  # known once they were used: it may go over
+        assert first.status_code == 200
+        used = first.json()["usage"]["total_tokens"]
+        second = ask(server, secret)
+        assert second.status_code == 429 and second.headers["x-ratelimit-remaining-tokens"] == "0"
+        assert int(second.headers["retry-after"]) > 60 * (used - 6) / 6 - 60
+
+
+def test_concurrent_requests(make_backend, run_server, file):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits(concurrent=1))
+    with run_server(make_backend(hold_at=1), keys_file=str(file)) as server:
+        said = []
+        running = threading.Thread(target=lambda: said.append(ask(server, secret).status_code))
+        running.start()
+        assert server.backend.holding.wait(60)
+        refused = ask(server, secret)
+        assert refused.status_code == 429 and "concurrent" in refused.json()["error"]["message"]
+        server.backend.release.set()
+        running.join()
+        assert said == [200] and ask(server, secret).status_code == 200
+
+
+def test_the_earliest_turn(make_backend, run_server, file):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits(priority=10))
+    with run_server(make_backend(), keys_file=str(file)) as server:
+        for asked in ({}, {"priority": -5}, {"priority": 20}):
+            assert ask(server, secret, **asked).status_code == 200
+        assert [request.priority for request in server.backend.requests] == [10, 10, 20]
