@@ -46,6 +46,11 @@ def settings_for(asked: Listening, limits: ServerSettings, *, elsewhere: bool = 
             "--access-log: with --gateways several processes write it; give a file: --access-log FILE",
             param="access_log",
         )
+    if limits.otlp_endpoint and not limits.otlp_endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--otlp-endpoint {limits.otlp_endpoint}: is no URL of HTTP, such as http://127.0.0.1:4318",
+            param="otlp_endpoint",
+        )
     if limits.log_prompts and not limits.access_log:
         raise ConfigError("--log-prompts: is for the lines of --access-log; give both", param="log_prompts")
     if asked.ssl_keyfile and not asked.ssl_certfile:

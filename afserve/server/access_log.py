@@ -24,6 +24,15 @@ def request_id_of(given: str | None) -> str:
     return given if given is not None and _SOUND_ID.fullmatch(given) else secrets.token_hex(16)
 
 
+def route_of(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", "none"))
+
+
+def named(scope: Scope) -> str:
+    """A request as a span is called."""
+    return f"{scope['method']} {route_of(scope)}"
+
+
 @dataclass(slots=True)
 class Seen:
     """What is known of one request when it ends."""
@@ -54,10 +63,14 @@ class Seen:
 
         return received
 
+    def attributes(self, request_id: str) -> dict[str, str | int]:
+        """Of its span."""
+        return {"http.response.status_code": self.status, "afserve.request_id": request_id}
+
     def write(self, scope: Scope, owner: str) -> None:
         if not log.isEnabledFor(logging.INFO) or not log.handlers:
             return
-        route = getattr(scope.get("route"), "path", "none")
+        route = route_of(scope)
         seconds = self.clock.now() - self.began
         client = scope.get("client")
         fields: dict[str, object] = {

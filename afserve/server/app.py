@@ -23,6 +23,7 @@ from afserve.server.info import Info
 from afserve.server.live.feed import Feed
 from afserve.server.live.page import PREFIX, Page
 from afserve.server.observe import ServerMetrics
+from afserve.server.openapi.document import described
 from afserve.server.prepare import Kind, Preparer, TextModel
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.requests import Again, Requests
@@ -30,6 +31,7 @@ from afserve.server.resumables import Resumables
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import Spans
 from afserve.server.state.database import Database
 from afserve.server.surfaces.endpoints import Responses, Spoken, message, ollama_chat, ollama_generate
 from afserve.server.text_pool import TextPool
@@ -56,9 +58,11 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         resumables=Resumables(backend, tokenizer, settings, metrics),
         database=database,
         accounts=accounts,
+        spans=Spans(settings.otlp_endpoint or ""),
     )
+    routes = _routes(service)
     app = Starlette(
-        routes=_routes(service),
+        routes=[*routes, described(routes)],
         middleware=[
             *_cors(settings),
             Middleware(
@@ -67,6 +71,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
                 metrics=metrics,
                 connections=service.connections,
                 accounts=accounts,
+                spans=service.spans,
             ),
         ],
         exception_handlers={

@@ -20,6 +20,7 @@ from afserve.server.generation import Task
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared, from_bytes, to_bytes
 from afserve.server.replies import Reply
+from afserve.server.spans import NOWHERE, Span
 from afserve.server.wording import Header
 from afserve.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ class Asked:
     def choices(self) -> int:
         return len(self.prepared.prompts) * self.prepared.params.n
 
-    def task(self, arrived: float, account: Account | None = None) -> Task:
+    def task(self, arrived: float, account: Account | None = None, span: Span = NOWHERE) -> Task:
         asked = self.prepared
         return Task(
             self.id,
@@ -74,6 +75,7 @@ class Asked:
             asked.skip_special_tokens,
             asked.scheduling,
             account or Account(),
+            span,
         )
 
     def reply(self, tokenizer: Tokenizer, model: str) -> Reply:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import time
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
@@ -13,12 +14,14 @@ from afserve.server.access.accounts import STATE, Accounts
 from afserve.server.access.door import Door, ForbiddenError
 from afserve.server.access.key_file import Key
 from afserve.server.access.ledger import RateLimitedError
-from afserve.server.access_log import REQUEST_ID, Seen, request_id_of
+from afserve.server.access_log import REQUEST_ID, Seen, named, request_id_of
 from afserve.server.body import ClientGone
 from afserve.server.connections import CONNECTION, Connections
 from afserve.server.observe import ServerMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import STATE as SPAN
+from afserve.server.spans import Spans
 
 log = logging.getLogger("afserve.server")
 FILES_PATH = "/v1/files"  # a form; who may send it is told by its Origin
@@ -62,10 +65,12 @@ class Gate:
         metrics: ServerMetrics,
         connections: Connections,
         accounts: Accounts,
+        spans: Spans,
     ) -> None:
         self._app = app
         self._connections = connections
         self._accounts = accounts
+        self._spans = spans
         self._door = Door(accounts.ring, open_metrics=settings.open_metrics)
         self._log_prompts = settings.log_prompts
         self._max_header_bytes = settings.max_header_bytes
@@ -80,6 +85,8 @@ class Gate:
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state[REQUEST_ID] = request_id = request_id_of(headers.get("x-request-id"))
+        span = state[SPAN] = self._spans.begin(headers.get("traceparent"))
+        began = time.time()
         seen = Seen(self._metrics.clock, self._metrics.clock.now(), self._log_prompts)
         limits: dict[str, str] = {}
 
@@ -117,6 +124,7 @@ class Gate:
                 log.info("cancelled, the client: %s", gone.reason, extra={REQUEST_ID: request_id})
             finally:
                 seen.write(scope, account.owner)
+                span.end(named(scope), began, seen.attributes(request_id), failed=seen.status >= 500)
 
     def _check(self, scope: Scope, headers: Headers) -> Key | None:
         self._check_size(scope)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from afserve.server.access.accounts import Account, account_of
+from afserve.server.access.accounts import account_of
 from afserve.server.answer import Answer, Source
 from afserve.server.asked import Asked, owner_of
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.requests import answer_of
 from afserve.server.service import Service
+from afserve.server.spans import span_of
 
 
 class Generate:
@@ -35,7 +36,7 @@ class Generate:
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
-                await self._answer(asked, arrived, account)(scope, receive, send)
+                await self._answer(asked, arrived, scope)(scope, receive, send)
                 return
             one = service.resumables.open(asked, arrived, account)
             service.metrics.prompt_tokens.add(one.task.prompt_tokens)
@@ -43,9 +44,9 @@ class Generate:
             with service.resumables.reading(one):
                 await answer_of(service, one, prepared.stream)(scope, receive, send)
 
-    def _answer(self, asked: Asked, arrived: float, account: Account) -> Answer:
+    def _answer(self, asked: Asked, arrived: float, scope: Scope) -> Answer:
         """Of a request that ends with its connection."""
-        service, task = self._service, asked.task(arrived, account)
+        service, task = self._service, asked.task(arrived, account_of(scope), span_of(scope))
         reply = asked.reply(service.tokenizer, service.backend.model.name)
         source = Source(lambda: service.generator.run(task), deadline=task.scheduling.deadline)
         return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

@@ -17,6 +17,7 @@ from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
 from afserve.server.scheduling import Scheduling
+from afserve.server.spans import NOWHERE, Span
 from afserve.tokenizer import Tokenizer
 
 Numbered = tuple[int, Piece]
@@ -41,6 +42,7 @@ class Task:
     skip_special_tokens: bool = True
     scheduling: Scheduling = field(default_factory=Scheduling)
     account: Account = field(default_factory=Account)
+    span: Span = NOWHERE
 
     @property
     def prompt_tokens(self) -> int:
@@ -109,6 +111,8 @@ class Generator:
             raise
         finally:
             timer.ended(reason)
+            if task.span is not NOWHERE:
+                task.span.sequence(timer.phases(), timer.attributes(reason))
 
 
 async def _merge(sequences: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:

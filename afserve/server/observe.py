@@ -98,6 +98,7 @@ class RequestTimer:
         self._metrics = metrics
         self._start = start
         self._first = 0.0
+        self._queued = 0.0
         self._last: float | None = None
         self._tokens = 0
 
@@ -108,6 +109,7 @@ class RequestTimer:
         metrics, now = self._metrics, self._metrics.clock.now()
         if self._last is None:
             metrics.first_token.observe(now - self._start)
+            self._queued = min(event.queued, now - self._start)
             metrics.queue.observe(event.queued)
             metrics.prefill.observe(max(0.0, now - self._start - event.queued))
             metrics.cached_tokens.add(event.cached_tokens)
@@ -116,6 +118,18 @@ class RequestTimer:
             metrics.inter_token.observe((now - self._last) / tokens, tokens)
         metrics.generated_tokens.add(tokens)
         self._last, self._tokens = now, self._tokens + tokens
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each, once it has ended; without a token all of it was queue."""
+        now = self._metrics.clock.now()
+        if self._last is None:
+            return {"queue": now - self._start}
+        first = self._first - self._start
+        return {"queue": self._queued, "prefill": first - self._queued, "decode": now - self._first}
+
+    def attributes(self, reason: str) -> dict[str, str | int]:
+        """Of its spans."""
+        return {"gen_ai.usage.output_tokens": self._tokens, "gen_ai.response.finish_reasons": reason}
 
     def ended(self, reason: str) -> None:
         metrics = self._metrics

@@ -86,6 +86,7 @@ async def serve(
         sock.close()
         await service.text.close()
         await service.accounts.close()
+        await service.spans.close()
         await service.database.close()
 
 

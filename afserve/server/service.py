@@ -13,6 +13,7 @@ from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.observe import ServerMetrics
 from afserve.server.resumables import Resumables
 from afserve.server.settings import ServerSettings
+from afserve.server.spans import Spans
 from afserve.server.state.database import Database
 from afserve.server.text_pool import TextPool
 from afserve.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ class Service:
     resumables: Resumables
     database: Database
     accounts: Accounts
+    spans: Spans
     at_start: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 

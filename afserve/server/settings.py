@@ -107,6 +107,11 @@ class ServerSettings:
         False, "Lines of --access-log show the beginning of each body, prompts included."
     )
     log_format: str = setting("text", "How log lines look.", FORMATS)
+    otlp_endpoint: str | None = setting(
+        None,
+        "Send spans of requests to this OpenTelemetry collector (OTLP over HTTP).",
+        metavar="URL",
+    )
     open_metrics: bool = setting(False, "/metrics needs no key where there is one.")
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ def commands() -> list[tuple[str, list[str]]]:
         for block in re.findall(r"^```(?:sh)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
             for line in re.sub(r"\\\n", " ", block).splitlines():
                 words = re.search(
-                    r"(?:^|\s|bin/)afserve ((?:up|plan|place|simulate|bench|node|host|certs|chat|complete)\b.*)",
+                    r"(?:^|\s|bin/)afserve ((?:up|plan|place|simulate|bench|node|host|certs|keys|chat|complete)\b.*)",
                     line,
                 )
                 if words and not line.lstrip().startswith("error:"):

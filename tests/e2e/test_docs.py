@@ -28,6 +28,7 @@ PAGES = {
     "change-a-running-deployment": ["attention-1 serves", "attention-0 has gone", "expert-0 serves"],
     "survive-losses": ["the same tokens", "expert-1 returned", "spare slots", "all nodes serve"],
     "ask-for-formats-and-tools": ['"finish_reason":"stop"', '"object":"response"'],
+    "share-a-server": ["REQUESTS/MIN", "401", '"object":"embedding"', "invalid_api_key", '"key": "alice"'],
     "kubernetes": ["kustomization.yaml", "controller.yaml"],
     "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],

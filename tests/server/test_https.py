@@ -106,18 +106,23 @@ def shown(port: int, folder: Path) -> bytes:
         return found
 
 
-def test_plain_http_beyond_this_machine_has_to_be_asked_for(folder):
-    limits = ServerSettings()
+def test_plain_http_beyond_this_machine_has_to_be_asked_for(folder, tmp_path):
+    limits, keys = ServerSettings(), tmp_path / "keys"
+    keys.write_text("a-key\n")
+    keys.chmod(0o600)
     for asked in (
         Listening(),
         Listening(host="0.0.0.0", insecure_http=True),
-        Listening(host="0.0.0.0", ssl_certfile=folder / "node.pem"),
+        Listening(host="0.0.0.0", ssl_certfile=folder / "node.pem", api_key_file=keys),
+        Listening(host="0.0.0.0", ssl_certfile=folder / "node.pem", insecure_http=True),
     ):
         settings_for(asked, limits)
     with pytest.raises(
         ConfigError, match=r"--host 0.0.0.0: other machines .* --ssl-certfile, or --insecure-http"
     ):
         settings_for(Listening(host="0.0.0.0"), limits)
+    with pytest.raises(ConfigError, match="--api-keys FILE, or --insecure-http"):
+        settings_for(Listening(host="0.0.0.0", ssl_certfile=folder / "node.pem"), limits)
     with pytest.raises(ConfigError, match="--ssl-keyfile: is the key of --ssl-certfile"):
         settings_for(Listening(ssl_keyfile=folder / "node.pem"), limits)
     with pytest.raises(ConfigError, match="cannot be used with the key"):

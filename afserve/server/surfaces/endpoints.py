@@ -11,13 +11,14 @@ from starlette.types import Receive, Scope, Send
 
 from afserve.clock import WallClock
 from afserve.errors import CapacityError
-from afserve.server.access.accounts import Account, account_of
+from afserve.server.access.accounts import account_of
 from afserve.server.body import Body
 from afserve.server.generation import Task
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
+from afserve.server.spans import span_of
 from afserve.server.surfaces.anthropic_events import MessageSurface
 from afserve.server.surfaces.ollama_lines import OllamaSurface
 from afserve.server.surfaces.response_events import ResponseSurface
@@ -43,15 +44,15 @@ class Spoken:
             account = account_of(scope)
             asked = await self._prepare(body, account.owner)
             body.release()
-            await self._answer(asked, arrived, account)(scope, receive, send)
+            await self._answer(asked, arrived, scope)(scope, receive, send)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared:
         asked = await self._service.text.prepare(self._kind, body.data)
         assert isinstance(asked, Prepared)
         return asked
 
-    def _answer(self, asked: Prepared, arrived: float, account: Account) -> SurfaceAnswer:
-        service = self._service
+    def _answer(self, asked: Prepared, arrived: float, scope: Scope) -> SurfaceAnswer:
+        service, account = self._service, account_of(scope)
         task = Task(
             uuid.uuid4().hex,
             asked.prompts,
@@ -60,6 +61,7 @@ class Spoken:
             asked.skip_special_tokens,
             account.scheduled(asked.scheduling),
             account,
+            span_of(scope),
         )
         surface = self._make(asked, service)
         return SurfaceAnswer(

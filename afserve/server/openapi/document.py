@@ -1,0 +1,148 @@
+"""`/openapi.json`: every route of the application, what it takes and answers. A test compares them."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from afserve import __version__
+from afserve.server.access.door import ADMIN_PREFIXES, OPEN_PATHS
+from afserve.server.openapi.bodies import SCHEMAS, Schema, ref
+
+JSON, TEXT, BYTES, FORM = "application/json", "text/plain", "application/octet-stream", "multipart/form-data"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`takes` and `gives` name schemas. `streams` is the media type of a stream that may come instead."""
+
+    summary: str
+    takes: str = ""
+    gives: str = "Any"
+    media: str = JSON
+    streams: str = ""
+    form: str = JSON
+    status: int = 200
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/"): Operation("The live page.", gives="Text", media="text/html"),
+    ("POST", "/v1/completions"): Operation(
+        "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
+    ),
+    ("POST", "/v1/chat/completions"): Operation("Answer a chat.", "ChatRequest", "Chat", streams=EVENTS),
+    ("POST", "/v1/embeddings"): Operation("Vectors of texts.", "EmbeddingRequest", "Embeddings"),
+    ("POST", "/v1/responses"): Operation(
+        "Answer, and keep the answer.", "ResponseRequest", "Response", streams=EVENTS
+    ),
+    ("GET", "/v1/responses/{response_id}"): Operation("A kept response.", gives="Response"),
+    ("DELETE", "/v1/responses/{response_id}"): Operation("Forget a response.", gives="Deleted"),
+    ("GET", "/v1/responses/{response_id}/input_items"): Operation("What a response was asked."),
+    ("POST", "/v1/files"): Operation("Keep a file.", "FileForm", "File", form=FORM),
+    ("GET", "/v1/files"): Operation("Files that are kept.", gives="Files"),
+    ("GET", "/v1/files/{file_id}"): Operation("About a file.", gives="File"),
+    ("DELETE", "/v1/files/{file_id}"): Operation("Forget a file.", gives="Deleted"),
+    ("GET", "/v1/files/{file_id}/content"): Operation("A file.", gives="Text", media=BYTES),
+    ("POST", "/v1/batches"): Operation("Answer the lines of a file.", "BatchRequest", "Batch"),
+    ("GET", "/v1/batches"): Operation("Batches.", gives="Batches"),
+    ("GET", "/v1/batches/{batch_id}"): Operation("About a batch.", gives="Batch"),
+    ("POST", "/v1/batches/{batch_id}/cancel"): Operation("End a batch.", gives="Batch"),
+    ("POST", "/v1/messages"): Operation("Anthropic's chat.", "MessageRequest", streams=EVENTS),
+    ("POST", "/v1/messages/count_tokens"): Operation("Tokens of Anthropic's chat.", "MessageRequest"),
+    ("POST", "/api/chat"): Operation("Ollama's chat.", "OllamaChatRequest", streams=LINES),
+    ("POST", "/api/generate"): Operation("Ollama's completion.", "OllamaRequest", streams=LINES),
+    ("GET", "/api/tags"): Operation("The model in Ollama's words."),
+    ("GET", "/api/version"): Operation("The version in Ollama's words."),
+    ("GET", "/v1/requests/{id}"): Operation("About a request that may be resumed."),
+    ("DELETE", "/v1/requests/{id}"): Operation("End a request that may be resumed."),
+    ("GET", "/v1/requests/{id}/events"): Operation("Go on with its stream.", gives="Stream", media=EVENTS),
+    ("GET", "/v1/requests/{id}/answer"): Operation("Its whole answer."),
+    ("GET", "/v1/models"): Operation("The model.", gives="Models"),
+    ("GET", "/v1/models/{name}"): Operation("About the model.", gives="Model"),
+    ("POST", "/tokenize"): Operation("Tokens of a text or chat.", "TokenizeRequest", "Tokens"),
+    ("POST", "/detokenize"): Operation("Text of tokens.", "DetokenizeRequest", "Prompt"),
+    ("GET", "/health"): Operation("Whether this gateway answers."),
+    ("GET", "/ready"): Operation("Whether requests are taken."),
+    ("GET", "/load"): Operation("Requests that are being answered."),
+    ("GET", "/version"): Operation("The version."),
+    ("GET", "/metrics"): Operation("For Prometheus.", gives="Text", media=TEXT),
+    ("GET", "/openapi.json"): Operation("This document."),
+    ("GET", "/status"): Operation("The nodes."),
+    ("GET", "/admin/placement"): Operation("The placement in force."),
+    ("POST", "/admin/placement"): Operation("Go to another placement.", "Any", status=202),
+    ("POST", "/admin/scale"): Operation("Other numbers of nodes.", "Scale", status=202),
+    ("POST", "/admin/drain"): Operation("Let a node go.", "Node", status=202),
+    ("POST", "/admin/restart"): Operation("New processes for nodes.", "Node", status=202),
+    ("POST", "/admin/role"): Operation("Another role for a node.", "Node", status=202),
+    ("POST", "/admin/down"): Operation("End the run.", "Any", status=202),
+    ("POST", "/admin/fault"): Operation("Break a node on purpose.", "Node", status=202),
+    ("POST", "/admin/routing/start"): Operation("Record routing counts."),
+    ("POST", "/admin/routing/stop"): Operation("End the recording and get it.", gives="Text", media=BYTES),
+    ("GET", "/admin/routing/dump"): Operation("What was recorded so far.", gives="Text", media=BYTES),
+}
+
+
+def described(routes: Sequence[Route]) -> Route:
+    """The route of the document, which has all of them and itself."""
+
+    async def answer(request: Request) -> Response:
+        return Response(text, media_type=JSON)
+
+    own = Route("/openapi.json", answer, methods=["GET"])
+    text = json.dumps(document([*routes, own]))
+    return own
+
+
+def document(routes: Iterable[Route]) -> dict[str, object]:
+    """OpenAPI 3.1. A route that has no row above is left out, and a test says so."""
+    paths: dict[str, dict[str, object]] = {}
+    for route in routes:
+        path = path_of(route)
+        for method in route.methods or ():
+            operation = OPERATIONS.get((method, path))
+            if operation is not None:
+                paths.setdefault(path, {})[method.lower()] = _operation(path, operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "afserve", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": dict(SCHEMAS),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def path_of(route: Route) -> str:
+    """As OpenAPI spells it: without the kind of a placeholder."""
+    return re.sub(r":\w+\}", "}", route.path)
+
+
+def _operation(path: str, operation: Operation) -> dict[str, object]:
+    answers: dict[str, object] = {operation.media: {"schema": ref(operation.gives)}}
+    if operation.streams:
+        answers[operation.streams] = {"schema": ref("Stream")}
+    said: dict[str, object] = {
+        "summary": operation.summary,
+        "tags": ["admin" if path.startswith(ADMIN_PREFIXES) else "api"],
+        "security": [] if path in OPEN_PATHS else [{"key": []}, {}],
+        "responses": {
+            str(operation.status): {"description": operation.summary, "content": answers},
+            "default": {"description": "Refused, and why.", "content": {JSON: {"schema": ref("Error")}}},
+        },
+    }
+    names = re.findall(r"\{(\w+)\}", path)
+    if names:
+        text: Schema = {"type": "string", "minLength": 1}
+        said["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": text} for name in names
+        ]
+    if operation.takes:
+        content = {operation.form: {"schema": ref(operation.takes)}}
+        said["requestBody"] = {"required": True, "content": content}
+    return said

@@ -1,0 +1,160 @@
+"""Spans of requests for OpenTelemetry: OTLP over HTTP, as JSON, in batches, never in a request's way.
+
+A request is one span, below the caller's own where it sends `traceparent` (W3C Trace Context). Each sequence of a
+completion or chat has `queue`, `prefill` and `decode` below it, by what its attention node and its tokens told. No span
+has a prompt.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+from starlette.types import Scope
+
+from afserve import __version__
+
+Attributes = Mapping[str, str | int | float]
+STATE = "span"  # of a request's scope
+SEND_SECONDS = 2.0
+MOST_HELD = 8192  # spans; what comes while so many wait is dropped, and counted
+MOST_SENT = 512  # at once
+_PATIENCE = 10.0  # seconds for a collector to answer
+_PARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_SERVER, _INTERNAL = 2, 1  # kinds of spans
+_FAILED = 2  # a status code
+log = logging.getLogger("afserve.server")
+
+
+class Spans:
+    """Collects and sends. Without an endpoint it does nothing. Its task begins with the first span."""
+
+    def __init__(self, endpoint: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.on = bool(endpoint)
+        self.dropped = 0
+        self._url = endpoint.rstrip("/") + "/v1/traces"
+        self._transport = transport
+        self._held: deque[dict[str, object]] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._said = False
+
+    def begin(self, traceparent: str | None) -> "Span":
+        """Of a request. One that the caller does not sample is not recorded."""
+        if not self.on:
+            return NOWHERE
+        found = _PARENT.fullmatch(traceparent or "")
+        if found is None or set(found[1]) == {"0"} or set(found[2]) == {"0"}:
+            return Span(self, secrets.token_hex(16), secrets.token_hex(8), "")
+        if not int(found[3], 16) & 1:
+            return NOWHERE
+        return Span(self, found[1], secrets.token_hex(8), found[2])
+
+    def put(self, span: dict[str, object]) -> None:
+        if len(self._held) >= MOST_HELD:
+            self.dropped += 1
+            return
+        self._held.append(span)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all())
+
+    async def close(self) -> None:
+        """What is held is sent, if the collector answers soon."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+        if self._held:
+            await self._send()
+
+    async def _send_all(self) -> None:
+        while self._held:
+            await asyncio.sleep(SEND_SECONDS)
+            await self._send()
+
+    async def _send(self) -> None:
+        async with httpx.AsyncClient(transport=self._transport, timeout=_PATIENCE, trust_env=False) as client:
+            while self._held:
+                some = [self._held.popleft() for _ in range(min(MOST_SENT, len(self._held)))]
+                try:
+                    reply = await client.post(self._url, json=_document(some))
+                    reply.raise_for_status()
+                except httpx.HTTPError as error:
+                    self._lost(len(some), error)
+                    return
+
+    def _lost(self, count: int, error: httpx.HTTPError) -> None:
+        self.dropped += count
+        if not self._said:
+            log.warning("spans cannot be sent (%s); this is said once", type(error).__name__)
+        self._said = True
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request. Times are Unix seconds."""
+
+    spans: Spans | None
+    trace_id: str
+    id: str
+    parent: str
+
+    def end(self, name: str, began: float, attributes: Attributes, *, failed: bool) -> None:
+        if self.spans is None:
+            return
+        span = self._span(self.id, self.parent, name, began, time.time(), attributes)
+        span["kind"] = _SERVER
+        if failed:
+            span["status"] = {"code": _FAILED}
+        self.spans.put(span)
+
+    def sequence(self, phases: Mapping[str, float], attributes: Attributes) -> None:
+        """Seconds of each phase, in their order; the last one ends now."""
+        if self.spans is None:
+            return
+        at = time.time() - sum(phases.values())
+        for name, seconds in phases.items():
+            own = self._span(secrets.token_hex(8), self.id, name, at, at + seconds, attributes)
+            self.spans.put({**own, "kind": _INTERNAL})
+            at += seconds
+
+    def _span(
+        self, own: str, parent: str, name: str, began: float, ended: float, attributes: Attributes
+    ) -> dict[str, object]:
+        span: dict[str, object] = {
+            "traceId": self.trace_id,
+            "spanId": own,
+            "name": name,
+            "startTimeUnixNano": str(int(began * 1e9)),
+            "endTimeUnixNano": str(int(ended * 1e9)),
+            "attributes": [_attribute(key, value) for key, value in attributes.items()],
+        }
+        return {**span, "parentSpanId": parent} if parent else span
+
+
+NOWHERE = Span(None, "", "", "")
+
+
+def span_of(scope: Scope) -> Span:
+    """Of a request that has passed the gate."""
+    found = scope.get("state", {}).get(STATE)
+    return found if isinstance(found, Span) else NOWHERE
+
+
+def _attribute(key: str, value: str | int | float) -> dict[str, object]:
+    if isinstance(value, str):
+        return {"key": key, "value": {"stringValue": value}}
+    if isinstance(value, int):
+        return {"key": key, "value": {"intValue": str(value)}}
+    return {"key": key, "value": {"doubleValue": value}}
+
+
+def _document(spans: list[dict[str, object]]) -> dict[str, object]:
+    resource = {
+        "attributes": [_attribute("service.name", "afserve"), _attribute("service.version", __version__)]
+    }
+    scope = {"name": "afserve.gateway"}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]}

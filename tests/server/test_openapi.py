@@ -1,0 +1,51 @@
+"""/openapi.json says what there is, its limits are the server's, and no request that it allows gives a server error."""
+
+import json
+
+import pytest
+
+from afserve.server.openapi.document import OPERATIONS, path_of
+
+
+def test_every_route_is_described(server, http):
+    described = http.get("/openapi.json").json()
+    routes = {(method, path_of(r)) for r in server.app.routes for method in r.methods - {"HEAD"}}
+    assert {(m.upper(), path) for path, found in described["paths"].items() for m in found} == routes
+    assert OPERATIONS.keys() == routes, "a row for each route, and none for what is no route"
+
+
+def test_every_reference_leads_somewhere(http):
+    described = http.get("/openapi.json").json()
+    names = set(described["components"]["schemas"])
+    text = json.dumps(described)
+    used = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert used <= names and len(names) > 25
+    completion = described["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert completion["logprobs"]["maximum"] == 20 and completion["n"]["maximum"] == 128
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+def test_what_it_allows_gives_no_server_error(make_backend, run_server):
+    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
+    from hypothesis import HealthCheck, given, settings
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+
+    checks = [not_a_server_error, content_type_conformance, response_schema_conformance]
+    with run_server(make_backend()) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        asked = 0
+        for result in schema.exclude(path="/admin/down").get_all_operations():
+            operation = result.ok()
+
+            @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(case=operation.as_strategy())
+            def ask(case):
+                nonlocal asked
+                asked += 1
+                case.call_and_validate(base_url=server.url, checks=checks, timeout=60)
+
+            ask()
+        assert asked > 500
