@@ -82,6 +82,15 @@ class Histogram:
         self._sum += value * times
 
     @property
+    def bounds(self) -> tuple[float, ...]:
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """By bucket, one more than there are bounds."""
+        return tuple(self._counts)
+
+    @property
     def count(self) -> int:
         return sum(self._counts)
 
@@ -93,6 +102,19 @@ class Histogram:
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             below += count
             yield Sample(below, (("le", _number(bound)),), "_bucket")
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
+    """Of observations that were counted by bucket, interpolated inside one; the last bound where it lies beyond.
+
+    Example: bounds 0.1 and 0.2 with counts 2, 2, 0 have a median of 0.1. Zero where nothing was counted.
+    """
+    wanted, below = share * sum(counts), 0
+    for low, high, count in zip((0.0, *bounds), bounds, counts, strict=False):
+        if count and below + count >= wanted:
+            return low + (high - low) * max(0.0, wanted - below) / count
+        below += count
+    return bounds[-1] if below < sum(counts) else 0.0
 
 
 def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, float]]) -> MetricFamily:

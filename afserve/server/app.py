@@ -20,7 +20,8 @@ from afserve.server.generate import Generate
 from afserve.server.generation import Generator
 from afserve.server.inflight import Inflight
 from afserve.server.info import Info
-from afserve.server.live import Live
+from afserve.server.live.feed import Feed
+from afserve.server.live.page import PREFIX, Page
 from afserve.server.observe import ServerMetrics
 from afserve.server.openapi.document import described
 from afserve.server.prepare import Kind, Preparer, TextModel
@@ -124,9 +125,12 @@ def _routes(service: Service) -> list[Route]:
         },
     )
     service.at_start.append(batches.start)
-    service.at_end.append(batches.close)
+    page, feed = Page(), Feed(service)
+    service.at_end.extend((batches.close, feed.close))
     return [
-        Route("/", Live().page, methods=["GET"]),
+        Route("/", page.page, methods=["GET"]),
+        Route(f"{PREFIX}{{name:path}}", page.file, methods=["GET"]),
+        Route("/live", feed.events, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),

@@ -1,6 +1,5 @@
 """The endpoints that make no text: models, tokens, health, version, metrics, the cluster's state."""
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -11,6 +10,7 @@ from afserve.errors import NotFoundError, shown
 from afserve.server.prepare import Kind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
+from afserve.server.status import model_object, status_object
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,14 +30,7 @@ class Info:
         return json_response(self._model())
 
     def _model(self) -> dict[str, object]:
-        model = self._service.backend.model
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "afserve",
-            "max_model_len": model.max_model_len,
-        }
+        return model_object(self._service.backend.model)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._text(request, Kind.TOKENIZE)
@@ -88,30 +81,4 @@ class Info:
         return PlainTextResponse(text, headers={"content-type": METRICS_TYPE})
 
     async def status(self, request: Request) -> Response:
-        """The model and the cluster as the controller sees them, for `afserve status` and `afserve top`."""
-        backend = self._service.backend
-        view = await backend.view()
-        return json_response(
-            {
-                "model": self._model(),
-                "ready": backend.ready() and not self._service.inflight.draining,
-                "version": __version__,
-                "epoch": view.epoch,
-                "picked": dict(view.picked),
-                "balance": list(view.balance),
-                "decisions": list(view.decisions),
-                "moves": view.moves,
-                "routed": view.routed,
-                "waiting": view.waiting,
-                "moved": dict(view.moved),
-                "incidents": [{**asdict(each), "text": str(each)} for each in view.incidents],
-                "lost": {role: dict(causes) for role, causes in view.lost.items()},
-                "reloaded_bytes": view.reloaded_bytes,
-                "resent_rows": view.resent_rows,
-                "stalled": dict(view.stalled),
-                "wanted": dict(view.wanted),
-                "absent": list(view.absent),
-                "refusing": view.refusing,
-                "nodes": [asdict(node) for node in view.nodes],
-            }
-        )
+        return json_response(await status_object(self._service))

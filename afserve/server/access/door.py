@@ -7,9 +7,10 @@ from afserve.server.access.key_file import Key, KeyRole
 from afserve.server.access.keyring import Keyring
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+PAGE_PREFIX = "/static/"
 METRICS_PATH = "/metrics"
 CHANGING_PREFIX = "/admin"
-ADMIN_PREFIXES = (CHANGING_PREFIX, "/status")
+ADMIN_PREFIXES = (CHANGING_PREFIX, "/status", "/live")
 ANTHROPIC_PREFIX = "/v1/messages"  # whose clients send the key in a header of its own
 _ANYBODY: frozenset[KeyRole] = frozenset()
 _BOTH = frozenset({KeyRole.USER, KeyRole.ADMIN})
@@ -51,7 +52,7 @@ class Door:
     def _allowed(self, path: str) -> frozenset[KeyRole]:
         """Nobody is asked for a key where this is empty."""
         ring = self._ring
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(PAGE_PREFIX):
             return _ANYBODY
         if path == METRICS_PATH:
             if self._open_metrics:

@@ -73,6 +73,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("For Prometheus.", gives="Text", media=TEXT),
     ("GET", "/openapi.json"): Operation("This document."),
     ("GET", "/status"): Operation("The nodes."),
+    ("GET", "/live"): Operation("A frame a second of the nodes, for the page.", gives="Text", media=EVENTS),
+    ("GET", "/static/{name}"): Operation("A file of the page.", gives="Text", media=TEXT),
     ("GET", "/admin/placement"): Operation("The placement in force."),
     ("POST", "/admin/placement"): Operation("Go to another placement.", "Any", status=202),
     ("POST", "/admin/scale"): Operation("Other numbers of nodes.", "Scale", status=202),

@@ -1,0 +1,151 @@
+"""The events at /live: a frame a second for all who look, made once for all of them, and none while nobody looks.
+
+A frame is the cluster's status with the latencies of the last second. Where experts stand goes along when a
+placement is new to the feed. A reader who is slow misses frames and never holds the others up.
+"""
+
+import asyncio
+import logging
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from afserve.errors import AfserveError, OverloadedError
+from afserve.metrics import Histogram, quantile
+from afserve.placement.placement import Placement
+from afserve.server.answer import Writer
+from afserve.server.body import until_gone
+from afserve.server.service import Service
+from afserve.server.status import status_object
+from afserve.server.wording import encode
+
+log = logging.getLogger("afserve.server")
+SECONDS = 1.0
+MOST_READERS = 64
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+class Feed:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._readers: set[asyncio.Queue[bytes | None]] = set()
+        self._making: asyncio.Task[None] | None = None
+        self._recent = {
+            "first_token": Recent(service.metrics.first_token),
+            "inter_token": Recent(service.metrics.inter_token),
+        }
+        self._epoch: int | None = None
+        self._holders = b""
+
+    async def events(self, request: Request) -> Response:
+        """Raises OverloadedError where too many look already."""
+        if len(self._readers) >= MOST_READERS:
+            raise OverloadedError(f"{MOST_READERS} readers look at /live already, the most that it serves")
+        return _Stream(self, self._service.settings.write_deadline)
+
+    async def close(self) -> None:
+        """The server stops: every reader is told the end."""
+        if self._making is not None:
+            self._making.cancel()
+        for reader in list(self._readers):
+            _put(reader, None)
+
+    async def read(self, writer: Writer) -> None:
+        """Until the client has gone or the server stops."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._readers.add(queue)
+        try:
+            if self._making is None or self._making.done():
+                self._epoch = None
+                self._making = asyncio.create_task(self._make())
+            known = b""
+            while (frame := await queue.get()) is not None:
+                if self._holders != known:
+                    known = self._holders
+                    await writer.write(_event("placement", known))
+                await writer.write(_event("frame", frame))
+        finally:
+            self._readers.discard(queue)
+
+    async def _make(self) -> None:
+        for recent in self._recent.values():
+            recent.take()
+        while self._readers:
+            began = time.monotonic()
+            try:
+                frame = await self._frame()
+            except AfserveError as error:
+                log.debug("no frame for /live: %s", error.message)  # the controller is away; it will be back
+            else:
+                for reader in self._readers:
+                    _put(reader, frame)
+            await asyncio.sleep(max(0.1, SECONDS - (time.monotonic() - began)))
+
+    async def _frame(self) -> bytes:
+        status = await status_object(self._service)
+        if status["epoch"] != self._epoch:
+            text = await self._service.backend.placement()
+            self._holders = await asyncio.to_thread(_holders, text)
+            self._epoch = int(str(status["epoch"]))
+        latency = {name: recent.take() for name, recent in self._recent.items()}
+        in_flight = len(self._service.inflight)
+        frame = {"at": time.time(), "latency": latency, "in_flight": in_flight, "status": status}
+        return encode(frame).encode()
+
+
+class Recent:
+    """What a histogram has counted since it was looked at last."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._before = histogram.counts
+
+    def take(self) -> dict[str, float] | None:
+        """Quantiles in seconds; None where nothing was counted."""
+        counts = self._histogram.counts
+        new = [now - before for now, before in zip(counts, self._before, strict=True)]
+        self._before = counts
+        if not any(new):
+            return None
+        return {name: quantile(self._histogram.bounds, new, share) for name, share in QUANTILES.items()}
+
+
+class _Stream(Response):
+    def __init__(self, feed: Feed, deadline: float) -> None:
+        super().__init__()
+        self._feed, self._deadline = feed, deadline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = Writer(send, self._deadline)
+        try:
+            await until_gone(receive, self._feed.read(writer))
+            await writer.end(b"")
+        finally:
+            writer.close()
+
+
+def _put(queue: "asyncio.Queue[bytes | None]", item: bytes | None) -> None:
+    """The newest counts."""
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(item)
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _holders(text: str) -> bytes:
+    """Of each layer and expert, the expert nodes that hold it."""
+    placement = Placement.from_json(text)
+    layers: list[list[list[int]]] = []
+    for layer in placement.layers:
+        held: list[list[int]] = [[] for _ in range(placement.experts)]
+        for node, experts in enumerate(layer.slots):
+            for expert in experts:
+                if expert >= 0 and node not in held[expert]:
+                    held[expert].append(node)
+        layers.append(held)
+    return encode({"epoch": placement.epoch, "holders": layers}).encode()

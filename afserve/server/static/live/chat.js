@@ -1,0 +1,55 @@
+// A conversation with the model, with the time to its first token and its tokens per second.
+
+import { $, element, seconds } from "./page.js";
+import { events, headers } from "./feed.js";
+
+let messages = [], answering = null;
+
+async function answer(text) {
+  element($("said"), "div", text, "user");
+  const box = element($("said"), "div"), began = performance.now();
+  let first = null, tokens = 0;
+  messages.push({ role: "user", content: text });
+  answering = new AbortController();
+  $("go").textContent = "Stop";
+  try {
+    const reply = await fetch("/v1/chat/completions", {
+      method: "POST", signal: answering.signal, headers: { "content-type": "application/json", ...headers() },
+      body: JSON.stringify({ messages, stream: true, temperature: 0.7, stream_options: { include_usage: true } }) });
+    if (!reply.ok) throw new Error((await reply.json()).error.message);
+    for await (const { data } of events(reply)) {
+      if (data === "[DONE]") break;
+      const body = JSON.parse(data);
+      if (body.error) throw new Error(body.error.message);
+      tokens = body.usage?.completion_tokens ?? tokens;
+      for (const choice of body.choices) {
+        const words = choice.delta.content ?? "";
+        if (words) first ??= performance.now();
+        box.textContent += words;
+      }
+      $("said").scrollTop = 1e9;
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") element($("said"), "div", error.message, "bad");
+    if (!box.textContent) messages.pop();
+  }
+  if (box.textContent) messages.push({ role: "assistant", content: box.textContent });
+  const lasted = (performance.now() - (first ?? began)) / 1000;
+  if (first) $("speed").textContent = `first token ${seconds((first - began) / 1000)}` +
+    (tokens > 1 ? `, ${((tokens - 1) / Math.max(lasted, 1e-3)).toFixed(0)} tokens/s` : "");
+  answering = null;
+  $("go").textContent = "Send";
+}
+
+export function startChat() {
+  $("ask").onsubmit = event => {
+    event.preventDefault();
+    const text = $("words").value.trim();
+    if (answering) answering.abort();
+    else if (text) { $("words").value = ""; answer(text); }
+  };
+  $("words").addEventListener("keydown", event => {
+    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); $("ask").requestSubmit(); }
+  });
+  $("again").onclick = () => { answering?.abort(); messages = []; $("said").replaceChildren(); $("speed").textContent = ""; };
+}

@@ -1,0 +1,110 @@
+// From frames to drawings: what changed between two of them, and since ten seconds.
+
+import { $, color, percent, rate, seconds, short } from "./page.js";
+import { follow, useKey } from "./feed.js";
+import { drawTopology, watchTopology } from "./topology.js";
+import { latencyChart, rateChart, shareChart } from "./charts.js";
+import { drawHeat, placed, watchHeat } from "./heat.js";
+import { drawEvents, drawFigures, drawTime } from "./parts.js";
+import { startChat } from "./chat.js";
+
+const WINDOW = 10, LINES = ["--attention", "--expert", "--good", "--bad", "--wait", "--dim"];
+const frames = [];
+const charts = { rate: rateChart(), first: latencyChart("first"), inter: latencyChart("inter"), kv: shareChart("kv") };
+
+const statsOf = frame => Object.fromEntries(frame?.status.nodes.map(node => [node.name, node.stats]) ?? []);
+
+function attentionNode(node, then, elapsed) {
+  const now = node.stats, use = now.kv_blocks ? now.kv_blocks_used / now.kv_blocks : 0;
+  const tokens = rate(now.generated_tokens, then?.generated_tokens, elapsed);
+  const prompts = rate(now.prompt_tokens, then?.prompt_tokens, elapsed);
+  return { ...about(node), rate: short(tokens) + " tok/s", tokens, prompts, load: tokens + prompts, use,
+           detail: `${now.running} running, ${now.waiting} waiting, KV ${percent(use)}` };
+}
+
+function expertNode(node, then, elapsed) {
+  const now = node.stats, busy = rate(now.busy_seconds, then?.busy_seconds, elapsed);
+  const rows = rate(now.rows, then?.rows, elapsed), calls = rate(now.calls, then?.calls, elapsed);
+  return { ...about(node), rate: short(rows) + " rows/s", load: rows, use: busy,
+           detail: `busy ${percent(Math.min(1, busy))}, ${calls ? short(rows / calls) : 0} rows a call` };
+}
+
+const about = node => ({ name: node.name, state: node.state, away: node.state !== "ready", bytes: node.resident_bytes });
+
+function timeShares(status, old, elapsed) {
+  return status.nodes.filter(node => node.stats).map(node => {
+    const now = node.stats, then = old[node.name], attention = node.role === "attention";
+    const work = Math.min(1, rate(now.busy_seconds, then?.busy_seconds, elapsed));
+    const parked = attention ? rate(now.parked_seconds, then?.parked_seconds, elapsed)
+                             : rate(now.hold_seconds, then?.hold_seconds, elapsed);
+    return { name: node.name, role: node.role, work, bubble: Math.max(0, Math.min(1 - work, parked)) };
+  });
+}
+
+function missing(status, role) {
+  const lost = status.absent.map(text => text.split(" ")[0]).filter(name => name.startsWith(role + "-"));
+  return lost.map(name => ({ name, state: "gone", away: true, bytes: 0, rate: "", tokens: 0, prompts: 0, load: 0, use: 0,
+                             detail: "" }));
+}
+
+function show(frame) {
+  const before = frames.at(-1), status = frame.status;
+  frames.push(frame);
+  while (frames.length > WINDOW + 1) frames.shift();
+  const elapsed = before ? frame.at - before.at : 0, old = statsOf(before);
+  const of = (role, read) => status.nodes.filter(node => node.role === role && node.stats)
+    .map(node => read(node, old[node.name], elapsed));
+  const attention = of("attention", attentionNode), experts = of("expert", expertNode);
+  drawTopology([...attention, ...missing(status, "attention")], [...experts, ...missing(status, "expert")]);
+  const sum = name => attention.reduce((total, node) => total + node[name], 0);
+  const first = frames[0];
+  drawTime(timeShares(status, statsOf(first), frame.at - first.at));
+  drawHeat(status.routed, frame.at);
+  drawEvents(status);
+  drawCharts(frame, attention, sum);
+  drawHead(frame, attention, sum);
+}
+
+function drawCharts(frame, attention, sum) {
+  charts.rate.add(frame.at, [sum("tokens"), sum("prompts")]);
+  for (const [chart, name] of [[charts.first, "first_token"], [charts.inter, "inter_token"]]) {
+    const said = frame.latency[name];
+    chart.add(frame.at, [said?.p50, said?.p90, said?.p99]);
+  }
+  const names = attention.map(node => node.name);
+  if (JSON.stringify(names) !== JSON.stringify(charts.kv.names))
+    charts.kv.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i % LINES.length]) })));
+  charts.kv.add(frame.at, attention.map(node => node.use));
+}
+
+function drawHead(frame, attention, sum) {
+  const { status, latency } = frame, nodes = status.nodes.filter(node => node.role === "attention");
+  const total = name => nodes.reduce((all, node) => all + (node.stats?.[name] ?? 0), 0);
+  $("model").textContent = document.title = status.model.id;
+  state(status.refusing ? "refusing" : status.ready ? "ready" : "not ready", status.ready && !status.refusing);
+  $("about").textContent = `${attention.length} attention, ${status.nodes.filter(n => n.role === "expert").length} expert nodes, ` +
+    `afserve ${status.version}`;
+  $("epoch").textContent = `placement epoch ${status.epoch}`;
+  drawFigures([
+    ["Tokens per second", short(sum("tokens"))],
+    ["Running", total("running")], ["Waiting", total("waiting") + status.waiting],
+    ["KV in use", percent(total("kv_blocks") ? total("kv_blocks_used") / total("kv_blocks") : 0)],
+    ["First token, p50", seconds(latency.first_token?.p50)], ["Between tokens, p50", seconds(latency.inter_token?.p50)],
+  ]);
+}
+
+function state(text, good) {
+  $("state").textContent = text;
+  $("state").className = "pill " + (good ? "good" : text === "connecting" ? "wait" : "bad");
+}
+
+function told(text) {
+  $("keys").hidden = text !== "needs a key";
+  if (text !== "open") state(text, false);
+}
+
+$("keys").onsubmit = event => { event.preventDefault(); useKey($("key").value.trim()); };
+watchTopology();
+watchHeat();
+startChat();
+follow((name, value) => name === "placement" ? placed(value) : show(value), told);

@@ -1,0 +1,52 @@
+// What all parts of the page use: elements, numbers in words, differences of counters.
+
+export const $ = id => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+export function element(parent, tag, text, style) {
+  const made = parent.appendChild(document.createElement(tag));
+  if (text !== undefined) made.textContent = text;
+  if (style) made.className = style;
+  return made;
+}
+
+export function drawn(parent, tag, attributes, text) {
+  const made = parent.appendChild(document.createElementNS(SVG, tag));
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+export function short(n) {
+  if (n >= 1e6) return (n / 1e6).toFixed(1) + "M";
+  if (n >= 1e4) return (n / 1e3).toFixed(0) + "k";
+  return n >= 100 || n === 0 ? n.toFixed(0) : n.toFixed(n >= 10 ? 0 : 1);
+}
+
+export const percent = share => (100 * share).toFixed(share < 0.1 ? 1 : 0) + " %";
+export const mib = bytes => Math.round(bytes / 1048576).toLocaleString() + " MiB";
+export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "-";
+  return value < 1 ? (1000 * value).toFixed(value < 0.01 ? 1 : 0) + " ms" : value.toFixed(2) + " s";
+}
+
+// Per second, of counters that a node started anew begins again at zero.
+export const rate = (now, before, elapsed) =>
+  before === undefined || now < before || elapsed <= 0 ? 0 : (now - before) / elapsed;
+
+// Colours of expert nodes, those of Okabe and Ito: told apart by colour-blind readers.
+const NODES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
+export const nodeColor = index => NODES[index % NODES.length];
+
+export function tip(event, text) {
+  const box = $("tip");
+  box.hidden = !text;
+  if (!text) return;
+  box.textContent = text;
+  const place = event.target.getBoundingClientRect();
+  const x = event.clientX || place.right, y = event.clientY || place.top;
+  box.style.left = Math.min(x + 14, innerWidth - box.offsetWidth - 8) + "px";
+  box.style.top = Math.max(8, y - box.offsetHeight - 10) + "px";
+}

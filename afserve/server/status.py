@@ -1,0 +1,44 @@
+"""The model and the cluster as the controller sees them: what `afserve status`, `afserve top` and the page read."""
+
+from dataclasses import asdict
+
+from afserve import __version__
+from afserve.control.backend import ServedModel
+from afserve.server.service import Service
+
+
+def model_object(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "afserve",
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def status_object(service: Service) -> dict[str, object]:
+    backend = service.backend
+    view = await backend.view()
+    return {
+        "model": model_object(backend.model),
+        "ready": backend.ready() and not service.inflight.draining,
+        "version": __version__,
+        "epoch": view.epoch,
+        "picked": dict(view.picked),
+        "balance": list(view.balance),
+        "decisions": list(view.decisions),
+        "moves": view.moves,
+        "routed": view.routed,
+        "waiting": view.waiting,
+        "moved": dict(view.moved),
+        "incidents": [{**asdict(each), "text": str(each)} for each in view.incidents],
+        "lost": {role: dict(causes) for role, causes in view.lost.items()},
+        "reloaded_bytes": view.reloaded_bytes,
+        "resent_rows": view.resent_rows,
+        "stalled": dict(view.stalled),
+        "wanted": dict(view.wanted),
+        "absent": list(view.absent),
+        "refusing": view.refusing,
+        "nodes": [asdict(node) for node in view.nodes],
+    }

@@ -1,0 +1,116 @@
+"""The live page in a real browser, beside a real deployment: it draws what is there, follows a loss, and chats.
+
+Needs Debian's chromium and playwright (`pip install playwright`); skipped where either is missing. With
+AFSERVE_PICTURES=FOLDER it leaves the pictures that docs/pictures has.
+"""
+
+import asyncio
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.faults_deployment import Deployment
+from bench.faults_load import Load
+from bench.served import served
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+]
+SECONDS = 60_000.0  # of a wait, in ms
+VIEWS = {
+    "light": {"viewport": {"width": 1500, "height": 1480}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1500, "height": 1480}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 420, "height": 900}, "color_scheme": "light"},
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        with playwright.chromium.launch(executable_path=CHROMIUM, args=options) as browser:
+            yield browser
+
+
+def test_the_page_shows_what_happens(browser):
+    flags = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
+    with served(*flags) as up, Deployment(up) as here, _busy(up.url):
+        page, said = _opened(browser, up, "light")
+        page.wait_for_selector("#flow path")
+        assert page.locator("#flow .node").count() == 5 and page.locator("#flow path").count() == 6
+        sync_api.expect(page.locator("#state")).to_have_text("ready", timeout=SECONDS)
+        sync_api.expect(page.locator("#flow .attention text").nth(1)).not_to_have_text(
+            "0 tok/s", timeout=SECONDS
+        )
+        _chat(page)
+        page.locator("#heat").focus()
+        page.keyboard.press("ArrowRight")
+        sync_api.expect(page.locator("#cell")).to_contain_text("copies", timeout=SECONDS)
+        assert page.locator("#cell .chip").count() == 2
+        here.break_one("expert-1", None)
+        page.wait_for_selector("#events .bad", timeout=SECONDS)
+        assert "expert-1" in (page.text_content("#events .bad") or "")
+        sync_api.expect(page.locator("#flow .away")).to_have_count(0, timeout=SECONDS)
+        _picture(page, "light")
+        assert said == []
+        for view in ("dark", "phone"):
+            other, wrong = _opened(browser, up, view)
+            other.wait_for_selector("#flow path", state="attached", timeout=SECONDS)
+            wide = other.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, f"{view}: {wide} px beyond the window"
+            _picture(other, view)
+            assert wrong == []
+
+
+@contextmanager
+def _busy(url):
+    """Others ask it things meanwhile."""
+    stop = threading.Event()
+
+    async def ask():
+        async with Load(url, 4.0, 64):
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
+
+    thread = threading.Thread(target=asyncio.run, args=(ask(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _opened(browser, up, view):
+    """A page with the admin key, and the list of everything that it complains of. Nothing else may be asked."""
+    context = browser.new_context(**VIEWS[view])
+    page, wrong = context.new_page(), []
+    page.set_default_timeout(SECONDS)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda one: None if one.url.startswith(up.url) else wrong.append(one.url))
+    page.goto(up.url)
+    sync_api.expect(page.locator("#state")).not_to_have_text("connecting", timeout=SECONDS)
+    if page.is_visible("#keys"):
+        page.fill("#key", up.key)
+        page.click("#keys button")
+    return page, wrong
+
+
+def _chat(page):
+    page.fill("#words", "What does os.path.join do?")
+    page.press("#words", "Enter")
+    sync_api.expect(page.locator("#speed")).to_contain_text("tokens/s", timeout=SECONDS)
+    assert page.locator("#said .user").count() == 1
+
+
+def _picture(page, name):
+    if folder := os.environ.get("AFSERVE_PICTURES"):
+        page.wait_for_timeout(9000)
+        page.screenshot(path=Path(folder) / f"live-{name}.png")

@@ -1,0 +1,170 @@
+"""The page at / and its feed: files from here only, frames for who looks, and none while nobody does."""
+
+import itertools
+import json
+import re
+import time
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.control.backend import NodeView
+from afserve.engine.stats import AttentionStats
+from afserve.metrics import Histogram, quantile
+from afserve.placement.placement import LayerPlacement, Placement
+from afserve.server.live.feed import MOST_READERS, Recent
+from afserve.server.live.page import FILES
+
+LAYER = LayerPlacement(((0, -1), (0, 1)), ((0.5, 0.0), (0.5, 1.0)))
+PLACED = Placement(epoch=3, nodes=2, experts=2, layers=(LAYER, LAYER))
+
+
+@pytest.fixture
+def looked(server, monkeypatch):
+    """The server, with a placement, and how often somebody asked the cluster for its view."""
+    views = []
+    view = server.backend.view
+
+    async def counted():
+        views.append(time.monotonic())
+        return await view()
+
+    async def placement():
+        return PLACED.to_json()
+
+    server.backend.nodes = (NodeView("attention-0", "attention", "ready", 1, 0.1, 1 << 20, AttentionStats()),)
+    monkeypatch.setattr(server.backend, "view", counted, raising=False)
+    monkeypatch.setattr(server.backend, "placement", placement, raising=False)
+    server.views = views
+    return server
+
+
+def events(reply):
+    """Each event of a stream, as it comes."""
+    name = ""
+    for line in reply.iter_lines():
+        if line.startswith("event:"):
+            name = line[6:].strip()
+        elif line.startswith("data:"):
+            yield name, json.loads(line[5:])
+
+
+def test_a_reader_is_sent_where_experts_stand_and_then_frames(looked, http):
+    with http.stream("GET", "/live") as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        (first, placed), (second, frame), (third, later) = itertools.islice(events(reply), 3)
+    assert (first, second, third) == ("placement", "frame", "frame")
+    assert placed == {"epoch": 3, "holders": [[[0, 1], [1]], [[0, 1], [1]]]}
+    assert frame["status"]["nodes"][0]["name"] == "attention-0" and frame["status"]["model"]["id"] == "tiny"
+    assert later["at"] > frame["at"] and set(frame["latency"]) == {"first_token", "inter_token"}
+
+
+def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
+    with http.stream("GET", "/live") as reply, httpx.Client(base_url=looked.url, timeout=20) as other:
+        stream = events(reply)
+        assert [name for name, _ in itertools.islice(stream, 2)] == ["placement", "frame"]
+        assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).is_success
+        said = (frame["latency"]["first_token"] for _, frame in itertools.islice(stream, 30))
+        found = next(latency for latency in said if latency is not None)
+    assert 0 <= found["p50"] <= found["p90"] <= found["p99"]
+
+
+def test_nobody_asks_the_cluster_while_nobody_looks(looked, http):
+    with http.stream("GET", "/live") as one, httpx.stream("GET", f"{looked.url}/live") as two:
+        for reply in (one, two):
+            assert [name for name, _ in itertools.islice(events(reply), 2)] == ["placement", "frame"]
+    until = time.monotonic() + 30
+    seen = -1
+    while seen != len(looked.views) and time.monotonic() < until:
+        seen = len(looked.views)
+        time.sleep(1.5)
+    assert seen == len(looked.views) > 0
+
+
+def test_readers_are_bounded(looked, http, monkeypatch):
+    monkeypatch.setattr("afserve.server.live.feed.MOST_READERS", 0)
+    assert MOST_READERS > 0
+    refused = http.get("/live")
+    assert refused.status_code == 429 and "the most that it serves" in refused.json()["error"]["message"]
+
+
+def test_the_page_needs_no_key_and_its_data_does(make_backend, run_server):
+    keys = {"api_keys": ("one",), "admin_keys": ("root",)}
+    with run_server(make_backend(), **keys) as server, httpx.Client(base_url=server.url, timeout=20) as http:
+        assert [http.get(path).status_code for path in ("/", "/static/live.css")] == [200, 200]
+        bearer = [{"authorization": f"Bearer {key}"} for key in ("one", "wrong")]
+        assert [http.get("/live", headers=h).status_code for h in ({}, *bearer)] == [401, 403, 401]
+
+
+def test_the_page_loads_only_what_is_there(http):
+    page = http.get("/")
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    wanted = re.findall(r'(?:src|href)="(/[^"]*)"', page.text)
+    for script in FILES.glob("live/*.js"):
+        wanted += [f"/static/live/{name}" for name in re.findall(r'from "\./(\w+\.js)"', script.read_text())]
+    assert len(wanted) > 8
+    for path in wanted:
+        assert http.get(path).is_success, path
+    text = page.text + "".join(path.read_text() for path in FILES.glob("live*/*.js"))
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../app.py",
+        "..%2fapp.py",
+        "%2e%2e/app.py",
+        "/etc/passwd",
+        "live",
+        "",
+        "vendor/uplot.LICENSE",
+        "x" * 3000,
+    ],
+)
+def test_no_other_file_is_served(http, name):
+    assert http.get(f"/static/{name}").status_code == 404
+
+
+def test_elements_that_the_scripts_use_are_on_the_page():
+    page = (FILES / "live.html").read_text()
+    used = {n for path in FILES.glob("live/*.js") for n in re.findall(r'\$\("(\w+)"\)', path.read_text())}
+    used |= {"rate", "kv", "first", "inter"}
+    assert len(used) > 15
+    assert [name for name in sorted(used) if f'id="{name}"' not in page] == []
+
+
+BOUNDS = (0.1, 0.2, 0.4)
+
+
+@pytest.mark.parametrize(
+    "counts, share, value",
+    [((2, 2, 0, 0), 0.5, 0.1), ((0, 4, 0, 0), 0.5, 0.15), ((0, 0, 0, 3), 0.5, 0.4), ((0, 0, 0, 0), 0.9, 0.0)],
+)
+def test_quantiles_of_buckets(counts, share, value):
+    assert quantile(BOUNDS, counts, share) == pytest.approx(value)
+
+
+@given(st.lists(st.floats(0, 10, allow_nan=False), min_size=1), st.floats(0.01, 1.0))
+def test_a_quantile_lies_in_the_bucket_of_the_value(values, share):
+    histogram = Histogram(BOUNDS)
+    for value in values:
+        histogram.observe(value)
+    exact = sorted(values)[max(0, -(-int(share * len(values) * 1e9) // 10**9) - 1)]
+    found = quantile(histogram.bounds, histogram.counts, share)
+    assert found <= BOUNDS[-1]
+    edges = (0.0, *BOUNDS)
+    bucket = next((i for i, high in enumerate(BOUNDS) if exact <= high), None)
+    assert found == BOUNDS[-1] if bucket is None else edges[bucket] <= found <= BOUNDS[bucket] + 1e-9
+
+
+def test_recent_is_what_came_since_the_last_look():
+    histogram = Histogram(BOUNDS)
+    histogram.observe(0.3)
+    recent = Recent(histogram)
+    assert recent.take() is None
+    histogram.observe(0.05)
+    assert recent.take()["p99"] <= 0.1
+    assert recent.take() is None
