@@ -3,12 +3,14 @@
 The words of the verdict on disaggregation are here too, from the stage times of both sides.
 """
 
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.infeasible import why_none
+from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Answer, Question
 from afserve.placement.planner.search import PlanFamily, Targets, best_batches
@@ -58,12 +60,13 @@ def _throughput(
         np.array([float(plan.ranks)]),
         np.array([float(devices)]),
     )
-    kept, batch, _ = best_batches(family, question.setting, targets)
+    setting = question.setting_for(plan.kind)
+    kept, batch, _ = best_batches(family, setting, targets, running=question.layout.running)
     if not len(batch):
         return float("nan")
     if plan.limited_by == "objective":
         batch = np.array([float(plan.batch)])
-    tpot = float(kept.stages(question.setting, batch).tpot[0])
+    tpot = float(kept.stages(setting, batch).tpot[0])
     return plan.ranks * float(batch[0]) * plan.micro_batches / tpot
 
 
@@ -82,6 +85,7 @@ def verdict(question: Question, found: Answer) -> str:
         return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
     assert afd is not None and colocated is not None
     gain = _merit(question, afd) / _merit(question, colocated) - 1
+    chance = f" {chance_words(question, afd, colocated)}"
     unsure = max(afd.error, colocated.error)
     sure = (
         ""
@@ -90,10 +94,32 @@ def verdict(question: Question, found: Answer) -> str:
     )
     unit = _UNITS[question.objective]
     if question.objective == "count" and afd.devices != colocated.devices:
-        return _fewer(afd, colocated) + sure
+        return _fewer(afd, colocated) + chance + sure
     if gain > 0:
-        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}{sure}"
-    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}{sure}"
+        why = _why_wins(afd, colocated)
+        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {why}{chance}{sure}"
+    why = _why_loses(afd)
+    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {why}{chance}{sure}"
+
+
+def probability(question: Question, afd: Plan, colocated: Plan) -> float:
+    """That AFD is the better one: both errors are taken as normal, and as having nothing to do with each other."""
+    gain = math.log(_merit(question, afd) / _merit(question, colocated))
+    return NormalDist(0.0, max(math.hypot(afd.error, colocated.error), 1e-6)).cdf(gain)
+
+
+def chance_words(question: Question, afd: Plan, colocated: Plan) -> str:
+    """The probability, and whose measurement would move it most."""
+    chance = probability(question, afd, colocated)
+    least = afd if afd.error >= colocated.error else colocated
+    words = f"AFD is better with probability {chance:.2f}."
+    if not 0.1 < chance < 0.9:
+        return words
+    engine = f" with {least.engine}" if least.engine else ""
+    return (
+        f"{words} What would decide it: measure {describe(least)}{engine} at {least.requests:,} requests, the less "
+        f"certain of the two (+-{least.error:.0%})."
+    )
 
 
 _UNITS = {

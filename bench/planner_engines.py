@@ -1,0 +1,139 @@
+"""Fit the engine profiles of `configs/engines` to public rows, and write them.
+
+    python -m bench.planner_engines [--data ../shared/data/planner] [--unseen 0] [--out configs/engines]
+
+Rows of served engines are split by series into five folds; fold `--unseen` is never read by the fit, and is what
+`python -m bench.planner_typed` judges. Systems with a handful of published rows keep the kernels' rates and learn only
+how far those rows are off; their error is of series that were left out in turn.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from afserve.cli.catalog import load_curves
+from afserve.placement.planner.engine import PLAIN, Engine
+from afserve.placement.planner.engine_file import engine_values
+from afserve.placement.planner.engine_fit import evidence, fit_engine
+from afserve.placement.planner.served import ServedRow
+from bench.planner_public import deepseek_rows, fastafd_rows, step3_rows, wide_rows
+from bench.planner_rows import fold, impossible, read_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared/data/planner"
+FOLDS = 5
+SERVED = {
+    "vllm": Engine(
+        "vllm",
+        "vLLM 0.10 to 0.19 as served, and its wide expert parallelism on GB200",
+        ("colocated",),
+        "fastafd",
+        micro_batches=(1,),
+    ),
+    "sglang": Engine(
+        "sglang", "SGLang as served", ("colocated",), "fastafd", micro_batches=(1,)
+    ),
+    "tensorrt-llm": Engine(
+        "tensorrt-llm", "TensorRT-LLM as served", ("colocated",), "fastafd", micro_batches=(1,)
+    ),
+}
+BACKENDS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
+SILICON = "ai-dynamo/aiconfigurator, measured configurations"
+SYSTEMS = {
+    "fastafd": Engine(
+        "fastafd",
+        "FastAFD on GB200 NVL72: device time, the next step is prepared behind this one",
+        ("afd",),
+        "vllm",
+        steps_ahead=True,
+        parallel=(1,),
+        micro_batches=(2,),
+        source="FastAFD, public repository",
+    ),
+    "step-3": Engine(
+        "step-3",
+        "Step-3 on H800 with StepMesh: transfers take no device time, shared experts stand on the expert side",
+        ("afd",),
+        "deepseek",
+        shared_on_experts=True,
+        exchange_kernels=False,
+        parallel=(1,),
+        micro_batches=(3,),
+        source="arXiv 2507.19427",
+    ),
+    "deepseek": Engine(
+        "deepseek",
+        "DeepSeek's own system on H800: wide expert parallelism, two micro-batches",
+        ("colocated",),
+        "step-3",
+        parallel=(1,),
+        micro_batches=(2,),
+        source="DeepSeek open infra, day 6",
+    ),
+}
+MEGASCALE = Engine(
+    "megascale",
+    "MegaScale-Infer: no absolute figures are published; kernels as they are",
+    ("afd",),
+    "vllm",
+    micro_batches=(3, 4),
+    source="arXiv 2504.02263",
+)
+
+
+def rows_of(data: Path) -> dict[str, list[ServedRow]]:
+    """Rows by engine: aggregated and disaggregated ones of the public table, and what systems published."""
+    table = [row for row in read_rows(data / "silicon_rows.csv")[0] if not impossible(row)]
+    found = {
+        name: [row for row in table if row.engine.split()[0] == backend] for name, backend in BACKENDS.items()
+    }
+    found["vllm"] += wide_rows()
+    return found | {"fastafd": fastafd_rows(), "step-3": step3_rows(), "deepseek": deepseek_rows()}
+
+
+def fitted(name: str, rows: list[ServedRow], unseen: int) -> Engine:
+    curves = load_curves("h200")
+    if name in SYSTEMS:
+        engine = SYSTEMS[name]
+        return fit_engine(engine, evidence(rows, curves, engine), rates=False)
+    engine = SERVED[name]
+    seen = [row for row in rows if fold(row, FOLDS) != unseen]
+    found = fit_engine(engine, evidence(seen, curves, engine))
+    return _named(found, f"{SILICON}; folds by series, fold {unseen} of {FOLDS} unseen", rows, seen)
+
+
+def _named(engine: Engine, source: str, rows: list[ServedRow], seen: list[ServedRow]) -> Engine:
+    releases = sorted({row.release for row in seen if row.release})
+    fit = dict(engine.fit) | {"unseen_rows": len(rows) - len(seen), "releases": releases}
+    values = {name: getattr(engine, name) for name in Engine.__slots__} | {"source": source, "fit": fit}
+    return Engine(**values)
+
+
+def write(engine: Engine, folder: Path) -> None:
+    """One measured row a line, so that a change of the fit can be read as a difference."""
+    values = engine_values(engine)
+    rows = values.pop("rows")
+    text = json.dumps(values, indent=1)[:-2]
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    (folder / f"{engine.name}.json").write_text(f'{text},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--unseen", type=int, default=0, choices=range(FOLDS), help="the fold that is not fitted")
+    parser.add_argument("--out", type=Path, default=ROOT / "configs/engines")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, rows in rows_of(options.data).items():
+        engine = fitted(name, rows, options.unseen)
+        write(engine, options.out)
+        print(name, json.dumps(dict(engine.fit)), f"80 % quantile {np.round(engine.rows.quantile, 3)}", flush=True)
+    for plain in (PLAIN, MEGASCALE):
+        write(plain, options.out)
+
+
+if __name__ == "__main__":
+    main()
