@@ -3,8 +3,9 @@
     python -m bench.planner_engines [--data ../shared/data/planner] [--unseen 0] [--out configs/engines]
 
 Rows of served engines are split by series into five folds; fold `--unseen` is never read by the fit, and is what
-`python -m bench.planner_typed` judges. Systems with a handful of published rows keep the kernels' rates and learn only
-how far those rows are off; their error is of series that were left out in turn.
+`python -m bench.planner` judges. vLLM's sixteen rows of wide expert parallelism on GB200 are all fitted; their error is
+of workloads left out in turn. Systems with a handful of published rows keep the kernels' rates and learn
+only how far those rows are off; their error is of series that were left out in turn.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import numpy as np
 from afserve.cli.catalog import load_curves
 from afserve.placement.planner.engine import PLAIN, Engine
 from afserve.placement.planner.engine_file import engine_values
-from afserve.placement.planner.engine_fit import evidence, fit_engine
+from afserve.placement.planner.engine_fit import Evidence, evidence, fit_engine
 from afserve.placement.planner.served import ServedRow
 from bench.planner_public import deepseek_rows, fastafd_rows, step3_rows, wide_rows
 from bench.planner_rows import fold, impossible, read_rows
@@ -24,6 +25,7 @@ from bench.planner_rows import fold, impossible, read_rows
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared/data/planner"
 FOLDS = 5
+WIDE = "vllm wide"  # how the series of wide expert parallelism begin
 SERVED = {
     "vllm": Engine(
         "vllm",
@@ -32,9 +34,7 @@ SERVED = {
         "fastafd",
         micro_batches=(1,),
     ),
-    "sglang": Engine(
-        "sglang", "SGLang as served", ("colocated",), "fastafd", micro_batches=(1,)
-    ),
+    "sglang": Engine("sglang", "SGLang as served", ("colocated",), "fastafd", micro_batches=(1,)),
     "tensorrt-llm": Engine(
         "tensorrt-llm", "TensorRT-LLM as served", ("colocated",), "fastafd", micro_batches=(1,)
     ),
@@ -89,24 +89,28 @@ def rows_of(data: Path) -> dict[str, list[ServedRow]]:
     found = {
         name: [row for row in table if row.engine.split()[0] == backend] for name, backend in BACKENDS.items()
     }
-    found["vllm"] += wide_rows()
     return found | {"fastafd": fastafd_rows(), "step-3": step3_rows(), "deepseek": deepseek_rows()}
 
 
-def fitted(name: str, rows: list[ServedRow], unseen: int) -> Engine:
-    curves = load_curves("h200")
+def evidence_of(name: str, rows: list[ServedRow]) -> Evidence:
+    """All rows of an engine, evaluated part by part; those of wide expert parallelism with vLLM's."""
+    extra = wide_rows() if name == "vllm" else []
+    return evidence(rows + extra, load_curves("h200"), SYSTEMS.get(name, SERVED.get(name, PLAIN)))
+
+
+def fitted(name: str, found: Evidence, unseen: int) -> Engine:
     if name in SYSTEMS:
-        engine = SYSTEMS[name]
-        return fit_engine(engine, evidence(rows, curves, engine), rates=False)
+        return fit_engine(SYSTEMS[name], found, rates=False)
     engine = SERVED[name]
-    seen = [row for row in rows if fold(row, FOLDS) != unseen]
-    found = fit_engine(engine, evidence(seen, curves, engine))
-    return _named(found, f"{SILICON}; folds by series, fold {unseen} of {FOLDS} unseen", rows, seen)
+    kept = np.array([row.series.startswith(WIDE) or fold(row, FOLDS) != unseen for row in found.rows])
+    seen = found.some(kept)
+    source = f"{SILICON}; folds by series, fold {unseen} of {FOLDS} unseen"
+    return _named(fit_engine(engine, seen), source, len(kept) - len(seen.rows), seen.rows)
 
 
-def _named(engine: Engine, source: str, rows: list[ServedRow], seen: list[ServedRow]) -> Engine:
+def _named(engine: Engine, source: str, unseen: int, seen: tuple[ServedRow, ...]) -> Engine:
     releases = sorted({row.release for row in seen if row.release})
-    fit = dict(engine.fit) | {"unseen_rows": len(rows) - len(seen), "releases": releases}
+    fit = dict(engine.fit) | {"unseen_rows": unseen, "releases": releases}
     values = {name: getattr(engine, name) for name in Engine.__slots__} | {"source": source, "fit": fit}
     return Engine(**values)
 
@@ -123,14 +127,21 @@ def write(engine: Engine, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--unseen", type=int, default=0, choices=range(FOLDS), help="the fold that is not fitted")
+    parser.add_argument(
+        "--unseen", type=int, default=0, choices=range(FOLDS), help="the fold that is not fitted"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "configs/engines")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name, rows in rows_of(options.data).items():
-        engine = fitted(name, rows, options.unseen)
+        engine = fitted(name, evidence_of(name, rows), options.unseen)
         write(engine, options.out)
-        print(name, json.dumps(dict(engine.fit)), f"80 % quantile {np.round(engine.rows.quantile, 3)}", flush=True)
+        print(
+            name,
+            json.dumps(dict(engine.fit)),
+            f"80 % quantile {np.round(engine.rows.quantile, 3)}",
+            flush=True,
+        )
     for plain in (PLAIN, MEGASCALE):
         write(plain, options.out)
 

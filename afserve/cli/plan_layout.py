@@ -61,7 +61,9 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
     from afserve.placement.planner.search import Layout
 
     if flags.kind == "afd" and flags.devices:
-        raise ConfigError("--devices is of colocated plans and --kind afd has none; drop one", param="devices")
+        raise ConfigError(
+            "--devices is of colocated plans and --kind afd has none; drop one", param="devices"
+        )
     if flags.kind == "colocated" and (flags.attention_devices or flags.expert_devices):
         raise ConfigError(
             "--attention-devices and --expert-devices are of AFD plans and --kind colocated has none; drop one",
@@ -97,7 +99,8 @@ def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "
         prefill = Prefill(flags.prefill_devices or 0, flags.prefill_workers or 1.0)
     if flags.concurrency and ttft is not None:
         raise ConfigError(
-            "--ttft: with --concurrency the first token is told and not sought; drop one of them", param="ttft"
+            "--ttft: with --concurrency the first token is told and not sought; drop one of them",
+            param="ttft",
         )
     return replace(
         setting,

@@ -95,7 +95,9 @@ def _play_layers(
     from afserve.placement.planner.simulate_stages import StageTable
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    stages = StageTable(question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware])
+    stages = StageTable(
+        question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
+    )
     script = Script(
         plan.ranks,
         plan.micro_batches,

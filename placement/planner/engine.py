@@ -72,9 +72,10 @@ PLAIN_ERROR = 0.3
 class Engine:
     """kinds: what it runs (colocated, afd); against: the engine of the other kind it is compared with by default.
 
-    steps_ahead, shared_on_experts, exchange_kernels: how it works, as in `perf.Setting`. parallel, micro_batches: degrees
-    of tensor parallelism, and micro-batches in flight, that it runs. factors: by label ("chip h200", "model glm-5", "experts fp4"). rows: what it was fitted to.
-    fit: how many rows and series, and the median error of series it had not seen.
+    steps_ahead, shared_on_experts, exchange_kernels: how it works, as in `perf.Setting`. parallel, micro_batches:
+    degrees of tensor parallelism, and micro-batches in flight, that it runs. factors: by label ("chip h200", "model
+    glm-5", "experts fp4"). rows: what it was fitted to. fit: how many rows and series, and the median error of series
+    it had not seen.
     """
 
     name: str

@@ -111,10 +111,12 @@ def _rows(entries: Fields) -> MeasuredRows:
         if not isinstance(row, list) or len(row) != len(COLUMNS):
             raise ConfigError(f"{where} must be a list of {len(COLUMNS)} values", param="engine")
         one = Fields(where, dict(zip(COLUMNS, row, strict=True)))
-        lengths = [one.number(name, least=1) for name in _LENGTHS]
-        likes.append(Like(*(one.text(name) for name in _NAMES), *lengths))
+        names = {name: one.text(name) for name in _NAMES}
+        prompt, answer = (one.number(name, least=1) for name in _LENGTHS)
+        likes.append(Like(**names, prompt=prompt, answer=answer))
         numbers.append([one.number(name, least=-_MOST) for name in _NUMBERS])
     if not likes:
         return MeasuredRows()
-    columns = np.array(numbers).T
-    return MeasuredRows(tuple(likes), *columns, quantile=entries.number("quantile", least=1e-3))
+    requests, devices, tpot, ttft, wrong = np.array(numbers).T
+    quantile = entries.number("quantile", least=1e-3)
+    return MeasuredRows(tuple(likes), requests, devices, tpot, ttft, wrong, quantile)

@@ -151,9 +151,7 @@ def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine
         "series": len(np.unique(found.series)),
         "tpot_error_unseen_series": round(float(np.median(np.abs(np.expm1(left)))), 4),
     }
-    return replace(
-        fitted, wait=wait, wait_factors=wait_factors, rows=rows, fit={**engine.fit, **summary}
-    )
+    return replace(fitted, wait=wait, wait_factors=wait_factors, rows=rows, fit={**engine.fit, **summary})
 
 
 def _rank(count: int) -> float:

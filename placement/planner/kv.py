@@ -26,6 +26,12 @@ def attention_weight_bytes(shape: ModelShape, precision: Precision, tensor_paral
     return (body + table * PRECISIONS["bf16"]) / tensor_parallel
 
 
+def shared_weight_bytes(shape: ModelShape, precision: Precision) -> float:
+    """Shared experts and dense FFNs, which some systems keep on the expert side."""
+    elems = shape.experts.layers * shape.experts.shared_elems + shape.dense_layers * shape.dense_elems
+    return elems * PRECISIONS[precision.attention]
+
+
 def expert_weight_bytes(shape: ModelShape, precision: Precision, routing: Routing, devices: Array) -> Array:
     """Per device, replicas included, slots rounded up to whole experts while there are more slots than devices."""
     slots = routing.slots(shape.experts.experts) / devices

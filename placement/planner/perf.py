@@ -205,7 +205,9 @@ def afd_stages(
         step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
     prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
     devices = ranks * tensor_parallel + expert_devices
-    factor = setting.engine.factor(setting.like(attention_chip, "afd"), ranks * batch * micro_batches, devices)
+    factor = setting.engine.factor(
+        setting.like(attention_chip, "afd"), ranks * batch * micro_batches, devices
+    )
     parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
     return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
@@ -213,7 +215,9 @@ def afd_stages(
 def _ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
     """A dense FFN on the expert side, split by columns over all its devices."""
     rows = np.asarray(tokens + 0.0 * devices)
-    return ffn_seconds(setting.shape, chip, setting.decode_curves, setting.precision.experts, rows, devices, elems)
+    return ffn_seconds(
+        setting.shape, chip, setting.decode_curves, setting.precision.experts, rows, devices, elems
+    )
 
 
 def colocated_stages(
@@ -238,7 +242,9 @@ def colocated_stages(
     dispatch, combine = _all_to_all(
         setting, chip, devices, batch * setting.rows_per_request / tensor_parallel
     )
-    reduce = allreduce_seconds(chip, setting.decode_curves, tokens * shape.hidden * COMBINE_BYTES, tensor_parallel)
+    reduce = allreduce_seconds(
+        chip, setting.decode_curves, tokens * shape.hidden * COMBINE_BYTES, tensor_parallel
+    )
     dispatch = np.where(ranks > 1, dispatch, 0.0)
     combine = np.where(ranks > 1, combine, reduce)
     exchange = 4 * setting.exchange * (ranks > 1) * (micro_batches > 1)
@@ -318,7 +324,9 @@ def expert_half(
     skew = _skew(routing, moe.experts, devices)
     mean_rows = tokens * moe.top_k / devices
     skew = np.where(slices, 1.0, skew)
-    chance = 1 + (by_chance & ~np.asarray(slices)) * largest_normal(devices) / np.sqrt(np.maximum(mean_rows, 1.0))
+    chance = 1 + (by_chance & ~np.asarray(slices)) * largest_normal(devices) / np.sqrt(
+        np.maximum(mean_rows, 1.0)
+    )
     rows = np.minimum(mean_rows * skew * chance, tokens * moe.top_k)
     slots = routing.slots(moe.experts)
     held = np.maximum(slots / devices, 1.0)

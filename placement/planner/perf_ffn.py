@@ -30,8 +30,8 @@ def expert_layer(
 ) -> Array:
     """One MoE layer on one device: `rows` row-expert pairs and `active` distinct experts on it.
 
-    Several devices may share an expert's columns (`tensor_parallel`); the caller adds their all-reduce. `groups`: pieces
-    of experts that this device calls, where that is not `active`.
+    Several devices may share an expert's columns (`tensor_parallel`); the caller adds their all-reduce. `groups`:
+    pieces of experts that this device calls, where that is not `active`.
     """
     elems = shape.experts.elems / tensor_parallel
     width = elems / 3 / shape.hidden

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afserve.pipeline import StageTimes
-from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.closed_loop import crowd_of, first_token
 from afserve.placement.planner.engine_rows import Like
+from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import Setting, Stages, attention_half, expert_half
 from afserve.placement.planner.search import PlanFamily
 
@@ -166,9 +166,7 @@ def layout_like(family: PlanFamily, setting: Setting) -> Like:
     return setting.like(family.attention, "dp" if family.ranks[0] > 1 else one)
 
 
-def _half_width(
-    family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float
-) -> float:
+def _half_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
     """From rows that were measured of the engine; where there are none, from the spreads of its curves."""
     if not setting.engine.measured:
         return WITHIN_80 * _error(family, setting, times, core)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.kv import expert_weight_bytes, largest_batch
+from afserve.placement.planner.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
 from afserve.placement.planner.perf import Setting, Stages, afd_stages, colocated_stages
 
 Array = NDArray[np.float64]
@@ -107,8 +107,10 @@ class PlanFamily:
             )
             fits = self.ranks * self.tensor_parallel >= copies
         else:
-            resident = np.zeros_like(self.ranks)
+            moved = shared_weight_bytes(shape, precision) if setting.shared_on_experts else 0.0
+            resident = np.full_like(self.ranks, -moved / self.tensor_parallel)
             needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
+            needed = needed + moved / np.maximum(self.expert_devices, 1.0)
             fits = (needed <= self.experts.memory * 0.92) & (self.expert_devices >= copies)
         most = largest_batch(
             shape, self.attention, precision, setting.workload, self.tensor_parallel, resident
@@ -163,9 +165,7 @@ def _tidy(pool: Pool, devices: Array) -> NDArray[np.bool_]:
     return np.asarray((devices % node == 0) | part | (devices == pool.count))
 
 
-def _layouts(
-    attention: Pool, experts: Pool, tensor_parallel: int, layout: Layout
-) -> tuple[Array, Array]:
+def _layouts(attention: Pool, experts: Pool, tensor_parallel: int, layout: Layout) -> tuple[Array, Array]:
     """Every pair of counts. Of one kind on both sides: every pair (in large pools, of counts) with a tidy sum."""
     same = attention.chip.name == experts.chip.name
     given = bool(layout.attention_devices or layout.expert_devices)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from afserve.placement.planner.served_fit import fit_served
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
@@ -16,7 +17,6 @@ from afserve.placement.planner.fit import fit_positive
 from afserve.placement.planner.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf_ffn import expert_layer
 from afserve.placement.planner.served import ServedRow
-from afserve.placement.planner.served_fit import fit_served
 
 SILICON = Path(__file__).parents[3] / "shared/data/planner/silicon_rows.csv"
 
