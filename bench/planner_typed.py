@@ -61,7 +61,7 @@ def verdicts(data: Path) -> Iterator[Typed]:
             yield Typed(f"FastAFD {case} against vLLM EP{devices}", tuple(line.split()), speed > rival)
     for case, context, ranks, width, _ in STEP3:
         line = (
-            f"--model step-3 --pool h800={ranks + 16} --context {context} --kv-precision {width} "
+            f"--model step-3 --pool h800={ranks + 16} --context {context} --kv-precision fp8 "
             f"--attention-precision {width} --tpot 50ms --engine step-3"
         )
         yield Typed(f"Step-3 {case}", tuple(line.split()), True)
@@ -111,7 +111,7 @@ def absolutes(data: Path) -> Iterator[Typed]:
             yield Typed(f"vLLM {case} EP{devices}", tuple(line.split()), speed=rival)
     for case, context, ranks, width, speed in STEP3:
         line = (
-            f"--model step-3 --pool h800={ranks + 16} --context {context} --kv-precision {width} --engine step-3 "
+            f"--model step-3 --pool h800={ranks + 16} --context {context} --kv-precision fp8 --engine step-3 "
             f"--attention-precision {width} --kind afd --attention-devices {ranks} --expert-devices 16 "
             "--micro-batches 3 --concurrency 6144"
         )

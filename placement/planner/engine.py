@@ -73,7 +73,8 @@ class Engine:
     """kinds: what it runs (colocated, afd); against: the engine of the other kind it is compared with by default.
 
     steps_ahead, shared_on_experts, exchange_kernels: how it works, as in `perf.Setting`. parallel, micro_batches:
-    degrees of tensor parallelism, and micro-batches in flight, that it runs. factors: by label ("chip h200", "model
+    degrees of tensor parallelism, and micro-batches in flight, that it runs. memory: share of a
+    device's memory for weights and caches. factors: by label ("chip h200", "model
     glm-5", "experts fp4"). rows: what it was fitted to. fit: how many rows and series, and the median error of series
     it had not seen.
     """
@@ -87,6 +88,7 @@ class Engine:
     exchange_kernels: bool = True
     parallel: tuple[int, ...] = (1, 2, 4, 8)
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
+    memory: float = 0.90
     rates: Rates = Rates()
     wait: Wait = Wait()
     factors: Mapping[str, float] = field(default_factory=dict)

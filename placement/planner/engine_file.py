@@ -34,6 +34,7 @@ def engine_values(engine: Engine) -> dict[str, object]:
         "exchange_kernels": engine.exchange_kernels,
         "parallel": list(engine.parallel),
         "micro_batches": list(engine.micro_batches),
+        "memory": engine.memory,
         "fit": dict(engine.fit),
         "rates": {name: getattr(engine.rates, name) for name in Rates.__slots__},
         "wait": {name: getattr(engine.wait, name) for name in Wait.__slots__},
@@ -72,6 +73,7 @@ def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
         exchange_kernels=_flag(entries, "exchange_kernels"),
         parallel=_counts(entries, "parallel"),
         micro_batches=_counts(entries, "micro_batches"),
+        memory=_share(entries, "memory"),
         rates=Rates(**_numbers(entries.section("rates"), tuple(Rates.__slots__))),
         wait=Wait(**_numbers(entries.section("wait"), tuple(Wait.__slots__))),
         factors=_numbers(entries.section("factors")),
@@ -85,6 +87,13 @@ def _flag(entries: Fields, key: str) -> bool:
     value = entries.table.get(key)
     if not isinstance(value, bool):
         raise entries.refuse(key, "must be true or false")
+    return value
+
+
+def _share(entries: Fields, key: str) -> float:
+    value = entries.number(key)
+    if not 0.1 <= value <= 1:
+        raise entries.refuse(key, "must be 0.1 to 1")
     return value
 
 

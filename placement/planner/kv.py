@@ -52,14 +52,16 @@ def largest_batch(
     workload: Workload,
     tensor_parallel: int,
     resident: Array | float = 0.0,
+    usable: float = USABLE,
 ) -> Array:
     """Requests one attention rank (of `tensor_parallel` devices) can hold; 0 when not even the weights fit.
 
-    `resident`: bytes per device taken by something else, such as colocated experts. n requests take n*mean +
+    `resident`: bytes per device taken by something else, such as colocated experts. `usable`: share of memory that the
+    engine gives to weights and caches. n requests take n*mean +
     2.33*sqrt(n)*deviation of tokens with 99 % certainty; solved for sqrt(n).
     """
     free = (
-        chip.memory * USABLE
+        chip.memory * usable
         - attention_weight_bytes(shape, precision, tensor_parallel)
         - np.asarray(resident)
     )

@@ -179,7 +179,7 @@ def afd_stages(
     tokens = ranks * batch * setting.rows_per_request
     experts = expert_half(setting, expert_chip, tokens, expert_devices)
     if setting.shared_on_experts:
-        experts = experts + _ffn_there(
+        experts = experts + ffn_there(
             setting, expert_chip, tokens, expert_devices, shape.experts.shared_elems
         )
     dispatch, combine = m2n_transfer(
@@ -201,7 +201,7 @@ def afd_stages(
         outside = outside - shape.dense_layers * times.moe_layers / layers
     step = step_seconds(attention, experts, period, outside, layers, micro_batches)
     if setting.shared_on_experts:
-        dense = _ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
+        dense = ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
         step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
     prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
     devices = ranks * tensor_parallel + expert_devices
@@ -212,7 +212,7 @@ def afd_stages(
     return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
 
-def _ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
+def ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
     """A dense FFN on the expert side, split by columns over all its devices."""
     rows = np.asarray(tokens + 0.0 * devices)
     return ffn_seconds(

@@ -113,7 +113,13 @@ class PlanFamily:
             needed = needed + moved / np.maximum(self.expert_devices, 1.0)
             fits = (needed <= self.experts.memory * 0.92) & (self.expert_devices >= copies)
         most = largest_batch(
-            shape, self.attention, precision, setting.workload, self.tensor_parallel, resident
+            shape,
+            self.attention,
+            precision,
+            setting.workload,
+            self.tensor_parallel,
+            resident,
+            setting.engine.memory,
         )
         return np.where(fits, np.minimum(np.floor(most / self.micro_batches), BATCH_LIMIT), 0.0)
 
