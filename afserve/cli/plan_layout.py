@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from afserve.placement.planner.search import Layout, Pool
 
 _DEVICES = Within(1, 1 << 20, whole=True)
-COLOCATED, AFD = "vllm", "fastafd"
-"""The engines that are taken where none is named: the open ones that were measured most, and fastest."""
+COLOCATED = ("vllm", "sglang", "tensorrt-llm", "deepseek")
+AFD = ("fastafd", "step-3")
+"""The engines among which one is taken where none is named: that with the rows most like the question, or the first."""
+_ALIKE = 0.11  # likeness below which no row says anything: another model on another chip
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class LayoutFlags:
         multiple=True,
         metavar="NAME|FILE",
         help="Whose measured speed to plan with: vllm, sglang, tensorrt-llm, deepseek, fastafd, step-3, megascale, "
-        "afserve, a profile, or a .jsonl of `afserve bench calibrate`. Twice: one per kind.  [default: vllm, fastafd]",
+        "afserve, a profile, or a .jsonl of `afserve bench calibrate`. Twice: one per kind.  [default: those whose "
+        "measured rows are most like the question]",
     )
     kind: str | None = option(
         type=click.Choice(("afd", "colocated")), help="Only plans of this kind.  [default: both]"
@@ -121,7 +124,7 @@ def calibration_of(flags: LayoutFlags) -> str | None:
 
 
 def engines_of(
-    flags: LayoutFlags, pools: "tuple[Pool, ...]", curves: str
+    flags: LayoutFlags, pools: "tuple[Pool, ...]", curves: str, setting: "Setting"
 ) -> "tuple[tuple[str, Engine], ...]":
     """(kind, engine) of both kinds. Kernel curves of the user's own, and CPU hosts, are planned as afserve."""
     from afserve.cli.catalog import load_engine
@@ -133,7 +136,9 @@ def engines_of(
         return ("colocated", own), ("afd", own)
     own_curves = Path(curves).suffix in (".jsonl", ".toml")
     plain = own_curves or all(on_cpu(pool.chip.name) for pool in pools)
-    names = flags.engines or (("afserve",) if plain else (COLOCATED, AFD))
+    if not flags.engines and not plain:
+        return tuple((kind, _nearest(kind, pools, setting)) for kind in ("colocated", "afd"))
+    names = flags.engines or ("afserve",)
     found: dict[str, Engine] = {}
     loaded = [load_engine(name) for name in names]
     for engine in loaded:
@@ -154,4 +159,15 @@ def _other(engine: "Engine", kind: str) -> "Engine":
     """The engine of the other kind that this one is compared with."""
     from afserve.cli.catalog import load_engine
 
-    return load_engine(engine.against or (COLOCATED if kind == "colocated" else AFD))
+    return load_engine(engine.against or (COLOCATED if kind == "colocated" else AFD)[0])
+
+
+def _nearest(kind: str, pools: "tuple[Pool, ...]", setting: "Setting") -> "Engine":
+    """The engine of that kind with the measured row most like the question, on any of the pools."""
+    from afserve.cli.catalog import load_engine
+
+    layouts = ("dp", "tp", "tp ep") if kind == "colocated" else ("afd",)
+    asked = [setting.like(pool.chip, layout) for pool in pools for layout in layouts]
+    loaded = [load_engine(name) for name in (COLOCATED if kind == "colocated" else AFD)]
+    alike = [max(engine.rows.nearest(like) for like in asked) for engine in loaded]
+    return loaded[alike.index(max(alike))] if max(alike) > _ALIKE else loaded[0]

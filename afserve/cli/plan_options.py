@@ -190,9 +190,10 @@ def build_question(
         acceptance=model.mtp,
         percentile99=goal.p99,
     )
+    setting = with_requests(setting, layout, goal.ttft)
     setting.routing.popularity(setting.shape.experts.experts)
     return Question(
-        setting=with_requests(setting, layout, goal.ttft),
+        setting=setting,
         pools=offered,
         targets=Targets(seconds(goal.tpot, "tpot"), _ttft(goal.ttft, work)),
         objective=goal.objective,
@@ -200,7 +201,7 @@ def build_question(
         tokens_per_second=goal.rate * work.mean_answer,
         kinds=KINDS if layout.kind is None else (layout.kind,),
         layout=layout_of(layout, offered),
-        engines=engines_of(layout, offered, curves),
+        engines=engines_of(layout, offered, curves, setting),
     )
 
 

@@ -23,7 +23,7 @@ _WAITS = tuple(entry.name for entry in fields(Wait))
 _RATE_PRIOR, _FACTOR_PRIOR, _ROUNDS = 0.5, 0.15, 30
 _WAIT_PRIOR = (0.5, 0.5, 1.0, 1.0, 0.5, 1.0, 0.2)
 COVERED = 0.8
-_USUAL, _WORTH = 1.4, 10
+_USUAL, _WORTH = 1.0, 10
 """The quantile that engines with hundreds of rows have, and how many rows of its own outweigh it."""
 
 

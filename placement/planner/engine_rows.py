@@ -21,6 +21,9 @@ REQUESTS, LENGTHS, DEVICES = 3.0, 3.0, 1.5
 """Standard deviations of likeness, in doublings."""
 FAR, FAR_WEIGHT = 0.16, 0.5
 """Error assumed far from every row, and its weight beside the likeness of rows."""
+NEW = 0.4
+"""What a question like no row at all adds. So the 80 % interval holds 84 % of rows of models that a fit has not seen,
+and 78 % of chips; with 0 it held 36 % and 53 %."""
 _MOST_REQUESTS, _MOST_DEVICES, _DEVICE_STEP = 23, 13, 0.5
 
 
@@ -77,14 +80,19 @@ class MeasuredRows:
             * _near(self.devices, np.log2(max(devices, 1.0)), DEVICES)
         )
 
+    def nearest(self, like: Like) -> float:
+        """The likeness of the row most like this one, whatever its requests and devices."""
+        return float(_ends(self, like).max(initial=0.0))
+
     def half_width(self, like: Like, requests: float, devices: float) -> float:
         return self.quantile * float(local_error(self.alike(like, requests, devices)[None, :], self.wrong)[0])
 
 
 def local_error(alike: Array, wrong: Array) -> Array:
-    """The mean size of errors around each question, `alike` being (questions, rows)."""
+    """The mean size of errors around each question, and more where no row is like it. `alike` is (questions, rows)."""
     total = alike @ np.abs(wrong) + FAR * FAR_WEIGHT
-    return np.asarray(total / (alike.sum(axis=1) + FAR_WEIGHT))
+    new = NEW * (1 - alike.max(axis=1)) ** 2
+    return np.asarray(total / (alike.sum(axis=1) + FAR_WEIGHT) + new)
 
 
 def likeness(rows: tuple[Like, ...], requests: Array, devices: Array) -> Array:
