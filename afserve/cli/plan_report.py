@@ -4,7 +4,7 @@ from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
-from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.planner import USEFUL, Answer, Question
 from afserve.placement.planner.sensitivity import probability
 
 _HEAD = (
@@ -93,6 +93,8 @@ def _target(question: Question) -> str:
     )
     words += [f"TTFT <= {ttft * 1e3:g} ms"] if ttft < _NONE else []
     words += [f"at least {question.tokens_per_second:,.0f} tok/s"] if question.tokens_per_second else []
+    if question.floored:
+        words.append(f"no TPOT target: at most {USEFUL * 1e3:g} ms, to be useful")
     return ", ".join(words) or "no targets"
 
 

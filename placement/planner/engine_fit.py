@@ -130,7 +130,8 @@ def fit_engine(engine: Engine, found: Evidence, *, rates: bool = True) -> Engine
         said = said * np.array([fitted.labelled(entry) for entry in found.like])
     alike = likeness(found.like, found.requests, found.devices)
     weights, left = learned(alike, np.log(found.tpot / said), found.series)
-    wait, wait_factors, wait_weights = Wait(), {}, np.zeros_like(weights)
+    wait, wait_weights = Wait(), np.zeros_like(weights)
+    wait_factors: Mapping[str, float] = {}
     known = found.ttft > 0
     if rates and known.any():
         wait, wait_factors, wait_weights[known] = _fit_wait(found.some(known), np.exp(-left[known]))

@@ -151,7 +151,7 @@ def like_grid(rows: MeasuredRows, like: Like, what: str) -> Callable[[Array, Arr
     return read
 
 
-def learned(alike: Array, errors: Array, series: Array) -> tuple[Array, Array]:
+def learned(alike: Array, errors: Array, series: NDArray[np.str_]) -> tuple[Array, Array]:
     """(weights of the correction, errors that are left on each row when its whole series is not learned from).
 
     `alike` is (rows, rows), `errors` the fit's log errors: measured over predicted.

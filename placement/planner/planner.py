@@ -27,6 +27,8 @@ from afserve.placement.planner.search import (
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
 NO_TARGETS = Targets()
+USEFUL = 0.2
+"""Seconds per token at most where no target is given: five tokens a second, about as fast as people read."""
 OBJECTIVES = ("dollar", "device", "watt", "latency", "count")
 
 
@@ -44,6 +46,12 @@ class Question:
     tokens_per_second: float = 0.0
     layout: Layout = ANY
     engines: tuple[tuple[str, Engine], ...] = ()
+
+    @property
+    def floored(self) -> bool:
+        """Whether nobody said how fast a plan must be, so that it need only be useful."""
+        asked = np.isfinite(self.targets.tpot) or self.setting.concurrency > 0
+        return not asked and self.objective != "latency"
 
     def setting_for(self, kind: str) -> Setting:
         """The setting of deployments of one kind (colocated, afd), served by the engine of that kind."""
@@ -81,14 +89,26 @@ def answer(question: Question) -> Answer:
         best = _best_of(family, question)
         if best is not None:
             found.append(best)
-    found.sort(key=lambda entry: (entry[0], entry[1].usd_per_mtok))
+    floored = question.floored
+    found.sort(key=lambda e: (floored and e[1].tpot > USEFUL * (1 + 1e-9), e[0], e[1].usd_per_mtok))
     return Answer(tuple(plan for _, plan in found), tried)
 
 
 def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:
+    """Fast enough to be useful where nobody said how fast; where none is, the best without that floor."""
+    if not question.floored:
+        return _best_inside(family, question, question.targets, "SLO")
+    floor = replace(question.targets, tpot=USEFUL)
+    useful = _best_inside(family, question, floor, "usefulness")
+    return useful or _best_inside(family, question, question.targets, "SLO")
+
+
+def _best_inside(
+    family: PlanFamily, question: Question, targets: Targets, limit_name: str
+) -> tuple[float, Plan] | None:
     cost = None if question.tokens_per_second else _cost(family, question.objective)
     setting = question.setting_for(family.kind)
-    kept, batch, limit = best_batches(family, setting, question.targets, cost, question.layout.running)
+    kept, batch, limit = best_batches(family, setting, targets, cost, question.layout.running)
     if not len(batch):
         return None
     if question.objective == "latency" and not question.tokens_per_second:
@@ -98,7 +118,7 @@ def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | Non
     if not np.isfinite(score[index]):
         return None
     best, most = float(batch[index]), float(limit[index])
-    limited_by = "SLO" if best < most else _full(setting, kept, most, index)
+    limited_by = limit_name if best < most else _full(setting, kept, most, index)
     if question.objective == "latency" and not question.tokens_per_second:
         limited_by = "objective"
     return float(score[index]), plan_of(kept, setting, index, best, limited_by)

@@ -12,7 +12,7 @@ import numpy as np
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.planner import USEFUL, Answer, Question
 from afserve.placement.planner.search import PlanFamily, Targets, best_batches
 
 _RESOURCES = {
@@ -28,13 +28,16 @@ _RESOURCES = {
 def sensitivity(question: Question, plan: Plan, step: float = 0.1) -> dict[str, float]:
     """Relative throughput change of the same layout when one resource grows by `step`; the batch is chosen anew, but
     for the lowest latency, where it stays and the change is that of one request's rate."""
-    base = _throughput(question, plan, question.targets, None, (), 1.0)
+    targets = question.targets
+    if plan.limited_by == "usefulness":
+        targets = replace(targets, tpot=USEFUL)
+    base = _throughput(question, plan, targets, None, (), 1.0)
     changes = {}
     for name, (side, fields) in _RESOURCES.items():
         if plan.kind == "colocated" and side == "experts":
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        changes[label] = _throughput(question, plan, question.targets, side, fields, 1 + step) / base - 1
+        changes[label] = _throughput(question, plan, targets, side, fields, 1 + step) / base - 1
     if np.isfinite(question.targets.tpot):
         looser = replace(question.targets, tpot=question.targets.tpot * (1 + step))
         changes["TPOT target"] = _throughput(question, plan, looser, None, (), 1.0) / base - 1
@@ -79,6 +82,8 @@ def verdict(question: Question, found: Answer) -> str:
     colocated, afd = found.best("colocated"), found.best("afd")
     if afd is None and colocated is None:
         return "Nothing meets the targets in these pools."
+    if len(question.kinds) == 1:
+        return f"Only {question.kinds[0].replace('afd', 'AFD')} plans were asked for: there is nothing to compare."
     if colocated is None and afd is not None:
         return f"Disaggregate: {why_none(question, 'colocated')}; AFD runs on {_words(afd)}."
     if afd is None and colocated is not None:

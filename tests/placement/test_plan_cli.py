@@ -362,5 +362,22 @@ def test_a_crowd_waits_longer_for_its_first_token(capsys: pytest.CaptureFixture[
 
 
 def test_the_engine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "engines: colocated as vllm (" in call(capsys, "plan --model qwen3-30b-a3b --pool h800=8")[1]
+    assert "engines: colocated as vllm (" in call(capsys, "plan --model minimax-m2 --pool gb200=8")[1]
     assert "colocated as afserve" in call(capsys, "plan --model nano --pool cpu-host=2 --context 512")[1]
+
+
+def test_two_answers_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, count in (("a", 8), ("b", 16)):
+        _, out, _ = call(
+            capsys, f"plan --model minimax-m2 --pool gb200={count} --kind colocated --devices {count} --json"
+        )
+        (tmp_path / f"{name}.json").write_text(out)
+    code, out, _ = call(capsys, f"plan --compare {tmp_path / 'a.json'} {tmp_path / 'b.json'}")
+    assert code == 0
+    assert "colocated 8 gb200" in out
+    assert "colocated 16 gb200" in out
+    assert re.search(r"^tok/s +[\d,.]+ +[\d,.]+ +\+\d", out, re.MULTILINE)
+    (tmp_path / "b.json").write_text('{"best": {"tpot_ms": NaN}}')
+    code, _, err = call(capsys, f"plan --compare {tmp_path / 'a.json'} {tmp_path / 'b.json'}")
+    assert code == 2
+    assert "best.tpot_ms is not a number above 0" in err
