@@ -60,7 +60,7 @@ def _served_by(question: Question) -> str:
     for kind, engine in question.engines:
         if kind in question.kinds:
             rows = engine.fit.get("rows")
-            known = f" ({rows} measured rows)" if rows else ""
+            known = f" ({rows} measured row{'s' * (rows != 1)})" if rows else ""
             words.append(f"{kind.upper() if kind == 'afd' else kind} as {engine.name}{known}")
     return ", ".join(words) or "bare kernels"
 
