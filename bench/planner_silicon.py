@@ -1,119 +1,131 @@
-"""Measured configurations other people published: five-fold cross-validation by series, errors by system and batch,
-and the plot of them."""
+"""Served configurations that other people published, asked one by one through `afserve plan`: errors of TPOT and TTFT
+and how often the printed 80 % interval holds the measured TPOT, for rows that the profile was not fitted to."""
 
+import io
+import tempfile
 from collections.abc import Callable, Sequence
-from copy import copy
+from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from afserve.placement.planner.served import ServedRow
-from afserve.placement.planner.served_fit import fit_served
-from bench import planner_served
-from bench.planner_rows import fold, impossible, read_rows
+from bench.planner_engines import FOLDS, SERVED, evidence_of, fitted, rows_of, write
+from bench.planner_rows import fold
+from bench.planner_typed import say, typed_row
 
 _OPEN = 1 << 20
 REGIONS = ((1, 8), (9, 32), (33, 128), (129, _OPEN))
-SPLIT = "five folds by series (model, chip, engine, precision, layout, lengths): no concurrency of a series is fitted"
+SPLIT = (
+    "folds by series (model, chip, engine, precision, layout, lengths): no concurrency of a series is fitted"
+)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Errors:
-    """Relative errors of TPOT and TTFT, each row predicted by a fit that saw nothing of its series."""
+    """Relative errors of rows that were asked; held: whether the interval holds the measured TPOT. refused: rows that
+    the command refuses, because their weights do not fit as filed."""
 
-    def __init__(
-        self, rows: Sequence[ServedRow], of: Callable[[ServedRow], int] = fold, only: int | None = None
-    ) -> None:
-        """`of`: a row's fold. `only`: one fold is predicted, and kept."""
-        places = np.array([of(row) for row in rows])
-        self.rows = [row for row, place in zip(rows, places) if only in (None, place)]
-        self.tpot, self.ttft = np.zeros(len(rows)), np.zeros(len(rows))
-        for held in np.unique(places) if only is None else [only]:
-            model = fit_served([row for row, place in zip(rows, places) if place != held])
-            unseen = [row for row, place in zip(rows, places) if place == held]
-            self.tpot[places == held] = model.tpot(unseen) / np.array([row.tpot for row in unseen]) - 1
-            self.ttft[places == held] = model.ttft(unseen) / np.array([row.ttft for row in unseen]) - 1
-        if only is not None:
-            self.tpot, self.ttft = self.tpot[places == only], self.ttft[places == only]
+    rows: tuple[ServedRow, ...]
+    tpot: np.ndarray
+    ttft: np.ndarray
+    held: np.ndarray
+    refused: int
 
-    def beside(self, other: "Errors") -> "Errors":
-        """The rows of both, each predicted as it was."""
-        both = copy(self)
-        both.rows = self.rows + other.rows
-        both.tpot, both.ttft = np.r_[self.tpot, other.tpot], np.r_[self.ttft, other.ttft]
-        return both
-
-    def medians(self, keep: Callable[[ServedRow], bool] = lambda row: True) -> tuple[int, float, float]:
-        chosen = np.array([keep(row) for row in self.rows])
-        if not chosen.any():
-            return 0, float("nan"), float("nan")
-        return int(chosen.sum()), _median(self.tpot[chosen]), _median(self.ttft[chosen])
+    def some(self, keep: Callable[[ServedRow], bool]) -> "Errors":
+        at = [place for place, row in enumerate(self.rows) if keep(row)]
+        kept = tuple(self.rows[place] for place in at)
+        return Errors(kept, self.tpot[at], self.ttft[at], self.held[at], 0)
 
 
-def _median(errors: np.ndarray) -> float:
-    return float(np.median(np.abs(errors)))
+def asked(rows: Sequence[ServedRow], profile: str) -> Errors:
+    """What the command says of `rows` with `profile`, a name or a file."""
+    kept, tpot, ttft, held, refused = [], [], [], [], 0
+    for row in rows:
+        try:
+            with redirect_stderr(io.StringIO()):
+                best = say(typed_row(row, profile))["best"]
+        except RuntimeError:
+            refused += 1
+            continue
+        assert isinstance(best, dict)
+        low, high = best["tpot_interval_80_ms"]
+        kept.append(row)
+        tpot.append(best["tpot_ms"] / 1e3 / row.tpot - 1)
+        ttft.append(np.nan if best["ttft_ms"] is None else best["ttft_ms"] / 1e3 / row.ttft - 1)
+        held.append(low <= row.tpot * 1e3 <= high)
+    return Errors(tuple(kept), np.array(tpot), np.array(ttft), np.array(held), refused)
 
 
-def summaries(path: Path, chart: Path | None) -> list[dict[str, object]]:
-    """One row per group: how many, median |error| of TPOT and of TTFT."""
-    rows, left = read_rows(path)
-    mixed = [row for row in rows if not row.disaggregated and not impossible(row)]
-    apart = [row for row in rows if row.disaggregated]
-    main, second = Errors(mixed), Errors(apart)
-    every = main.beside(second)
-    found = [_row("all", every, lambda row: True, left)]
-    found.append(_row("aggregated", main, lambda row: True))
-    found.append(_row("disaggregated, worker counts known", second, lambda row: True))
-    for field, label in (("chip", "system"), ("engine", "engine"), ("shape", "model")):
-        names = sorted({_name(getattr(row, field)) for row in every.rows})
-        found += [_row(f"{label} {name}", every, _is(field, name)) for name in names]
-    found += [_row(f"batch {_region(low, high)}", every, _between(low, high)) for low, high in REGIONS]
-    new = Errors(mixed, of=lambda row: sorted({other.shape.name for other in mixed}).index(row.shape.name))
-    found.append(_row("aggregated, whole model unseen", new, lambda row: True))
-    found.append(_row("filed as aggregated, layout impossible", _odd(rows, mixed), lambda row: True))
-    found.append(planner_served.summary(mixed))
-    if chart is not None:
-        plot(every, chart)
+def every_fold(data: Path, told: Callable[[str], None] = print) -> tuple[Errors, Errors]:
+    """(the fold that the shipped profiles were not fitted to, asked of them; every row, asked of profiles that were
+    fitted to the other four folds)."""
+    found, parts = rows_of(data), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SERVED:
+            evidence = evidence_of(name, found[name])
+            for unseen in range(FOLDS):
+                profile = name
+                if unseen:
+                    write(fitted(name, evidence, unseen), Path(folder))
+                    profile = str(Path(folder) / f"{name}.json")
+                parts.append(asked([row for row in found[name] if fold(row, FOLDS) == unseen], profile))
+                told(f"{name}, fold {unseen}: {len(parts[-1].rows)} rows")
+    return joined(parts[::FOLDS]), joined(parts)
+
+
+def joined(parts: Sequence[Errors]) -> Errors:
+    return Errors(
+        tuple(row for part in parts for row in part.rows),
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("tpot", "ttft", "held")),
+        sum(part.refused for part in parts),
+    )
+
+
+def summaries(errors: Errors, claim: str) -> list[dict[str, object]]:
+    """One row per group: how many, median |error| of TPOT and of TTFT, share inside the interval."""
+    groups: dict[str, Callable[[ServedRow], bool]] = {
+        "all": lambda row: True,
+        "aggregated": lambda row: not row.disaggregated,
+        "disaggregated, worker counts known": lambda row: row.disaggregated,
+    }
+    for label, name_of in (
+        ("system", lambda row: row.chip.name),
+        ("engine", _engine),
+        ("model", lambda row: row.shape.name),
+    ):
+        for name in sorted({name_of(row) for row in errors.rows}):
+            groups[f"{label} {name}"] = lambda row, name=name, name_of=name_of: name_of(row) == name
+    for low, high in REGIONS:
+        groups[f"batch {_region(low, high)}"] = lambda row, low=low, high=high: low <= row.concurrency <= high
+    found = [_summary(claim, case, errors.some(keep)) for case, keep in groups.items()]
+    found[0] |= {"refused": errors.refused, "split": SPLIT}
     return found
 
 
-def _odd(rows: Sequence[ServedRow], mixed: Sequence[ServedRow]) -> Errors:
-    """The rows that are in no other figure, predicted from all others."""
-    odd = [row for row in rows if impossible(row)]
-    return Errors([*odd, *mixed], of=lambda row: int(impossible(row)), only=1)
+def _engine(row: ServedRow) -> str:
+    return row.engine.split()[0]
 
 
-def _row(
-    case: str, errors: Errors, keep: Callable[[ServedRow], bool], left: dict[str, int] | None = None
-) -> dict:
-    count, tpot, ttft = errors.medians(keep)
-    row: dict[str, object] = {
+def _summary(claim: str, case: str, errors: Errors) -> dict[str, object]:
+    known = errors.ttft[np.isfinite(errors.ttft)]
+    return {
+        "claim": claim,
         "case": case,
-        "rows": count,
-        "tpot_error": round(tpot, 4),
-        "ttft_error": round(ttft, 4),
+        "rows": len(errors.rows),
+        "tpot_error": round(float(np.median(np.abs(errors.tpot))), 4),
+        "ttft_error": round(float(np.median(np.abs(known))), 4) if len(known) else None,
+        "inside_80": round(float(errors.held.mean()), 3),
     }
-    return row | ({"left_out": left, "split": SPLIT} if left else {})
-
-
-def _is(field: str, name: str) -> Callable[[ServedRow], bool]:
-    return lambda row: _name(getattr(row, field)) == name
-
-
-def _name(value: object) -> str:
-    """An engine's own name, with its prompts elsewhere or not; a chip's, a shape's."""
-    return value.split()[0] if isinstance(value, str) else str(getattr(value, "name"))  # noqa: B009
 
 
 def _region(low: int, high: int) -> str:
     return f"{low} to {high}" if high < _OPEN else f"{low} and more"
 
 
-def _between(low: int, high: int) -> Callable[[ServedRow], bool]:
-    return lambda row: low <= row.concurrency <= high
-
-
 def plot(errors: Errors, path: Path) -> None:
-    """Boxes of the relative TPOT error by system and batch region."""
+    """Boxes of the relative errors by system and batch region."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -121,15 +133,18 @@ def plot(errors: Errors, path: Path) -> None:
 
     systems = sorted({row.chip.name for row in errors.rows})
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), dpi=130, sharey=False)
-    for axis, values, label in zip(axes, (errors.tpot, errors.ttft), ("TPOT", "TTFT")):
+    for axis, what, label in zip(axes, ("tpot", "ttft"), ("TPOT", "TTFT")):
         for place, (low, high) in enumerate(REGIONS):
             boxes, where = [], []
             for number, name in enumerate(systems):
-                keep = np.array(
-                    [row.chip.name == name and low <= row.concurrency <= high for row in errors.rows]
+                chosen = errors.some(
+                    lambda row, name=name, low=low, high=high: (
+                        row.chip.name == name and low <= row.concurrency <= high
+                    )
                 )
-                if keep.any():
-                    boxes.append(100 * values[keep])
+                values = getattr(chosen, what)
+                if np.isfinite(values).any():
+                    boxes.append(100 * values[np.isfinite(values)])
                     where.append(number + 0.2 * (place - 1.5))
             drawn = axis.boxplot(boxes, positions=where, widths=0.16, showfliers=False, patch_artist=True)
             for patch in drawn["boxes"]:

@@ -7,9 +7,11 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from afserve.errors import ConfigError, NotFoundError
+from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import read_object
 from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.engine import Engine
+from afserve.placement.planner.engine_file import engine_from_values
 from afserve.placement.planner.fields import nearest
 from afserve.placement.planner.hardware import Hardware, hardware_from_table
 from afserve.placement.planner.perf_attention import Precision
@@ -78,6 +80,24 @@ def load_curves(
         known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
         raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
     return curves_from_table(str(path), _read_toml(path))
+
+
+def load_engine(name: str) -> Engine:
+    """A profile in configs/engines, or a JSON file of the user's."""
+    path = Path(name)
+    if path.suffix != ".json":
+        path = CONFIGS / "engines" / f"{name.lower()}.json"
+    if not path.is_file():
+        raise NotFoundError(
+            f"--engine {shown(name)}: no such engine; {nearest(name, engine_names())} A profile that `python -m "
+            "bench.planner_engines` wrote works too, and the .jsonl of `afserve bench calibrate`",
+            param="engine",
+        )
+    return engine_from_values(str(path), read_object(path, refusal=ConfigError))
+
+
+def engine_names() -> list[str]:
+    return [path.stem for path in (CONFIGS / "engines").glob("*.json")]
 
 
 def read_lines(path: Path, option: str) -> list[str]:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from afserve.placement.planner.planner import Question
 
 
+def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
+    """Answers at once: nothing is planned."""
+    if given:
+        from afserve.cli.plan_compare import compared
+
+        click.echo(compared(*given))
+        context.exit()
+
+
 @click.command("plan", short_help="Plan capacity: what to buy, how to split it, what it costs.")
 @question_flags
 @click.option(
@@ -39,6 +48,16 @@ if TYPE_CHECKING:
     type=Path,
     metavar="FILE",
     help="Write the best plan that `afserve up --cluster FILE` can start.",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=Path,
+    metavar="A.json B.json",
+    is_eager=True,
+    expose_value=False,
+    callback=_compare,
+    help="Put two answers of --json side by side, and plan nothing.",
 )
 def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None, **flags: Any) -> None:
     """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within, gather_group, group_options, option
+from afserve.cli.plan_layout import LayoutFlags, calibration_of, engines_of, layout_of, with_requests
 from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class GoalFlags:
     micro_batches: str = option(default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]")
 
 
-GROUPS = (ModelFlags, HardwareFlags, RequestFlags, RoutingFlags, GoalFlags)
+GROUPS = (ModelFlags, HardwareFlags, LayoutFlags, RequestFlags, RoutingFlags, GoalFlags)
 question_flags = group_options(*GROUPS)
 
 
@@ -131,6 +132,7 @@ def asked_question(flags: dict[str, Any]) -> "Question":
         gather_group(RequestFlags, flags),
         gather_group(RoutingFlags, flags),
         gather_group(GoalFlags, flags),
+        gather_group(LayoutFlags, flags),
     )
 
 
@@ -157,13 +159,14 @@ def build_question(
     requests: RequestFlags,
     routing: RoutingFlags,
     goal: GoalFlags,
+    layout: LayoutFlags,
 ) -> "Question":
     """Raises ConfigError or NotFoundError naming the flag."""
     from afserve.cli.catalog import load_curves, load_model, read_counts
     from afserve.placement.planner.perf import Setting
     from afserve.placement.planner.perf_attention import Precision
     from afserve.placement.planner.perf_experts import Routing
-    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.planner import KINDS, Question
     from afserve.placement.planner.search import Targets
 
     if goal.objective == "count" and goal.rate <= 0:
@@ -176,9 +179,10 @@ def build_question(
     shape, offered = load_model(model.model), _pools(hardware)
     widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
     counts = read_counts(routing.counts) if routing.counts else ()
+    curves = calibration_of(layout) or hardware.curves
     setting = Setting(
         shape=shape,
-        curves=load_curves(hardware.curves, shape, offered[0].chip, widths),
+        curves=load_curves(curves, shape, offered[0].chip, widths),
         workload=work,
         precision=widths,
         routing=Routing(routing.skew, counts, routing.redundant, routing.expert_copies),
@@ -186,6 +190,7 @@ def build_question(
         acceptance=model.mtp,
         percentile99=goal.p99,
     )
+    setting = with_requests(setting, layout, goal.ttft)
     setting.routing.popularity(setting.shape.experts.experts)
     return Question(
         setting=setting,
@@ -194,6 +199,9 @@ def build_question(
         objective=goal.objective,
         micro_batches=_micro_batches(goal.micro_batches),
         tokens_per_second=goal.rate * work.mean_answer,
+        kinds=KINDS if layout.kind is None else (layout.kind,),
+        layout=layout_of(layout, offered),
+        engines=engines_of(layout, offered, curves, setting),
     )
 
 

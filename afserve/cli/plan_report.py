@@ -1,9 +1,11 @@
 """A planner's answer for people (a table) and for programs (JSON values)."""
 
 from afserve.placement.planner.cluster_file import on_cpu
+from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
-from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.planner import USEFUL, Answer, Question
+from afserve.placement.planner.sensitivity import probability
 
 _HEAD = (
     "", "plan", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev", "$/Mtok",
@@ -46,9 +48,21 @@ def _heading(question: Question) -> str:
         f"{shape.name}: {_size(shape.total_elems)} weights, {_size(shape.active_elems)} active; "
         f"{setting.workload.name}; {_target(question)}",
         f"{pools}; {_assumed(question)}",
+        f"engines: {_served_by(question)}",
     ]
     lines += [f"note: {note}" for note in _notes(question)]
     return "\n".join(lines)
+
+
+def _served_by(question: Question) -> str:
+    """Whose speed the plans have, and how well it is known."""
+    words = []
+    for kind, engine in question.engines:
+        if kind in question.kinds:
+            rows = engine.fit.get("rows")
+            known = f" ({rows} measured row{'s' * (rows != 1)})" if rows else ""
+            words.append(f"{kind.upper() if kind == 'afd' else kind} as {engine.name}{known}")
+    return ", ".join(words) or "bare kernels"
 
 
 def _notes(question: Question) -> list[str]:
@@ -79,6 +93,8 @@ def _target(question: Question) -> str:
     )
     words += [f"TTFT <= {ttft * 1e3:g} ms"] if ttft < _NONE else []
     words += [f"at least {question.tokens_per_second:,.0f} tok/s"] if question.tokens_per_second else []
+    if question.floored:
+        words.append(f"no TPOT target: at most {USEFUL * 1e3:g} ms, to be useful")
     return ", ".join(words) or "no targets"
 
 
@@ -152,7 +168,8 @@ def _row(label: str, plan: Plan) -> tuple[str, ...]:
 def _details(question: Question, best: Plan) -> list[str]:
     idle = best.bubbles()
     lines = [
-        f"Best plan, +-{best.error:.0%} (one sigma): {best.requests:,} requests in decode, "
+        f"Best plan, +-{best.error:.0%} (one sigma, 80 % inside {best.interval[0] * 1e3:.1f} to "
+        f"{best.interval[1] * 1e3:.1f} ms): {best.requests:,} requests in decode, "
         f"${best.usd_per_hour:,.2f}/h, {best.watts / 1e3:,.1f} kW"
     ]
     times = best.stages
@@ -199,9 +216,23 @@ def as_values(
         "alternatives": plans[1:],
         "sensitivity_10_percent": {name: round(change, 4) + 0.0 for name, change in changes.items()},
         "verdict": verdict,
+        "probability_afd_better": _chance(question, found),
+        "engines": {kind: _engine(engine) for kind, engine in question.engines},
         "notes": _notes(question),
         "layouts_tried": found.tried,
     }
+
+
+def _chance(question: Question, found: Answer) -> float | None:
+    """The probability that AFD is better; none where only one kind has a plan."""
+    afd, colocated = found.best("afd"), found.best("colocated")
+    if afd is None or colocated is None:
+        return None
+    return round(probability(question, afd, colocated), 3)
+
+
+def _engine(engine: Engine) -> dict[str, object]:
+    return {"name": engine.name, "about": engine.about, "fit": dict(engine.fit)}
 
 
 def _values(plan: Plan) -> dict[str, object]:
@@ -223,7 +254,9 @@ def _values(plan: Plan) -> dict[str, object]:
         "bound_by": "memory" if plan.limited_by == "memory" else plan.bound_by,
         "limited_by": plan.limited_by,
         "busiest": plan.busiest,
+        "engine": plan.engine,
         "error": round(plan.error, 3),
+        "tpot_interval_80_ms": [round(seconds * 1e3, 3) for seconds in plan.interval],
         "stages_us": {
             name: round(getattr(times, name) * 1e6, 2)
             for name in ("attention", "dispatch", "experts", "combine", "outside")

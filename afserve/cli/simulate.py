@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what en
 
 @click.command("simulate", short_help="Play a plan event by event.")
 @question_flags
-@click.option("--kind", type=click.Choice(("afd", "colocated")), help="Play the best plan of this kind.")
 @click.option(
     "--steps",
     default=16,
@@ -59,7 +57,6 @@ _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what en
 @click.option("--timeline", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
-    kind: str | None,
     steps: int,
     requests: int | None,
     load: float,
@@ -80,8 +77,6 @@ def simulate(
     from afserve.placement.planner.planner import answer
 
     question = asked_question(flags)
-    if kind is not None:
-        question = replace(question, kinds=(kind,))
     best = answer(question).best()
     if best is None:
         raise DoesNotFitError(explain(question))
@@ -100,7 +95,9 @@ def _play_layers(
     from afserve.placement.planner.simulate_stages import StageTable
 
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    stages = StageTable(question.setting, plan, chips[plan.attention.hardware], chips[plan.experts.hardware])
+    stages = StageTable(
+        question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
+    )
     script = Script(
         plan.ranks,
         plan.micro_batches,

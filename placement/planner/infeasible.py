@@ -73,7 +73,9 @@ def why_none(question: Question, kind: str) -> str:
     """What keeps every deployment of one kind (colocated, afd) out, where the other kind has one: a clause."""
     name = {"afd": "AFD", "colocated": "colocated"}[kind]
     one = replace(question, kinds=(kind,))
-    if not any(len(f.ranks) for f in families(list(question.pools), question.micro_batches, (kind,))):
+    if not any(
+        len(f.ranks) for f in families(list(question.pools), question.micro_batches, (kind,), question.layout)
+    ):
         return f"an {name} deployment takes two devices at least, and {_pools(question)} is offered"
     if not _anything_fits(one):
         return f"no {name} deployment fits the memory of {_pools(question)}"
@@ -93,7 +95,7 @@ def describe(plan: Plan) -> str:
 
 
 def _anything_fits(question: Question) -> bool:
-    tried = families(list(question.pools), question.micro_batches, question.kinds)
+    tried = families(list(question.pools), question.micro_batches, question.kinds, question.layout)
     return any((family.batch_limit(question.setting) >= 1).any() for family in tried if len(family.ranks))
 
 

@@ -26,6 +26,12 @@ def attention_weight_bytes(shape: ModelShape, precision: Precision, tensor_paral
     return (body + table * PRECISIONS["bf16"]) / tensor_parallel
 
 
+def shared_weight_bytes(shape: ModelShape, precision: Precision) -> float:
+    """Shared experts and dense FFNs, which some systems keep on the expert side."""
+    elems = shape.experts.layers * shape.experts.shared_elems + shape.dense_layers * shape.dense_elems
+    return elems * PRECISIONS[precision.attention]
+
+
 def expert_weight_bytes(shape: ModelShape, precision: Precision, routing: Routing, devices: Array) -> Array:
     """Per device, replicas included, slots rounded up to whole experts while there are more slots than devices."""
     slots = routing.slots(shape.experts.experts) / devices
@@ -46,14 +52,16 @@ def largest_batch(
     workload: Workload,
     tensor_parallel: int,
     resident: Array | float = 0.0,
+    usable: float = USABLE,
 ) -> Array:
     """Requests one attention rank (of `tensor_parallel` devices) can hold; 0 when not even the weights fit.
 
-    `resident`: bytes per device taken by something else, such as colocated experts. n requests take n*mean +
+    `resident`: bytes per device taken by something else, such as colocated experts. `usable`: share of memory that the
+    engine gives to weights and caches. n requests take n*mean +
     2.33*sqrt(n)*deviation of tokens with 99 % certainty; solved for sqrt(n).
     """
     free = (
-        chip.memory * USABLE
+        chip.memory * usable
         - attention_weight_bytes(shape, precision, tensor_parallel)
         - np.asarray(resident)
     )

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.pipeline import larger, layer_period, step_seconds
+from afserve.placement.planner.engine import PLAIN, WIDTH_SECONDS, Engine, scaled
+from afserve.placement.planner.engine_rows import Like
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf_attention import (
     AttentionTimes,
@@ -38,6 +40,15 @@ EVEN = Routing()
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """Where prompts are read when they are read elsewhere: devices per instance (0: as many as an instance of decoding
+    has) of the same hardware, and how many instances there are for each instance of decoding."""
+
+    devices: int = 0
+    workers: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """Everything a prediction depends on besides the layout.
 
@@ -47,6 +58,9 @@ class Setting:
     exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
     steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
     percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
+    engine: how much longer than its kernels it takes; `reached` are the curves that its decoding reaches.
+    split_experts: where one rank spans all devices, each has a slice of every expert (else some experts whole).
+    concurrency: requests that clients keep in flight, 0 where they come at random. prefill: who reads their prompts.
     """
 
     shape: ModelShape
@@ -60,6 +74,39 @@ class Setting:
     exchange_kernels: bool = True
     steps_ahead: bool = False
     percentile99: bool = False
+    engine: Engine = PLAIN
+    reached: CurveSet | None = None
+    split_experts: bool = False
+    concurrency: float = 0.0
+    prefill: Prefill | None = None
+
+    def served_by(self, engine: Engine) -> "Setting":
+        """The same question, answered for `engine`: its way of working, and the curves that it reaches."""
+        return replace(
+            self,
+            engine=engine,
+            reached=scaled(self.curves, engine.rates),
+            steps_ahead=engine.steps_ahead,
+            shared_on_experts=engine.shared_on_experts,
+            exchange_kernels=engine.exchange_kernels,
+        )
+
+    @property
+    def decode_curves(self) -> CurveSet:
+        return self.curves if self.reached is None else self.reached
+
+    def like(self, chip: Hardware, layout: str) -> Like:
+        """What measured rows are compared with; a decode-only context counts as one with answers of 1,024 tokens."""
+        work = self.workload
+        return Like(
+            model=self.shape.name,
+            chip=chip.name,
+            experts=self.precision.experts,
+            layout=layout,
+            prompts="elsewhere" if work.decode_only else "here",
+            prompt=max(work.mean_prompt, 1.0),
+            answer=work.mean_answer if work.mean_answer > 1 else 1024.0,
+        )
 
     @property
     def tokens_per_step(self) -> float:
@@ -72,11 +119,11 @@ class Setting:
     @property
     def exchange(self) -> float:
         """Device seconds of one send or receive kernel, whatever its size."""
-        return self.curves.pick("exchange", "bf16").launch if self.exchange_kernels else 0.0
+        return self.decode_curves.pick("exchange", "bf16").launch if self.exchange_kernels else 0.0
 
     def exchange_at_attention(self, rows: Array, nodes: Array) -> Array:
         """Device seconds of one layer's send and receive: `rows` rows, each to those of `nodes` that need it."""
-        kernel = self.curves.pick("exchange", "bf16")
+        kernel = self.decode_curves.pick("exchange", "bf16")
         seconds = np.asarray(2 * self.exchange + 0.0 * (rows + nodes))
         if not self.exchange_kernels or not (kernel.per_row or kernel.per_group):
             return seconds
@@ -86,7 +133,7 @@ class Setting:
     def exchange_at_experts(self, rows: Array, messages: Array) -> Array:
         """The same on an expert device that answers `messages` of `rows` rows each. Where only kernels of a collective
         were measured, one send and one receive take what they take at the attention side, for any number of peers."""
-        answer = self.curves.curves.get("answer")
+        answer = self.decode_curves.curves.get("answer")
         if answer is None or not self.exchange_kernels:
             return np.asarray(2 * self.exchange + 0.0 * (rows + messages))
         return np.asarray(messages * (answer.launch + answer.per_row * rows))
@@ -132,7 +179,7 @@ def afd_stages(
     tokens = ranks * batch * setting.rows_per_request
     experts = expert_half(setting, expert_chip, tokens, expert_devices)
     if setting.shared_on_experts:
-        experts = experts + _ffn_there(
+        experts = experts + ffn_there(
             setting, expert_chip, tokens, expert_devices, shape.experts.shared_elems
         )
     dispatch, combine = m2n_transfer(
@@ -154,27 +201,23 @@ def afd_stages(
         outside = outside - shape.dense_layers * times.moe_layers / layers
     step = step_seconds(attention, experts, period, outside, layers, micro_batches)
     if setting.shared_on_experts:
-        dense = _ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
+        dense = ffn_there(setting, expert_chip, tokens, expert_devices, shape.dense_elems)
         step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
-    prompt = _prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
-    return _finish(
-        setting,
-        times,
-        attention,
-        experts,
-        dispatch,
-        combine,
-        step,
-        prompt,
-        micro_batches * batch,
-        shape.layers,
+    prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
+    devices = ranks * tensor_parallel + expert_devices
+    factor = setting.engine.factor(
+        setting.like(attention_chip, "afd"), ranks * batch * micro_batches, devices
     )
+    parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
+    return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
 
-def _ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
+def ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:
     """A dense FFN on the expert side, split by columns over all its devices."""
     rows = np.asarray(tokens + 0.0 * devices)
-    return ffn_seconds(setting.shape, chip, setting.curves, setting.precision.experts, rows, devices, elems)
+    return ffn_seconds(
+        setting.shape, chip, setting.decode_curves, setting.precision.experts, rows, devices, elems
+    )
 
 
 def colocated_stages(
@@ -195,36 +238,39 @@ def colocated_stages(
     devices = ranks * tensor_parallel
     times = attention_half(setting, chip, tensor_parallel, ranks, batch)
     tokens = ranks * batch * setting.rows_per_request
-    experts = expert_half(setting, chip, tokens, devices)
+    experts = expert_half(setting, chip, tokens, devices, slices=(ranks == 1) & setting.split_experts)
     dispatch, combine = _all_to_all(
         setting, chip, devices, batch * setting.rows_per_request / tensor_parallel
     )
-    reduce = allreduce_seconds(chip, setting.curves, tokens * shape.hidden * COMBINE_BYTES, tensor_parallel)
+    reduce = allreduce_seconds(
+        chip, setting.decode_curves, tokens * shape.hidden * COMBINE_BYTES, tensor_parallel
+    )
     dispatch = np.where(ranks > 1, dispatch, 0.0)
     combine = np.where(ranks > 1, combine, reduce)
     exchange = 4 * setting.exchange * (ranks > 1) * (micro_batches > 1)
     attention = times.moe_layers / layers + exchange + _together(setting, batch * setting.rows_per_request)
     period = layer_period(attention + experts, 0.0 * experts, dispatch, combine, micro_batches)
     step = step_seconds(attention + experts, 0.0 * experts, period, times.outside, layers, micro_batches)
-    prompt = _prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
+    prompt = prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
     prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
-    return _finish(
-        setting,
-        times,
-        attention,
-        experts,
-        dispatch,
-        combine,
-        step,
-        prompt,
-        micro_batches * batch,
-        shape.layers,
-    )
+    factor = colocated_factor(setting, chip, ranks, ranks * batch * micro_batches, devices)
+    parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
+    return _finish(setting, parts, prompt, micro_batches * batch, factor)
+
+
+def colocated_factor(
+    setting: Setting, chip: Hardware, ranks: Array, requests: Array, devices: Array
+) -> Array:
+    """What the engine's rows say of such layouts: one rank over all devices is another kind than several."""
+    one = "tp" if setting.split_experts else "tp ep"
+    alone = setting.engine.factor(setting.like(chip, one), requests, devices)
+    several = setting.engine.factor(setting.like(chip, "dp"), requests, devices)
+    return np.asarray(np.where(ranks > 1, several, alone))
 
 
 def _together(setting: Setting, rows: Array) -> Array:
     """What both halves in one process take longer per layer, where that was measured."""
-    curve = setting.curves.curves.get("together")
+    curve = setting.decode_curves.curves.get("together")
     return np.zeros_like(rows) if curve is None else np.asarray(curve.launch + curve.per_group * rows)
 
 
@@ -248,7 +294,7 @@ def attention_half(
     times = attention_step(
         setting.shape,
         chip,
-        setting.curves,
+        setting.decode_curves,
         setting.precision,
         requests,
         context,
@@ -258,19 +304,29 @@ def attention_half(
     )
     if not setting.steps_ahead:
         return times
-    hidden = setting.curves.pick("step", setting.precision.attention).launch
+    hidden = setting.decode_curves.pick("step", setting.precision.attention).launch
     return replace(times, outside=times.outside - hidden)
 
 
 def expert_half(
-    setting: Setting, chip: Hardware, tokens: Array, devices: Array, *, by_chance: bool = True
+    setting: Setting,
+    chip: Hardware,
+    tokens: Array,
+    devices: Array,
+    *,
+    by_chance: bool = True,
+    slices: NDArray[np.bool_] | bool = False,
 ) -> Array:
     """The most loaded of `devices` expert devices, one layer, `tokens` rows before the top-k fan-out. Not `by_chance`:
-    the mean over many layers, as it is where tokens choose evenly."""
+    the mean over many layers, as it is where tokens choose evenly. `slices`: each device has a slice of every expert,
+    so none has more rows than others, and each calls all active ones."""
     moe, routing = setting.shape.experts, setting.routing
     skew = _skew(routing, moe.experts, devices)
     mean_rows = tokens * moe.top_k / devices
-    chance = 1 + by_chance * largest_normal(devices) / np.sqrt(np.maximum(mean_rows, 1.0))
+    skew = np.where(slices, 1.0, skew)
+    chance = 1 + (by_chance & ~np.asarray(slices)) * largest_normal(devices) / np.sqrt(
+        np.maximum(mean_rows, 1.0)
+    )
     rows = np.minimum(mean_rows * skew * chance, tokens * moe.top_k)
     slots = routing.slots(moe.experts)
     held = np.maximum(slots / devices, 1.0)
@@ -278,8 +334,15 @@ def expert_half(
     active = np.minimum(active_experts(routing, moe.experts, moe.top_k, tokens) * spare / devices, held)
     active = np.maximum(np.minimum(active * np.minimum(chance, 2.0), held), np.minimum(1.0, rows))
     width = np.maximum(devices / slots, 1.0)
+    read = np.asarray(active / width)
     return expert_layer(
-        setting.shape, chip, setting.curves, setting.precision.experts, rows, np.asarray(active / width)
+        setting.shape,
+        chip,
+        setting.decode_curves,
+        setting.precision.experts,
+        rows,
+        read,
+        groups=np.where(slices, active * devices, read),
     )
 
 
@@ -314,17 +377,17 @@ def m2n_transfer(
         row = shape.hidden * element
         sent = rows * row * copies / tensor_parallel
         received = ranks * rows * row * copies / expert_devices
-        seconds = transfer(attention_chip, expert_chip, setting.curves, sent, received)
+        seconds = transfer(attention_chip, expert_chip, setting.decode_curves, sent, received)
         if per_node > 1:
             fan = distinct_targets(top_k, expert_devices) / copies
-            spread = setting.curves.pick("fast_link", "bf16")
+            spread = setting.decode_curves.pick("fast_link", "bf16")
             seconds = seconds + received * np.maximum(fan - 1, 0.0) / (expert_chip.link * spread.memory)
         if shared:
             near_copies = distinct_targets(top_k, expert_devices)
             near = transfer(
                 attention_chip,
                 expert_chip,
-                setting.curves,
+                setting.decode_curves,
                 sent / copies * near_copies,
                 received / copies * near_copies,
                 same_domain=True,
@@ -340,13 +403,14 @@ def _all_to_all(setting: Setting, chip: Hardware, devices: Array, rows: Array) -
     results = []
     for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
         moved = rows * setting.shape.hidden * element * copies
-        near = transfer(chip, chip, setting.curves, moved, moved, same_domain=chip.link > 0)
-        far = transfer(chip, chip, setting.curves, moved, moved)
-        results.append(np.asarray(np.where(devices <= max(chip.fast_domain, 1), near, far)))
+        near = transfer(chip, chip, setting.decode_curves, moved, moved, same_domain=chip.link > 0)
+        far = transfer(chip, chip, setting.decode_curves, moved, moved)
+        wider = setting.engine.rates.width * WIDTH_SECONDS * np.log2(np.maximum(devices, 1.0))
+        results.append(np.asarray(np.where(devices <= max(chip.fast_domain, 1), near, far) + wider))
     return results[0], results[1]
 
 
-def _prompt_seconds(
+def prompt_seconds(
     setting: Setting,
     attention_chip: Hardware,
     expert_chip: Hardware,
@@ -370,35 +434,44 @@ def _prompt_seconds(
         active_experts(setting.routing, moe.experts, moe.top_k, tokens * ranks) / expert_devices, rows
     )
     layer = expert_layer(shape, expert_chip, setting.curves, setting.precision.experts, rows, active)
-    return like + attention, like + layer * moe.layers
+    rates = setting.engine.rates
+    return like + rates.prompt_attention * attention, like + rates.prompt_experts * layer * moe.layers
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of one micro-batch before an engine's measured rows correct them: per MoE layer, and `outside` and
+    `step` per step."""
+
+    attention: Array
+    experts: Array
+    dispatch: Array
+    combine: Array
+    outside: Array
+    core: Array
+    step: Array
 
 
 def _finish(
-    setting: Setting,
-    times: AttentionTimes,
-    attention: Array,
-    experts: Array,
-    dispatch: Array,
-    combine: Array,
-    step: Array,
-    prompt: tuple[Array, Array],
-    resident: Array,
-    layers: int,
+    setting: Setting, parts: Parts, prompt: tuple[Array, Array], resident: Array, factor: Array
 ) -> Stages:
     """Add prompts: while one request writes its answer, its rank also reads one prompt; the busier side pays. A prompt
     waits as in an M/G/1 queue: long prompts among short ones make everybody wait longer than equal ones would."""
+    step = parts.step * factor
+    prompt = prompt[0] * factor, prompt[1] * factor
     per_prompt = larger(prompt[0], prompt[1])
-    prompts = resident * setting.tokens_per_step / setting.workload.mean_answer
+    turnover = resident if not setting.concurrency else larger(resident - 1, 0.0 * resident)
+    prompts = turnover * setting.tokens_per_step / setting.workload.mean_answer
     iteration = step + prompts * per_prompt
-    share = np.asarray(prompts * per_prompt / iteration)
+    share = np.asarray(prompts * per_prompt / np.maximum(iteration, 1e-12))
     wait = share / np.maximum(2 * (1 - share), 1e-3) * per_prompt * (1 + setting.workload.prompt_variation)
     return Stages(
-        attention=attention,
-        experts=experts,
-        dispatch=dispatch,
-        combine=combine,
-        outside=times.outside,
-        core=np.asarray(times.core / layers),
+        attention=np.asarray(parts.attention * factor),
+        experts=np.asarray(parts.experts * factor),
+        dispatch=np.asarray(parts.dispatch * factor),
+        combine=np.asarray(parts.combine * factor),
+        outside=np.asarray(parts.outside * factor),
+        core=np.asarray(parts.core * factor),
         iteration=np.asarray(iteration),
         tpot=np.asarray(iteration / setting.tokens_per_step),
         prefill_share=share,

@@ -163,6 +163,7 @@ def _projections(
     for group in shape.attention:
         elems = group.weight_elems / tensor_parallel
         crossed = rows * group.row_elems / tensor_parallel * _ACTIVATION * curve.row_bytes / chip.bandwidth
+        crossed = crossed * curve.scale
         total = total + group.layers * (_matmul(chip, curves, precision.attention, rows, elems) + crossed)
     return total
 
@@ -189,6 +190,7 @@ def ffn_seconds(
         return np.zeros_like(rows)
     width = elems / 3 / shape.hidden / devices
     crossed = rows * (2 * shape.hidden + 3 * width) * _ACTIVATION / chip.bandwidth
+    crossed = crossed * curves.pick("gemm", precision).scale
     return _matmul(chip, curves, precision, rows, elems / devices) + crossed
 
 
@@ -204,4 +206,4 @@ def allreduce_seconds(chip: Hardware, curves: CurveSet, message: Array, devices:
         return np.zeros_like(message)
     speed, latency = chip.reach(devices)
     curve = curves.pick("allreduce", "bf16")
-    return latency + curve.launch + message / (speed * curve.memory)
+    return curve.scale * (latency + curve.launch + message / (speed * curve.memory))

@@ -24,7 +24,8 @@ class Curve:
     row_bytes: how often a row's activations cross memory (products only). For grouped experts only: pad_rows, rows an
     active expert computes in vain (tiles), and per_group, seconds per active expert. For a node's own work on messages
     only: per_row, seconds per row that is packed or unpacked, and per_group, seconds per further peer. bend: for a
-    machine's own attention halves, measured over roofline at some numbers of rows.
+    machine's own attention halves, measured over roofline at some numbers of rows. scale: an engine's seconds over the
+    kernel's, the launch not counted.
     """
 
     launch: float
@@ -37,6 +38,7 @@ class Curve:
     rows: int = 0
     source: str = ""
     per_row: float = 0.0
+    scale: float = 1.0
     bend: tuple[tuple[float, float], ...] = ()
 
     def bent(self, rows: Array) -> Array | float:
@@ -48,7 +50,7 @@ class Curve:
 
     def seconds(self, read: Array, flops: Array, bandwidth: float, peak: float) -> Array:
         """Without the launch: callers add it once per call, not once per layer share."""
-        return smooth_max(read / (bandwidth * self.memory), flops / (peak * self.compute))
+        return self.scale * smooth_max(read / (bandwidth * self.memory), flops / (peak * self.compute))
 
 
 def smooth_max(first: Array, second: Array) -> Array:

@@ -26,10 +26,12 @@ def expert_layer(
     rows: Array,
     active: Array,
     tensor_parallel: int = 1,
+    groups: Array | None = None,
 ) -> Array:
     """One MoE layer on one device: `rows` row-expert pairs and `active` distinct experts on it.
 
-    Several devices may share an expert's columns (`tensor_parallel`); the caller adds their all-reduce.
+    Several devices may share an expert's columns (`tensor_parallel`); the caller adds their all-reduce. `groups`:
+    pieces of experts that this device calls, where that is not `active`.
     """
     elems = shape.experts.elems / tensor_parallel
     width = elems / 3 / shape.hidden
@@ -39,7 +41,8 @@ def expert_layer(
     flops = 2 * elems * (rows + curve.pad_rows * active)
     moved = read / (chip.bandwidth * curve.memory)
     computed = flops / (chip.flops(precision) * curve.compute)
-    return np.asarray(curve.launch + smooth_max(moved, computed) + active * curve.per_group)
+    called = active if groups is None else groups
+    return np.asarray(curve.launch + curve.scale * smooth_max(moved, computed) + called * curve.per_group)
 
 
 def distinct_targets(top_k: int, targets: Array | float) -> Array:
@@ -68,4 +71,4 @@ def transfer(
         if same_domain
         else max(sender.network_latency, receiver.network_latency)
     )
-    return np.asarray(latency + curve.launch + wire)
+    return np.asarray(curve.scale * (latency + curve.launch + wire))

@@ -3,17 +3,22 @@
 It is built from a family of deployments that was searched and one of its layouts. Values only.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from afserve.pipeline import StageTimes
+from afserve.placement.planner.closed_loop import crowd_of, first_token
+from afserve.placement.planner.engine_rows import Like
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Setting, attention_half, expert_half
+from afserve.placement.planner.perf import Setting, Stages, attention_half, expert_half
 from afserve.placement.planner.search import PlanFamily
 
 HOUR, MILLION = 3600.0, 1e6
+WITHIN_80 = 1.2816
+"""Standard deviations that hold 80 % of a normal distribution, to either side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Plan:
 
     limited_by: what keeps the batch from growing (memory, SLO, the objective, or the search when none does). bound_by:
     what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
-    micro-batch.
+    micro-batch. half_width: of the 80 % interval of log TPOT.
     """
 
     kind: str
@@ -54,6 +59,9 @@ class Plan:
     stages: StageTimes
     layers: int
     decode_only: bool
+    engine: str = ""
+    half_width: float = 0.0
+    prompts_elsewhere: bool = False
 
     @property
     def devices(self) -> int:
@@ -75,6 +83,12 @@ class Plan:
     def requests(self) -> int:
         """Requests in decode at once."""
         return self.ranks * self.batch * self.micro_batches
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """TPOT in seconds, 80 %."""
+        factor = math.exp(self.half_width)
+        return self.tpot / factor, self.tpot * factor
 
     def bubbles(self) -> dict[str, float]:
         """Idle share per station; colocated has one compute station."""
@@ -98,6 +112,10 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     core = float(stages.core[0])
     busiest, bound = _binding(one, setting, times, batch)
     tpot = float(stages.tpot[0])
+    tok_s = ranks * batch * family.micro_batches / tpot
+    if setting.concurrency:
+        tok_s = min(tok_s, setting.concurrency / tpot)
+    half_width = _half_width(one, setting, times, core, batch)
     expert_chip = family.experts if family.kind == "afd" else family.attention
     cost = attention_devices * family.attention.usd_per_hour + experts * expert_chip.usd_per_hour
     watts = attention_devices * family.attention.watts + experts * expert_chip.watts
@@ -111,19 +129,50 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         batch=int(batch),
         ranks=ranks,
         tpot=tpot,
-        ttft=float(stages.first_token[0]),
+        ttft=_first_token(one, setting, stages, batch),
         prefill_share=float(stages.prefill_share[0]),
-        tok_s=ranks * batch * family.micro_batches / tpot,
+        tok_s=tok_s,
         usd_per_hour=cost,
         watts=watts,
         limited_by=limited_by,
         busiest=busiest,
         bound_by=bound,
-        error=_error(one, setting, times, core),
+        error=half_width / WITHIN_80,
         stages=times,
         layers=setting.shape.experts.layers,
-        decode_only=setting.workload.decode_only,
+        decode_only=setting.workload.decode_only and setting.prefill is None,
+        engine=setting.engine.name,
+        half_width=half_width,
+        prompts_elsewhere=setting.workload.decode_only,
     )
+
+
+def _first_token(family: PlanFamily, setting: Setting, stages: Stages, batch: float) -> float:
+    """The closed form's, or that of clients which keep a fixed number of requests in flight."""
+    if not setting.concurrency or family.kind == "afd":
+        return float(stages.first_token[0])
+    resident = np.array([batch * family.micro_batches])
+    crowd = crowd_of(setting, family.attention, family.tensor_parallel, family.ranks, resident, stages.tpot)
+    like, requests = layout_like(family, setting), family.ranks * resident
+    factor = setting.engine.wait_factor(like, requests, family.ranks * family.tensor_parallel)
+    return float(first_token(crowd, setting.engine.wait, factor)[0])
+
+
+def layout_like(family: PlanFamily, setting: Setting) -> Like:
+    """What measured rows are compared with, for the one layout of `family`."""
+    if family.kind == "afd":
+        return setting.like(family.attention, "afd")
+    one = "tp" if setting.split_experts else "tp ep"
+    return setting.like(family.attention, "dp" if family.ranks[0] > 1 else one)
+
+
+def _half_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:
+    """From rows that were measured of the engine; where there are none, from the spreads of its curves."""
+    if not setting.engine.measured:
+        return WITHIN_80 * _error(family, setting, times, core)
+    requests = float(family.ranks[0] * batch * family.micro_batches)
+    devices = float(family.ranks[0] * family.tensor_parallel + family.expert_devices[0])
+    return setting.engine.half_width(layout_like(family, setting), requests, devices)
 
 
 def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:

@@ -10,20 +10,32 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.perf import Setting
 from afserve.placement.planner.plan import Plan, plan_of
-from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Pool, Targets, best_batches, families
+from afserve.placement.planner.search import (
+    ANY,
+    BATCH_LIMIT,
+    Layout,
+    PlanFamily,
+    Pool,
+    Targets,
+    best_batches,
+    families,
+)
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
 NO_TARGETS = Targets()
+USEFUL = 0.2
+"""Seconds per token at most where no target is given: five tokens a second, about as fast as people read."""
 OBJECTIVES = ("dollar", "device", "watt", "latency", "count")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `count`: fewest
-    devices that sustain `tokens_per_second`), which micro-batch counts and kinds to try."""
+    devices that sustain `tokens_per_second`), which micro-batch counts and kinds to try. engines: by kind."""
 
     setting: Setting
     pools: tuple[Pool, ...]
@@ -32,6 +44,28 @@ class Question:
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
     kinds: tuple[str, ...] = KINDS
     tokens_per_second: float = 0.0
+    layout: Layout = ANY
+    engines: tuple[tuple[str, Engine], ...] = ()
+
+    @property
+    def floored(self) -> bool:
+        """Whether nobody said how fast a plan must be, so that it need only be useful."""
+        asked = np.isfinite(self.targets.tpot) or self.setting.concurrency > 0
+        return not asked and self.objective != "latency"
+
+    def setting_for(self, kind: str) -> Setting:
+        """The setting of deployments of one kind (colocated, afd), served by the engine of that kind."""
+        engine = dict(self.engines).get(kind)
+        return self.setting if engine is None else self.setting.served_by(engine)
+
+    def runs(self, family: PlanFamily) -> bool:
+        """Whether the engine of that kind runs such parts: what was asked for by name is tried in any case."""
+        engine = dict(self.engines).get(family.kind)
+        if engine is None:
+            return True
+        degree = self.layout.tensor_parallel or family.tensor_parallel in engine.parallel
+        asked = set(self.micro_batches) & set(engine.micro_batches)
+        return bool(degree) and (not asked or family.micro_batches in asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +83,52 @@ def answer(question: Question) -> Answer:
     """Empty `plans` when no deployment meets the targets in these pools."""
     found: list[tuple[float, Plan]] = []
     tried = 0
-    for family in families(list(question.pools), question.micro_batches, question.kinds):
+    found_all = families(list(question.pools), question.micro_batches, question.kinds, question.layout)
+    for family in filter(question.runs, found_all):
         tried += len(family.ranks)
         best = _best_of(family, question)
         if best is not None:
             found.append(best)
-    found.sort(key=lambda entry: (entry[0], entry[1].usd_per_mtok))
+    floored = question.floored
+    found.sort(key=lambda e: (floored and e[1].tpot > USEFUL * (1 + 1e-9), e[0], e[1].usd_per_mtok))
     return Answer(tuple(plan for _, plan in found), tried)
 
 
 def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:
+    """Fast enough to be useful where nobody said how fast; where none is, the best without that floor."""
+    if not question.floored:
+        return _best_inside(family, question, question.targets, "SLO")
+    floor = replace(question.targets, tpot=USEFUL)
+    useful = _best_inside(family, question, floor, "usefulness")
+    return useful or _best_inside(family, question, question.targets, "SLO")
+
+
+def _best_inside(
+    family: PlanFamily, question: Question, targets: Targets, limit_name: str
+) -> tuple[float, Plan] | None:
     cost = None if question.tokens_per_second else _cost(family, question.objective)
-    kept, batch, limit = best_batches(family, question.setting, question.targets, cost)
+    setting = question.setting_for(family.kind)
+    kept, batch, limit = best_batches(family, setting, targets, cost, question.layout.running)
     if not len(batch):
         return None
     if question.objective == "latency" and not question.tokens_per_second:
         batch = np.ones_like(batch)
-    score = _score(kept, question, batch)
+    score = _score(kept, question, setting, batch)
     index = int(np.argmin(score))
     if not np.isfinite(score[index]):
         return None
     best, most = float(batch[index]), float(limit[index])
-    limited_by = "SLO" if best < most else "memory" if most < BATCH_LIMIT else "search"
+    limited_by = limit_name if best < most else _full(setting, kept, most, index)
     if question.objective == "latency" and not question.tokens_per_second:
         limited_by = "objective"
-    return float(score[index]), plan_of(kept, question.setting, index, best, limited_by)
+    return float(score[index]), plan_of(kept, setting, index, best, limited_by)
+
+
+def _full(setting: Setting, family: PlanFamily, most: float, index: int) -> str:
+    """What keeps a batch at its limit: as many requests as clients keep in flight, memory, or the search's own end."""
+    if setting.concurrency and most * family.ranks[index] * family.micro_batches >= setting.concurrency:
+        return "requests"
+    return "memory" if most < BATCH_LIMIT else "search"
 
 
 def _cost(family: PlanFamily, objective: str) -> Array | None:
@@ -88,9 +143,9 @@ def _cost(family: PlanFamily, objective: str) -> Array | None:
     return None
 
 
-def _score(family: PlanFamily, question: Question, batch: Array) -> Array:
+def _score(family: PlanFamily, question: Question, setting: Setting, batch: Array) -> Array:
     """Lower is better; infinite where the wanted rate is not reached."""
-    stages = family.stages(question.setting, batch)
+    stages = family.stages(setting, batch)
     speed = family.ranks * batch * family.micro_batches / stages.tpot
     cost = _cost(family, question.objective)
     if cost is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.kv import expert_weight_bytes, largest_batch
+from afserve.placement.planner.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
 from afserve.placement.planner.perf import Setting, Stages, afd_stages, colocated_stages
 
 Array = NDArray[np.float64]
@@ -33,6 +33,21 @@ class Targets:
 
     tpot: float = float("inf")
     ttft: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What of a layout is given and not sought; 0 = sought. devices: of a colocated deployment. running: requests that
+    an engine is configured to decode at once."""
+
+    attention_devices: int = 0
+    expert_devices: int = 0
+    devices: int = 0
+    tensor_parallel: int = 0
+    running: int = 0
+
+
+ANY = Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,16 @@ class PlanFamily:
             self.expert_devices[keep],
         )
 
-    def batch_limit(self, setting: Setting) -> Array:
+    def batch_limit(self, setting: Setting, running: int = 0) -> Array:
+        """Requests per rank and micro-batch: no more than memory allows, than clients keep in flight, and than are
+        `running` at once where that is configured. 0 where weights or copies do not fit."""
+        most = self._room(setting)
+        for asked in (setting.concurrency, float(running)):
+            if asked:
+                most = np.minimum(most, np.ceil(asked / (self.ranks * self.micro_batches)))
+        return most
+
+    def _room(self, setting: Setting) -> Array:
         """Requests per rank and micro-batch that memory allows; 0 where weights or copies do not fit."""
         shape, precision, copies = setting.shape, setting.precision, setting.routing.copies
         if self.kind == "colocated":
@@ -83,43 +107,57 @@ class PlanFamily:
             )
             fits = self.ranks * self.tensor_parallel >= copies
         else:
-            resident = np.zeros_like(self.ranks)
+            moved = shared_weight_bytes(shape, precision) if setting.shared_on_experts else 0.0
+            resident = np.full_like(self.ranks, -moved / self.tensor_parallel)
             needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
+            needed = needed + moved / np.maximum(self.expert_devices, 1.0)
             fits = (needed <= self.experts.memory * 0.92) & (self.expert_devices >= copies)
         most = largest_batch(
-            shape, self.attention, precision, setting.workload, self.tensor_parallel, resident
+            shape,
+            self.attention,
+            precision,
+            setting.workload,
+            self.tensor_parallel,
+            resident,
+            setting.engine.memory,
         )
         return np.where(fits, np.minimum(np.floor(most / self.micro_batches), BATCH_LIMIT), 0.0)
 
 
 def families(
-    pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...]
+    pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...], layout: Layout = ANY
 ) -> Iterator[PlanFamily]:
     """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair."""
     for pool in pools:
-        for tensor_parallel in _parallel(pool):
+        for tensor_parallel in _parallel(pool, layout):
             if "colocated" in kinds:
-                ranks = _counts(pool, tensor_parallel)
-                ranks = ranks[_tidy(pool, ranks * tensor_parallel)]
+                ranks = _counts(pool, tensor_parallel, layout.devices)
+                if not layout.devices:
+                    ranks = ranks[_tidy(pool, ranks * tensor_parallel)]
                 for m in sorted({1, 2} & {1, *micro_batches}):
                     yield PlanFamily("colocated", pool.chip, pool.chip, tensor_parallel, m, ranks, 0 * ranks)
     if "afd" not in kinds:
         return
     for attention in pools:
         for experts in pools:
-            for tensor_parallel in _parallel(attention):
-                ranks, devices = _layouts(attention, experts, tensor_parallel)
+            for tensor_parallel in _parallel(attention, layout):
+                ranks, devices = _layouts(attention, experts, tensor_parallel, layout)
                 for m in micro_batches if len(ranks) else ():
                     yield PlanFamily("afd", attention.chip, experts.chip, tensor_parallel, m, ranks, devices)
 
 
-def _parallel(pool: Pool) -> list[int]:
+def _parallel(pool: Pool, layout: Layout) -> list[int]:
+    if layout.tensor_parallel:
+        return [layout.tensor_parallel]
     return [t for t in TENSOR_PARALLEL if t <= min(max(pool.chip.fast_domain, 1), pool.count, 8)]
 
 
-def _counts(pool: Pool, group: int) -> Array:
+def _counts(pool: Pool, group: int, devices: int = 0) -> Array:
     """How many groups of so many devices: any number within one node, then whole nodes (several at a time where that
-    would be more than GRID steps), and the whole pool."""
+    would be more than GRID steps), and the whole pool; or as many as make `devices`."""
+    if devices:
+        fits = devices % group == 0 and devices <= pool.count
+        return np.array([devices / group] if fits else [], dtype=np.float64)
     groups, node = pool.count // group, max(1, pool.chip.devices // group)
     unit = node * max(1, -(-groups // (node * GRID)))
     within, beyond = np.arange(1, min(node, groups) + 1), np.arange(unit, groups + 1, unit)
@@ -133,10 +171,14 @@ def _tidy(pool: Pool, devices: Array) -> NDArray[np.bool_]:
     return np.asarray((devices % node == 0) | part | (devices == pool.count))
 
 
-def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Array, Array]:
+def _layouts(attention: Pool, experts: Pool, tensor_parallel: int, layout: Layout) -> tuple[Array, Array]:
     """Every pair of counts. Of one kind on both sides: every pair (in large pools, of counts) with a tidy sum."""
     same = attention.chip.name == experts.chip.name
-    if same and attention.count <= GRID:
+    given = bool(layout.attention_devices or layout.expert_devices)
+    if given:
+        ranks = _counts(attention, tensor_parallel, layout.attention_devices)
+        devices = _counts(experts, 1, layout.expert_devices)
+    elif same and attention.count <= GRID:
         ranks, devices = (np.arange(1.0, attention.count // group + 1) for group in (tensor_parallel, 1))
     else:
         ranks, devices = _counts(attention, tensor_parallel), _counts(experts, 1)
@@ -144,19 +186,19 @@ def _layouts(attention: Pool, experts: Pool, tensor_parallel: int) -> tuple[Arra
     if not same:
         return grid_ranks, grid_devices
     total = grid_ranks * tensor_parallel + grid_devices
-    keep = (total <= attention.count) & _tidy(attention, total)
+    keep = (total <= attention.count) & (given | _tidy(attention, total))
     return grid_ranks[keep], grid_devices[keep]
 
 
 def best_batches(
-    family: PlanFamily, setting: Setting, targets: Targets, cost: Array | None = None
+    family: PlanFamily, setting: Setting, targets: Targets, cost: Array | None = None, running: int = 0
 ) -> tuple[PlanFamily, Array, Array]:
     """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
 
     With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
     batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
     """
-    limit = family.batch_limit(setting)
+    limit = family.batch_limit(setting, running)
     cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
     if not len(cells.low):
         return cells.family, cells.low, cells.limit
@@ -205,9 +247,8 @@ def _try(
     family: PlanFamily, setting: Setting, targets: Targets, batch: Array
 ) -> tuple[Stages, NDArray[np.bool_]]:
     stages = family.stages(setting, batch)
-    fine = (
-        (stages.tpot <= targets.tpot) & (stages.prefill_share < 0.95) & (stages.first_token <= targets.ttft)
-    )
+    keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
+    fine = (stages.tpot <= targets.tpot) & keeps_up & (stages.first_token <= targets.ttft)
     return stages, np.asarray(fine)
 
 

@@ -3,14 +3,16 @@
 The words of the verdict on disaggregation are here too, from the stage times of both sides.
 """
 
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.infeasible import why_none
+from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.planner import USEFUL, Answer, Question
 from afserve.placement.planner.search import PlanFamily, Targets, best_batches
 
 _RESOURCES = {
@@ -26,13 +28,16 @@ _RESOURCES = {
 def sensitivity(question: Question, plan: Plan, step: float = 0.1) -> dict[str, float]:
     """Relative throughput change of the same layout when one resource grows by `step`; the batch is chosen anew, but
     for the lowest latency, where it stays and the change is that of one request's rate."""
-    base = _throughput(question, plan, question.targets, None, (), 1.0)
+    targets = question.targets
+    if plan.limited_by == "usefulness":
+        targets = replace(targets, tpot=USEFUL)
+    base = _throughput(question, plan, targets, None, (), 1.0)
     changes = {}
     for name, (side, fields) in _RESOURCES.items():
         if plan.kind == "colocated" and side == "experts":
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        changes[label] = _throughput(question, plan, question.targets, side, fields, 1 + step) / base - 1
+        changes[label] = _throughput(question, plan, targets, side, fields, 1 + step) / base - 1
     if np.isfinite(question.targets.tpot):
         looser = replace(question.targets, tpot=question.targets.tpot * (1 + step))
         changes["TPOT target"] = _throughput(question, plan, looser, None, (), 1.0) / base - 1
@@ -58,12 +63,13 @@ def _throughput(
         np.array([float(plan.ranks)]),
         np.array([float(devices)]),
     )
-    kept, batch, _ = best_batches(family, question.setting, targets)
+    setting = question.setting_for(plan.kind)
+    kept, batch, _ = best_batches(family, setting, targets, running=question.layout.running)
     if not len(batch):
         return float("nan")
     if plan.limited_by == "objective":
         batch = np.array([float(plan.batch)])
-    tpot = float(kept.stages(question.setting, batch).tpot[0])
+    tpot = float(kept.stages(setting, batch).tpot[0])
     return plan.ranks * float(batch[0]) * plan.micro_batches / tpot
 
 
@@ -76,12 +82,15 @@ def verdict(question: Question, found: Answer) -> str:
     colocated, afd = found.best("colocated"), found.best("afd")
     if afd is None and colocated is None:
         return "Nothing meets the targets in these pools."
+    if len(question.kinds) == 1:
+        return f"Only {question.kinds[0].replace('afd', 'AFD')} plans were asked for: there is nothing to compare."
     if colocated is None and afd is not None:
         return f"Disaggregate: {why_none(question, 'colocated')}; AFD runs on {_words(afd)}."
     if afd is None and colocated is not None:
         return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
     assert afd is not None and colocated is not None
     gain = _merit(question, afd) / _merit(question, colocated) - 1
+    chance = f" {chance_words(question, afd, colocated)}"
     unsure = max(afd.error, colocated.error)
     sure = (
         ""
@@ -90,10 +99,32 @@ def verdict(question: Question, found: Answer) -> str:
     )
     unit = _UNITS[question.objective]
     if question.objective == "count" and afd.devices != colocated.devices:
-        return _fewer(afd, colocated) + sure
+        return _fewer(afd, colocated) + chance + sure
     if gain > 0:
-        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}{sure}"
-    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}{sure}"
+        why = _why_wins(afd, colocated)
+        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {why}{chance}{sure}"
+    why = _why_loses(afd)
+    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {why}{chance}{sure}"
+
+
+def probability(question: Question, afd: Plan, colocated: Plan) -> float:
+    """That AFD is the better one: both errors are taken as normal, and as having nothing to do with each other."""
+    gain = math.log(_merit(question, afd) / _merit(question, colocated))
+    return NormalDist(0.0, max(math.hypot(afd.error, colocated.error), 1e-6)).cdf(gain)
+
+
+def chance_words(question: Question, afd: Plan, colocated: Plan) -> str:
+    """The probability, and whose measurement would move it most."""
+    chance = probability(question, afd, colocated)
+    least = afd if afd.error >= colocated.error else colocated
+    words = f"AFD is better with probability {chance:.2f}."
+    if not 0.1 < chance < 0.9:
+        return words
+    engine = f" with {least.engine}" if least.engine else ""
+    return (
+        f"{words} What would decide it: measure {describe(least)}{engine} at {least.requests:,} requests, the less "
+        f"certain of the two (+-{least.error:.0%})."
+    )
 
 
 _UNITS = {

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 def rank_of(question: Question, plan: Plan, simulated: Array | None) -> Rank:
     """One rank of `plan`. `simulated` step seconds of the full batch give the factors; without them, 1."""
-    setting, family = question.setting, _family(question, plan)
+    setting, family = question.setting_for(plan.kind), _family(question, plan)
     slots = plan.batch * plan.micro_batches
     held = np.arange(1, slots + 1, dtype=np.float64)
     stages = family.stages(setting, held / plan.micro_batches)

@@ -10,8 +10,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.pipeline import layer_period
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Setting, attention_half, expert_half, m2n_transfer
+from afserve.placement.planner.perf import (
+    Setting,
+    attention_half,
+    expert_half,
+    ffn_there,
+    m2n_transfer,
+)
 from afserve.placement.planner.perf_ffn import distinct_targets
 from afserve.placement.planner.plan import Plan
 
@@ -35,6 +42,11 @@ class StageTable:
         self._layers = setting.shape.experts.layers
         self._batch, self._ranks = plan.batch, plan.ranks
         self._setting = setting
+        requests = np.array([float(plan.ranks * plan.batch * plan.micro_batches)])
+        measured = setting.engine.factor(
+            setting.like(attention, "afd"), requests, np.array([float(plan.devices)])
+        )
+        self._factor = float(measured[0])
         self._answer = setting.workload.mean_answer
         self._prepare_attention(setting, plan, attention, random_lengths)
         self._prepare_experts(setting, plan, experts, random_routing)
@@ -46,15 +58,19 @@ class StageTable:
         work = setting.workload
         mean = _at_context(setting, work.context_mean)
         more = _at_context(setting, work.context_mean * 1.5)
-        base = attention_half(mean, chip, plan.attention.tensor_parallel, one, batch)
-        longer = attention_half(more, chip, plan.attention.tensor_parallel, one, batch)
+        degree, with_ffn = plan.attention.tensor_parallel, not setting.shared_on_experts
+        base = attention_half(mean, chip, degree, one, batch, with_ffn)
+        longer = attention_half(more, chip, degree, one, batch, with_ffn)
         sent = batch * setting.rows_per_request
         exchange = setting.exchange_at_attention(sent, np.array([float(plan.experts.devices)]))
-        self._attend = float(base.moe_layers[0]) / self._layers + float(exchange[0])
-        self._slope = (float(longer.moe_layers[0] - base.moe_layers[0]) / self._layers) / (
-            0.5 * work.context_mean
-        )
-        self._outside = float(base.outside[0])
+        self._attend = self._factor * (float(base.moe_layers[0]) / self._layers + float(exchange[0]))
+        further = self._factor * float(longer.moe_layers[0] - base.moe_layers[0]) / self._layers
+        self._slope = further / (0.5 * work.context_mean)
+        self._outside = self._factor * float(base.outside[0])
+        if setting.shared_on_experts:
+            self._outside -= (
+                setting.shape.dense_layers * self._factor * float(base.moe_layers[0]) / self._layers
+            )
         self._deviation = work.context_deviation / plan.batch**0.5 if random_lengths else 0.0
         self._offset = np.zeros((plan.ranks, plan.micro_batches))
         self._drawn = False
@@ -64,9 +80,15 @@ class StageTable:
         self._messages = np.unique(np.round(np.geomspace(1, plan.ranks, _POINTS)))
         devices = np.full_like(self._messages, float(plan.experts.devices))
         here = tokens_each * distinct_targets(setting.shape.experts.top_k, devices) / devices
-        self._expert_times = expert_half(
-            setting, chip, self._messages * tokens_each, devices
-        ) + setting.exchange_at_experts(here, self._messages)
+        tokens = self._messages * tokens_each
+        computed = expert_half(setting, chip, tokens, devices)
+        if setting.shared_on_experts:
+            computed = computed + ffn_there(
+                setting, chip, tokens, devices, setting.shape.experts.shared_elems
+            )
+            dense = ffn_there(setting, chip, tokens, devices, setting.shape.dense_elems)
+            self._dense = self._factor * float(dense[-1])
+        self._expert_times = self._factor * (computed + setting.exchange_at_experts(here, self._messages))
         rows = plan.ranks * tokens_each * setting.shape.experts.top_k / plan.experts.devices
         self._row_noise = 0.3 / max(rows, 1.0) ** 0.5 if random_routing else 0.0
 
@@ -80,8 +102,17 @@ class StageTable:
         empty = m2n_transfer(
             setting, attention, experts, plan.attention.tensor_parallel, ranks, devices, 0 * rows
         )
-        self._dispatch = float(whole[0][0] - empty[0][0]), float(empty[0][0])
-        self._combine = float(whole[1][0] - empty[1][0]), float(empty[1][0])
+        self._dispatch, self._combine = (
+            (self._factor * float(full[0] - none[0]), self._factor * float(none[0]))
+            for full, none in zip(whole, empty, strict=True)
+        )
+        if setting.shared_on_experts:
+            self._outside += setting.shape.dense_layers * self._dense_turn(plan.micro_batches)
+
+    def _dense_turn(self, micro_batches: int) -> float:
+        """A dense layer's turn on the experts' side, as time of its rank: the event loop knows one kind of layer."""
+        there, back = sum(self._dispatch), sum(self._combine)
+        return layer_period(self._attend, self._dense, there, back, micro_batches) / micro_batches
 
     @property
     def full_expert_seconds(self) -> float:

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from afserve.cli.catalog import load_hardware, load_model
+from afserve.cli.main import run
 from afserve.placement.planner.calibration import fit_calibration, read_calibration
 from afserve.placement.planner.perf import Setting, afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision, attention_step
@@ -193,3 +195,17 @@ def test_the_gateway_is_a_line() -> None:
     gateway = fitted(*per_request("gateway", lambda n: 2e-4 + 2e-5 * n)).curves["gateway"]
     assert gateway.launch == pytest.approx(2e-4, rel=0.01)
     assert gateway.per_group == pytest.approx(2e-5, rel=0.01)
+
+
+def test_a_calibration_is_an_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(lines()))
+    told = []
+    for flag in ("--engine", "--curves"):
+        code = run(
+            f"plan --model qwen3-30b-a3b --precision bf16 --pool cpu-host=2 --context 512 {flag} {file} --json".split()
+        )
+        told.append(json.loads(capsys.readouterr().out))
+        assert code == 0
+    assert told[0]["best"] == told[1]["best"]
+    assert told[0]["engines"]["afd"]["about"].endswith("mine.jsonl")

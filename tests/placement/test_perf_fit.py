@@ -1,9 +1,6 @@
 """Fits recover what they are given, refuse nothing silently, and predict rows they have not seen."""
 
-import csv
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +12,6 @@ from afserve.placement.planner.calibration import fit_calibration, read_calibrat
 from afserve.placement.planner.fit import fit_positive
 from afserve.placement.planner.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf_ffn import expert_layer
-from afserve.placement.planner.served import ServedRow
-from afserve.placement.planner.served_fit import fit_served
-
-SILICON = Path(__file__).parents[3] / "shared/data/planner/silicon_rows.csv"
 
 
 def test_positive_fit_recovers_parameters_in_spite_of_broken_rows() -> None:
@@ -148,53 +141,3 @@ def test_calibration_reproduces_its_stage_times() -> None:
 def test_malformed_calibration_names_file_and_line(lines: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_calibration("c.jsonl", lines)
-
-
-def served_rows() -> list[ServedRow]:
-    shape, chip = load_model("qwen3-30b-a3b"), load_hardware("h100")
-    return [
-        ServedRow(f"{n} {c} {p}", shape, chip, "vllm", "bf16", "bf16", "bf16", n, False, False, float(c), float(p),
-                  512.0, 1e-3 * (4 + 0.05 * c / n + p * c * 1e-6), 0.02 + p * 1e-5 * (1 + c / 30), f"{n} {p}")
-        for n in (1, 2, 4) for c in (1, 4, 16, 64) for p in (512, 2048, 8192)
-    ]  # fmt: skip
-
-
-def test_served_model_predicts_held_out_series() -> None:
-    rows = served_rows()
-    model = fit_served([row for row in rows if row.devices != 2])
-    unseen = [row for row in rows if row.devices == 2]
-    errors = np.abs(model.tpot(unseen) / np.array([row.tpot for row in unseen]) - 1)
-    assert np.median(errors) < 0.15
-    stranger = replace(unseen[0], chip=load_hardware("b200"), engine="another")
-    assert 0 < float(model.tpot([stranger])[0]) < 1
-    assert set(model.rates("vllm")) >= {"layer", "cache", "expert_weights"}
-
-
-def test_requests_beyond_memory_wait() -> None:
-    row = replace(served_rows()[0], concurrency=4096.0, prompt=30000.0)
-    assert row.running < 4096
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SILICON.is_file(), reason="the measured rows are not here")
-def test_measured_rows_within_the_bars() -> None:
-    import importlib.util
-    import sys
-
-    bench = Path(__file__).parents[2] / "bench"
-    spec = importlib.util.spec_from_file_location("planner_rows", bench / "planner_rows.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planner_rows"] = module
-    spec.loader.exec_module(module)
-    rows = [row for row in module.read_rows(SILICON)[0] if not row.disaggregated]
-    held = [row for row in rows if module.fold(row) == 0]
-    model = fit_served([row for row in rows if module.fold(row) != 0])
-    tpot = np.abs(model.tpot(held) / np.array([row.tpot for row in held]) - 1)
-    ttft = np.abs(model.ttft(held) / np.array([row.ttft for row in held]) - 1)
-    assert len(rows) > 1200
-    assert np.median(tpot) < 0.12
-    assert np.median(ttft) < 0.25
-    with SILICON.open() as lines:
-        assert sum(1 for _ in csv.DictReader(lines)) == 3717

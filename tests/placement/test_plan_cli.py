@@ -116,6 +116,24 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --curves h300", "no such fits file; did you mean h200"),
         ("--model deepseek-v3 --pool h800=64 --chart x.pdf", ".png or .html"),
         ("--model deepseek-v3 --pool h800=64 --pool h800=8", "given twice"),
+        ("--model deepseek-v3 --pool h800=64 --engine vlm", "no such engine; did you mean vllm"),
+        ("--model deepseek-v3 --pool h800=64 --engine vllm --engine sglang", "name one per kind"),
+        (
+            "--model deepseek-v3 --pool h800=64 --engine /nowhere.json",
+            "--engine '/nowhere.json': no such engine",
+        ),
+        ("--model deepseek-v3 --pool h800=64 --kind afd --devices 8", "--kind afd has none"),
+        (
+            "--model deepseek-v3 --pool h800=64 --kind colocated --expert-devices 8",
+            "--kind colocated has none",
+        ),
+        ("--model deepseek-v3 --pool h800=64 --devices 65", "the pools have 64 devices"),
+        ("--model deepseek-v3 --pool h800=64 --concurrency nan", "--concurrency: nan is not a number in"),
+        ("--model deepseek-v3 --pool h800=64 --prefill-devices 8", "need --input, --output, --decode-only"),
+        (
+            "--model deepseek-v3 --pool h800=64 --input 9 --output 9 --concurrency 4 --ttft 1s",
+            "is told and not sought",
+        ),
         ("--model deepseek-v3 --pool h800=64 --rate 5", "answer length is not known"),
         ("--model qwen3-30b-a3b --pool l40s=4 --input 100000 --output 10", "take more than 95 % of the time"),
     ],
@@ -145,7 +163,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> 
 )
 def test_the_verdict_names_what_binds(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     """Where nobody has set a target, no deployment can have missed one."""
-    code, out, _ = call(capsys, f"plan --model mixtral-8x7b {line}")
+    code, out, _ = call(capsys, f"plan --model mixtral-8x7b --engine afserve {line}")
     assert code == 0
     assert f"isaggregate: {words}" in out
 
@@ -254,7 +272,8 @@ def test_a_cluster_file_is_of_a_plan_that_can_be_started(
     file = tmp_path / "c.toml"
     code, out, err = call(
         capsys,
-        f"plan --model mixtral-8x22b --pool h200=16 --objective latency --context 2048 --cluster {file}",
+        "plan --model mixtral-8x22b --pool h200=16 --engine afserve --objective latency --context 2048 "
+        f"--cluster {file}",
     )
     table = tomllib.loads(file.read_text())
     assert code == 0
@@ -304,3 +323,61 @@ def test_copies_of_every_expert_are_priced(capsys: pytest.CaptureFixture[str], t
         assert "2 copies of every expert take 2 devices of one kind, and 1 h20 is offered" in err
     code, _, err = call(capsys, f"{pool.replace('h20=8', 'l40s=2')} --expert-copies 2 --precision bf16")
     assert code == 2 and "(bf16, 2 copies)" in err and "It takes at least" in err
+
+
+def test_a_layout_as_typed_with_requests_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "plan --model qwen3-235b-a22b --pool gb200=32 --context 8192 --engine fastafd --attention-devices 28 "
+        "--expert-devices 4 --devices 4 --concurrency 2688 --json"
+    )
+    code, out, _ = call(capsys, line)
+    values = json.loads(out)
+    assert code == 0
+    by_kind = {found["kind"]: found for found in (values["best"], *values["alternatives"])}
+    assert by_kind["afd"]["attention"]["devices"] == 28
+    assert by_kind["afd"]["experts"]["devices"] == 4
+    assert by_kind["colocated"]["attention"]["devices"] == 4
+    assert by_kind["afd"]["batch"] == 48
+    assert {kind: found["engine"] for kind, found in by_kind.items()} == {
+        "afd": "fastafd",
+        "colocated": "vllm",
+    }
+    assert values["probability_afd_better"] > 0.7
+    low, high = by_kind["afd"]["tpot_interval_80_ms"]
+    assert low < by_kind["afd"]["tpot_ms"] < high
+    assert "AFD is better with probability" in values["verdict"]
+
+
+def test_a_crowd_waits_longer_for_its_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "plan --model gpt-oss-120b --pool h200=2 --engine vllm --kind colocated --devices 2 --tensor-parallel 2 "
+        "--input 1024 --output 1024 --json --concurrency"
+    )
+    waits = [json.loads(call(capsys, f"{line} {count}")[1])["best"]["ttft_ms"] for count in (4, 64)]
+    assert waits[1] > 1.5 * waits[0]
+    elsewhere = json.loads(
+        call(capsys, f"{line} 64 --decode-only --prefill-devices 2 --prefill-workers 4")[1]
+    )["best"]
+    assert 0 < elsewhere["ttft_ms"] < waits[1]
+
+
+def test_the_engine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "engines: colocated as vllm (" in call(capsys, "plan --model minimax-m2 --pool gb200=8")[1]
+    assert "colocated as afserve" in call(capsys, "plan --model nano --pool cpu-host=2 --context 512")[1]
+
+
+def test_two_answers_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, count in (("a", 8), ("b", 16)):
+        _, out, _ = call(
+            capsys, f"plan --model minimax-m2 --pool gb200={count} --kind colocated --devices {count} --json"
+        )
+        (tmp_path / f"{name}.json").write_text(out)
+    code, out, _ = call(capsys, f"plan --compare {tmp_path / 'a.json'} {tmp_path / 'b.json'}")
+    assert code == 0
+    assert "colocated 8 gb200" in out
+    assert "colocated 16 gb200" in out
+    assert re.search(r"^tok/s +[\d,.]+ +[\d,.]+ +\+\d", out, re.MULTILINE)
+    (tmp_path / "b.json").write_text('{"best": {"tpot_ms": NaN}}')
+    code, _, err = call(capsys, f"plan --compare {tmp_path / 'a.json'} {tmp_path / 'b.json'}")
+    assert code == 2
+    assert "best.tpot_ms is not a number above 0" in err

@@ -1,0 +1,73 @@
+"""The whole of `afserve plan` with drawn arguments, sensible and not: an answer without nan, or one line of error."""
+
+import json
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from afserve.cli.main import run
+
+WORDS = st.sampled_from(
+    ["nan", "inf", "-inf", "0", "-1", "1", "2", "4", "8", "16", "64", "0.5", "1e9", "1e-9", "1e400", "", "x", "50ms"]
+)  # fmt: skip
+MODELS = st.sampled_from(["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-120b", "nano", "nosuch", ""])
+POOLS = st.builds(
+    "{}={}{}".format,
+    st.sampled_from(["h800", "h20", "l40s", "gb200", "cpu-host", "rtx-pro-6000", "h80", ""]),
+    st.sampled_from(["1", "2", "7", "8", "16", "0", "-4", "nan", "1e3", ""]),
+    st.sampled_from(["", "", "@2.5", "@0", "@nan", "@free"]),
+)
+ENGINES = st.sampled_from(
+    ["vllm", "sglang", "deepseek", "fastafd", "step-3", "megascale", "afserve", "nosuch", ""]
+)
+VALUED = st.sampled_from(
+    [
+        "--tpot", "--ttft", "--context", "--input", "--output", "--rate", "--skew", "--redundant", "--expert-copies",
+        "--mtp", "--network", "--link", "--micro-batches", "--attention-devices", "--expert-devices", "--devices",
+        "--tensor-parallel", "--concurrency", "--max-running", "--prefill-devices", "--prefill-workers", "--top",
+    ]
+)  # fmt: skip
+CHOSEN = st.one_of(
+    st.tuples(VALUED, WORDS),
+    st.tuples(st.just("--engine"), ENGINES),
+    st.tuples(st.just("--kind"), st.sampled_from(["afd", "colocated", "both"])),
+    st.tuples(
+        st.just("--objective"), st.sampled_from(["dollar", "device", "watt", "latency", "count", "none"])
+    ),
+    st.tuples(st.just("--precision"), st.sampled_from(["bf16", "fp8", "fp4", "int4", "fp2"])),
+    st.sampled_from([("--decode-only",), ("--p99",), ("--expert-slices",)]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=MODELS,
+    pools=st.lists(POOLS, min_size=1, max_size=2),
+    chosen=st.lists(CHOSEN, max_size=5),
+    as_json=st.booleans(),
+)
+def test_an_answer_or_one_line(
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    pools: list[str],
+    chosen: list[tuple[str, ...]],
+    as_json: bool,
+) -> None:
+    line = ["plan", "--model", model, *(word for pool in pools for word in ("--pool", pool))]
+    line += [word for words in chosen for word in words] + ["--json"] * as_json
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code = run(line)
+    printed = capsys.readouterr()
+    assert code in (0, 2), (line, printed.err)
+    if code == 2:
+        assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1, line
+        return
+    assert "nan" not in printed.out.replace("nano", ""), line
+    if as_json:
+        best = json.loads(printed.out)["best"]
+        low, high = best["tpot_interval_80_ms"]
+        assert 0 < low <= best["tpot_ms"] <= high
+        assert best["tok_s"] > 0
