@@ -34,7 +34,8 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
     if deployment.colocated:
-        kept = ", in int8" if deployment.engine.expert_dtype == "int8" else ""
+        asked = deployment.engine.expert_dtype
+        kept = "" if asked == "auto" else f", in {asked}"
         parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
     return Group(*parts)
 
@@ -63,7 +64,8 @@ def _experts(topology: Topology) -> RenderableType:
             continue
         held = sorted({e for layer in placement.layers for e in layer.slots[node.index] if e != FREE})
         ids = topology.spec.moe_layer_ids
-        kept = "int8 " if topology.deployment.engine.expert_dtype == "int8" else ""
+        asked = topology.deployment.engine.expert_dtype
+        kept = "" if asked == "auto" else f"{asked} "
         which = ranges(held)
         if len(which) > _LONG:
             which = f"{which[:_LONG].rpartition(',')[0]}, ... ({len(held)} of {topology.spec.experts})"

@@ -1,8 +1,8 @@
 """Tensors by name: from a Hugging Face checkpoint folder (safetensors only), or random for dry runs.
 
-A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised when
-it is FP8 with block scales, or as those blocks where the caller can multiply them. Files are memory-mapped, so what
-is never asked for is never read. It does not know which tensors a model has.
+A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised where it
+is stored in fewer bits, or as those blocks or codes where the caller can multiply them. Files are memory-mapped, so
+what is never asked for is never read. It does not know which tensors a model has.
 """
 
 import hashlib
@@ -15,9 +15,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afserve.errors import CheckpointError
+from afserve.kernels.grouped import Grouped, quantised_groups
 from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 from afserve.models.identity import DUMMY_SCALE
+from afserve.models.quantised import QuantisedWeights
 from afserve.models.shards import INDEX, SINGLE, read_index
+from afserve.quantization import Quantization
 
 SCALE_SUFFIX = "_scale_inv"
 CPU = torch.device("cpu")
@@ -45,29 +48,48 @@ class TensorSource(Protocol):
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
         ...
 
+    def has_int4(self, name: str) -> bool:
+        """Whether the weight `name` is 4-bit codes with scales of groups, and `int4` gives them."""
+        ...
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        """The weight `name` as groups of `size` inputs, without rounding."""
+        ...
+
 
 class Checkpoint:
     """A folder with `model.safetensors`, or with shards and their index."""
 
     def __init__(
-        self, folder: str | Path, fp8_block: tuple[int, int] | None = None, device: torch.device = CPU
+        self,
+        folder: str | Path,
+        fp8_block: tuple[int, int] | None = None,
+        device: torch.device = CPU,
+        quantization: Quantization | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._device = device
         self._fp8_block = fp8_block
         self._file_of = _locate(self._folder)
         self._open: dict[str, safe_open] = {}
+        self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
 
     def has(self, name: str) -> bool:
         return name in self._file_of
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if len(shape) == 2 and self._quantised.holds(name):
+            return self._quantised.whole(name, (shape[0], shape[1])).to(self._device, dtype)
         raw = self._shaped(name, shape)
+        if raw.dtype in (FP8, torch.int8) and self._quantised.scales(raw):
+            return self._quantised.scaled(name, raw).to(self._device, dtype)
         if raw.dtype == FP8:
             return self._dequantised(name, raw).to(self._device, dtype)
         return self._plain(name, raw, dtype)
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
+        if self._quantised.holds(name):
+            return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
         return self._plain(name, self._shaped(name, shape)[first : first + count], dtype)
 
     def _plain(self, name: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,6 +105,13 @@ class Checkpoint:
             return None
         return BlockScaled(raw.to(self._device), self._scale(name, shape, GROUP, GROUP).to(self._device))
 
+    def has_int4(self, name: str) -> bool:
+        how = self._quantised.how
+        return how is not None and how.regular and self._quantised.holds(name)
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        return self._quantised.grouped(name, shape, size)
+
     def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         raw = self._raw(name)
         if tuple(raw.shape) != shape:
@@ -93,7 +122,8 @@ class Checkpoint:
 
     def _raw(self, name: str) -> Tensor:
         if name not in self._file_of:
-            raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint")
+            hint = self._quantised.hint(name)
+            raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint{hint}")
         try:
             tensor: Tensor = self._shard(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
@@ -154,6 +184,12 @@ class DummyCheckpoint:
 
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None
+
+    def has_int4(self, name: str) -> bool:
+        return False
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        return quantised_groups(self.tensor(name, shape, torch.float32), size)
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         return self.tensor(f"{name}[{first}:{first + count}]", (count, *shape[1:]), dtype)

@@ -4,6 +4,7 @@ Nothing here waits for the device and every grid is an upper bound, so a step ca
 checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as in `reference.py`.
 """
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ import triton
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Grouped, Groups
 from afserve.kernels.half import half_of_ops, routed_half
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
@@ -78,6 +80,9 @@ class TritonBackend:
     def holds_int8(self, dtype: torch.dtype) -> bool:
         return False
 
+    def holds_int4(self, dtype: torch.dtype) -> bool:
+        return False
+
     def explain(self) -> str:
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
@@ -136,6 +141,31 @@ class TritonBackend:
         down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
         handle = ExpertWeights(gate_up, down)
         return PackedExperts(slots, hidden, inner, gate_up, down, handle, dtype=dtype, int8=int8)
+
+    def empty_experts_int4(
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        groups: Groups,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
+    ) -> PackedExperts:
+        plain = self.empty_experts(slots, hidden, inner, dtype, bias=bias, gating=gating)
+        return replace(plain, int4=groups)
+
+    def set_expert_int4(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: Grouped,
+        down: Grouped,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        weights = gate_up.dequantised(), down.dequantised()
+        self._plain.set_expert(experts, slot, *weights, gate_up_bias_J, down_bias_H)
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
         if not self.holds_fp8:
