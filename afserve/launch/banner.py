@@ -18,7 +18,10 @@ _LONG = 40  # characters of a list of experts
 _MIB = 1 << 20
 
 
-def banner(topology: Topology, name: str, url: str, seconds: float) -> RenderableType:
+def banner(
+    topology: Topology, name: str, url: str, seconds: float, expert_error: float | None = None
+) -> RenderableType:
+    """expert_error: relative, of expert weights that were rounded to fewer bits; the largest of all nodes."""
     spec, deployment = topology.spec, topology.deployment
     head = Text.assemble(
         (name, "bold"),
@@ -30,14 +33,24 @@ def banner(topology: Topology, name: str, url: str, seconds: float) -> Renderabl
     if not deployment.colocated:
         kept = copies_in_words(deployment.placement, topology.expert_hosts)
         lines.append(Text(f"copies: {kept}", style="dim"))
+    if expert_error is not None:
+        lines.append(
+            Text(f"expert weights: rounded to {_kept_in(topology)}, relative error {expert_error:.2g}")
+        )
     ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
     if deployment.colocated:
-        asked = deployment.engine.expert_dtype
-        kept = "" if asked == "auto" else f", in {asked}"
+        asked = _kept_in(topology)
+        kept = f", in {asked}" if asked else ""
         parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
     return Group(*parts)
+
+
+def _kept_in(topology: Topology) -> str:
+    """int8 or int4, where that was asked for."""
+    asked = topology.deployment.engine.expert_dtype
+    return "" if asked == "auto" else asked
 
 
 def examples(url: str) -> list[str]:
@@ -64,8 +77,8 @@ def _experts(topology: Topology) -> RenderableType:
             continue
         held = sorted({e for layer in placement.layers for e in layer.slots[node.index] if e != FREE})
         ids = topology.spec.moe_layer_ids
-        asked = topology.deployment.engine.expert_dtype
-        kept = "" if asked == "auto" else f"{asked} "
+        asked = _kept_in(topology)
+        kept = f"{asked} " if asked else ""
         which = ranges(held)
         if len(which) > _LONG:
             which = f"{which[:_LONG].rpartition(',')[0]}, ... ({len(held)} of {topology.spec.experts})"

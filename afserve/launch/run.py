@@ -259,7 +259,9 @@ class _Up:
             self._run.show_progress(bars.update, bars.verify)
             await self._run.wait_ready()
         seconds = time.monotonic() - self._started
-        self._console.print(banner(self._topology, self._name, self._url(), seconds))
+        errors = [member.expert_error or 0.0 for member in self._run.controller.members]
+        lost = max(errors, default=0.0) or None
+        self._console.print(banner(self._topology, self._name, self._url(), seconds, lost))
 
     def _url(self) -> str:
         host, port = self._sock.getsockname()[:2]

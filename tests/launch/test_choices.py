@@ -252,11 +252,17 @@ def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
     assert free.limited_by == "" and free.memory <= free.memory_total
 
 
-def drawn(topology) -> str:
+def drawn(topology, *more) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5))
+        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5, *more))
     return console.export_text()
+
+
+def test_the_banner_tells_what_rounding_lost():
+    four = Wishes(1, 2, engine=EngineSettings(expert_dtype="int4"))
+    text = drawn(choose(NANO, SOURCE, machine(), four), 0.0861)
+    assert "int4 weights" in text and "expert weights: rounded to int4, relative error 0.086" in text
 
 
 def test_the_banner_shows_who_has_what():
