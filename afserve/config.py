@@ -52,7 +52,7 @@ class EngineSettings:
 
     device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")
     expert_dtype: str = setting(
-        "auto", "int8, int4: a byte or half a byte per weight of the routed experts, on CPUs.", EXPERT_DTYPES
+        "auto", "int8, int4: a byte or half a byte per weight of the routed experts.", EXPERT_DTYPES
     )
     wire_dtype: str = setting(
         "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES

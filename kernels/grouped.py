@@ -64,3 +64,16 @@ def quantised_groups(weight_OI: Tensor, size: int = STEP) -> Grouped:
 def int4_rounded(weight_OI: Tensor, size: int = STEP) -> Tensor:
     """float32: the weight as int4 groups hold it."""
     return quantised_groups(weight_OI, size).dequantised()
+
+
+def int8_rows(weight_OI: Tensor, size: int) -> Grouped:
+    """Codes -127 .. 127 with one scale per output, as `packed.int8_rounded` rounds; `size` is at least all inputs."""
+    w = weight_OI.float()
+    scale = w.abs().amax(-1, keepdim=True) / 127.0
+    scale = torch.where(scale == 0, torch.ones_like(scale), torch.where(scale.isfinite(), scale, torch.nan))
+    return Grouped((w / scale).round().nan_to_num_(0.0).to(torch.int8), scale, size)
+
+
+def whole_rows(*inputs: int) -> int:
+    """A group that holds all of so many inputs: a multiple of STEP."""
+    return groups_of(max(inputs), STEP) * STEP

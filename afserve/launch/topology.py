@@ -182,17 +182,9 @@ def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, node
             "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
         )
     kept = wishes.engine.expert_dtype
-    if kept == "auto":
-        return
-    if wishes.experts_on != "cpu":
+    if kept != "auto" and wishes.experts_on == "cpu" and _dtype(spec, source) == "float16":
         raise ConfigError(
-            f"--expert-dtype {kept}: is for CPU nodes; on {wishes.experts_on} experts are multiplied in 16 bits, or "
-            "in the checkpoint's own FP8",
-            param="expert_dtype",
-        )
-    if _dtype(spec, source) == "float16":
-        raise ConfigError(
-            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows, not float16; add --dtype bfloat16",
+            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
             param="expert_dtype",
         )
 
@@ -352,8 +344,9 @@ def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dty
 def _kept(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
-    stored = how is not None and how.regular and asked != "int8" and wishes.experts_on == "cpu"
-    plain = not spec.moe.expert_bias and spec.moe.limit is None and _dtype(spec, source) != "float16"
+    stored = how is not None and how.regular and asked != "int8"
+    rows = wishes.experts_on != "cpu" or _dtype(spec, source) != "float16"
+    plain = rows and not spec.moe.expert_bias and spec.moe.limit is None
     return "stored" if stored and plain and source.load_format != "dummy" else asked
 
 

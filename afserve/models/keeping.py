@@ -62,9 +62,9 @@ class Keeping:
         holds = {"int8": ops.holds_int8, "int4": ops.holds_int4}.get(expert_dtype)
         if holds is not None and not holds(dtype):
             raise ConfigError(
-                f"expert_dtype: {expert_dtype} experts need the native CPU library and float32 or bfloat16 rows; here "
-                f"are the {ops.backend_name} kernels and {dtype}. Leave --expert-dtype at auto, or reinstall with a "
-                "compiler",
+                f"expert_dtype: {expert_dtype} experts need the native CPU library and float32 or bfloat16 rows, or "
+                f"Triton; here are the {ops.backend_name} kernels and {dtype}. Leave --expert-dtype at auto, or "
+                "reinstall with a compiler",
                 param="expert_dtype",
             )
 
@@ -76,7 +76,8 @@ class Keeping:
         if stored is not None:
             return Kept(int4=stored, stored=True)
         if self._asked == "int4":
-            return Kept(int4=Groups())
+            made = self._source.makes_int4 and not self._spec.moe.expert_bias
+            return Kept(int4=Groups(), stored=made)
         return Kept(fp8=self._stays_fp8(layer), stored=True)
 
     def _gate(self, layer: int) -> str | None:

@@ -6,7 +6,9 @@ what is never asked for is never read. It does not know which tensors a model ha
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afserve.errors import CheckpointError
-from afserve.kernels.grouped import Grouped, quantised_groups
+from afserve.kernels.grouped import Grouped, groups_of
 from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 from afserve.models.identity import DUMMY_SCALE
 from afserve.models.quantised import QuantisedWeights
@@ -30,10 +32,17 @@ NORMS = (
     "norm_2.weight",
     "norm_f.weight",
 )  # those that random weights leave at 1
+_LARGE = 1 << 20  # numbers of a tensor
+_CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class TensorSource(Protocol):
+    @property
+    def makes_int4(self) -> bool:
+        """Whether `int4` gives any weight as codes that nothing was rounded to: random ones."""
+        ...
+
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -59,6 +68,8 @@ class TensorSource(Protocol):
 
 class Checkpoint:
     """A folder with `model.safetensors`, or with shards and their index."""
+
+    makes_int4 = False
 
     def __init__(
         self,
@@ -174,6 +185,8 @@ class Checkpoint:
 class DummyCheckpoint:
     """Random weights for any shape; the same name and seed give the same numbers on every node."""
 
+    makes_int4 = True
+
     def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
         self._seed = seed
         self._device = device
@@ -189,7 +202,12 @@ class DummyCheckpoint:
         return False
 
     def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
-        return quantised_groups(self.tensor(name, shape, torch.float32), size)
+        """Random codes, each as likely as any other, with the standard deviation of the others."""
+        outputs, inputs = shape
+        code_OI = self._bits(name, outputs * inputs, torch.int8).view(shape) >> 4
+        scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
+        made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
+        return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         return self.tensor(f"{name}[{first}:{first + count}]", (count, *shape[1:]), dtype)
@@ -197,13 +215,24 @@ class DummyCheckpoint:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name.endswith(NORMS):
             return torch.ones(shape, dtype=dtype, device=self._device)
-        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        count = math.prod(shape)
+        if count >= _LARGE:  # uniform, which is several times as fast
+            step = self._scale * 3**0.5 / (1 << 15)
+            return self._bits(name, count, torch.int16).to(dtype).mul_(step).view(shape).to(self._device)
         return (
-            torch.randn(shape, generator=generator, dtype=torch.float32)
+            torch.randn(shape, generator=self._generator(name), dtype=torch.float32)
             .mul_(self._scale)
             .to(self._device, dtype)
         )
+
+    def _bits(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """Whole numbers of `dtype`, all as likely."""
+        words = torch.empty(-(-count * dtype.itemsize // 8), dtype=torch.int64)
+        return words.random_(-(1 << 63), None, generator=self._generator(name)).view(dtype)[:count]
+
+    def _generator(self, name: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def _locate(folder: Path) -> Mapping[str, str]:
