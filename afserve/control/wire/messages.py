@@ -63,7 +63,7 @@ from afserve.control.wire.values import (
     Unheard,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
-from afserve.engine.stats import AttentionStats, ExpertStats, KvStats
+from afserve.engine.stats import AttentionStats, ExpertStats, KvStats, TierStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import NodeId, Role
 from afserve.placement.optimizer.problem import Ints
@@ -154,19 +154,29 @@ def _decode(envelope: Proto, data: bytes, table: dict[type, Codec]) -> Any:
 # ---- flat values: dataclass fields and protobuf fields have the same names
 
 
+_known: dict[type, tuple[tuple[str, bool], ...]] = {}
+
+
+def _names(cls: type) -> tuple[tuple[str, bool], ...]:
+    """Of its fields, and whether each may be None. Heartbeats of thousands of nodes ask for them."""
+    if cls not in _known:
+        _known[cls] = tuple((field.name, "None" in str(field.type)) for field in fields(cls))
+    return _known[cls]
+
+
 def _put_flat(value: Any, proto: Proto) -> None:
     """Fields that are None stay unset, which is what `optional` in the proto stands for."""
-    for field in fields(value):
-        item = getattr(value, field.name)
+    for name, _ in _names(type(value)):
+        item = getattr(value, name)
         if isinstance(item, _PLAIN):
-            setattr(proto, field.name, item)
+            setattr(proto, name, item)
 
 
 def _take_flat(cls: type[Value], proto: Proto, **others: object) -> Value:
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in others:
-            absent = "None" in str(field.type) and not proto.HasField(field.name)
-            others[field.name] = None if absent else getattr(proto, field.name)
+    for name, optional in _names(cls):
+        if name not in others:
+            absent = optional and not proto.HasField(name)
+            others[name] = None if absent else getattr(proto, name)
     return cls(**others)
 
 
@@ -271,12 +281,15 @@ def put_stats(stats: Stats, proto: Proto) -> None:
         _put_flat(stats, body)
         if isinstance(stats, AttentionStats):
             _put_flat(stats.kv, body.kv)
+            _put_flat(stats.tiers, body.tiers)
 
 
 def take_stats(proto: Proto) -> Stats:
     match proto.WhichOneof("stats"):
         case "attention":
-            return _take_flat(AttentionStats, proto.attention, kv=_take_flat(KvStats, proto.attention.kv))
+            body = proto.attention
+            tiers, kv = _take_flat(TierStats, body.tiers), _take_flat(KvStats, body.kv)
+            return _take_flat(AttentionStats, body, kv=kv, tiers=tiers)
         case "expert":
             return _take_flat(ExpertStats, proto.expert)
     return None
