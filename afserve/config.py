@@ -17,7 +17,7 @@ from afserve.settings import check, flag_of, in_range, setting
 DTYPES = ("auto", "bfloat16", "float32", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
 SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/identity.py
-EXPERT_DTYPES = ("auto", "int8")
+EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
@@ -47,13 +47,13 @@ class ModelSource:
 class EngineSettings:
     """What a user sets of the engine and every node is told as it is.
 
-    `expert_dtype` is what routed experts are kept in, auto being the model's dtype, or the checkpoint's FP8 where the
-    kernels multiply it; `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
+    `expert_dtype` is what routed experts are kept in, auto being the model's dtype, or the checkpoint's FP8 or int4
+    where the kernels multiply it; `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
     """
 
     device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")
     expert_dtype: str = setting(
-        "auto", "int8: a byte per weight of the routed experts, on CPUs.", EXPERT_DTYPES
+        "auto", "int8, int4: a byte or half a byte per weight of the routed experts.", EXPERT_DTYPES
     )
     wire_dtype: str = setting(
         "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from afserve.errors import ConfigError
+from afserve.quantization import Quantization
 from afserve.spec_parts import PLAIN_AROUND, Around, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -37,6 +38,7 @@ class ModelSpec:
     bos_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     around: Around = PLAIN_AROUND
+    quantization: Quantization | None = None
 
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""

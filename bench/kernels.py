@@ -1,18 +1,20 @@
 """CPU kernels as ratios to what the same machine reaches in the same run: a streaming read, torch.mm, torch's loop.
 
 python -m bench.kernels --quick                    the first shape only, about a minute
+python -m bench.kernels --experts int8,int4/32     only experts kept so (bf16, int8, int4/32, int4/128w)
 python -m bench.kernels --save --threads 1,2       everything; rows are kept in bench/results/kernels.jsonl
 python -m bench.kernels --device cuda              bench.kernels_cuda
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 
 import torch
 
 from afserve.kernels.native import Native
-from bench.kernels_cases import Case, attention_cases, expert_cases, small_cases
+from bench.kernels_cases import KINDS, Case, Kind, attention_cases, expert_cases, small_cases
 from bench.kernels_clock import Row, best_of, measure_read
 from bench.origin import ROOT, origin
 
@@ -52,12 +54,17 @@ def row(case: Case, limit: Row, threads: int) -> Row:
     return found
 
 
-def rows(threads: int, isa: str, quick: bool) -> Iterator[Row]:
+def rows(threads: int, isa: str, quick: bool, kinds: tuple[Kind, ...]) -> Iterator[Row]:
     native = Native(threads, isa)
     torch.set_num_threads(threads)
     limit = limits(native, threads)
     yield limit
-    for case in (*expert_cases(native, quick), *attention_cases(native, quick), *small_cases(native, quick)):
+    cases: tuple[Iterator[Case], ...] = (
+        expert_cases(native, quick, kinds or (KINDS[:1] if quick else KINDS)),
+    )
+    if not kinds:
+        cases += attention_cases(native, quick), small_cases(native, quick)
+    for case in itertools.chain(*cases):
         yield row(case, limit, threads) | {"isa": native.isa}
 
 
@@ -72,6 +79,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="append to bench/results/kernels.jsonl")
     parser.add_argument("--threads", default="1,2", help="comma-separated thread counts")
     parser.add_argument("--isa", default="", help="an instruction set instead of the best one")
+    parser.add_argument("--experts", default="", help="only experts, kept in these ways: bf16, int8, int4/32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     if options.device == "cuda":
@@ -79,9 +87,13 @@ def main() -> None:
 
         kernels_cuda.main([])
         return
+    asked = [name for name in options.experts.split(",") if name]
+    kinds = tuple(kind for kind in KINDS if kind.name in asked)
+    if len(kinds) != len(asked):
+        parser.error(f"--experts: {options.experts}; known: {', '.join(kind.name for kind in KINDS)}")
     known = origin()
     for threads in (int(n) for n in options.threads.split(",")):
-        for found in rows(threads, options.isa, options.quick):
+        for found in rows(threads, options.isa, options.quick, kinds):
             print(json.dumps(found) if options.json else line(found), flush=True)
             if options.save:
                 with (ROOT / "bench/results/kernels.jsonl").open("a") as file:

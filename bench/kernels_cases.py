@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from afserve.engine.free_blocks import FreeBlocks
+from afserve.kernels.grouped import Groups, quantised_groups
 from afserve.kernels.layer import BoundGqa, GqaLayer
 from afserve.kernels.native import Native
 from afserve.kernels.packed import PackedExperts
@@ -44,20 +45,54 @@ class Case:
     repeats: int = 7
 
 
-def expert_cases(native: Native, quick: bool) -> Iterator[Case]:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How expert weights are kept, and bytes a weight."""
+
+    name: str
+    bytes: float
+    int8: bool = False
+    int4: Groups | None = None
+
+    def empty(self, native: Native, experts: int, hidden: int, inner: int) -> PackedExperts:
+        if self.int4 is not None:
+            return native.empty_experts_int4(experts, hidden, inner, BF16, self.int4)
+        return native.empty_experts(experts, hidden, inner, BF16, self.int8)
+
+
+PLAIN = Kind("bf16", 2)
+KINDS = (
+    PLAIN,
+    Kind("int8", 1, int8=True),
+    *(Kind(f"int4/{g.size}{'w' * g.wide}", g.bits / 8, int4=g) for g in (Groups(32), Groups(128, wide=True))),
+)
+"""`int4/32`: 32 inputs to a scale of 16 bits; `w`: of 32 bits, as a checkpoint's own codes are kept."""
+
+
+def expert_cases(native: Native, quick: bool, kinds: tuple[Kind, ...] = KINDS) -> Iterator[Case]:
+    """A `Native` packs int4 codes only, so those are made here, once for all slots."""
     for experts, hidden, inner in SHAPES[:1] if quick else SHAPES:
-        size = 3 * experts * hidden * inner * 2
-        count = -(-out_of_cache() // size)
+        weights = 3 * experts * hidden * inner
         up = torch.randn(2 * inner, hidden).to(BF16) / hidden**0.5
         down = torch.randn(hidden, inner).to(BF16) / inner**0.5
-        for int8 in (False,) if quick else (False, True):
-            banks = [native.empty_experts(experts, hidden, inner, BF16, int8) for _ in range(count)]
-            for bank in banks:
-                for slot in range(experts):
-                    native.set_expert(bank, slot, up, down)
-            plain = None if int8 else torch_bank(experts, up, down)
+        for kind in kinds:
+            size = int(weights * kind.bytes)
+            banks = [kind.empty(native, experts, hidden, inner) for _ in range(-(-out_of_cache() // size))]
+            fill(native, banks, up, down)
+            plain = torch_bank(experts, up, down) if kind == PLAIN else None
             for rows in ROWS:
-                yield expert_case(native, banks, plain, rows, size // 2 if int8 else size)
+                yield expert_case(native, banks, plain, rows, size, kind.name)
+
+
+def fill(native: Native, banks: list[PackedExperts], up: Tensor, down: Tensor) -> None:
+    int4 = banks[0].int4
+    codes = [quantised_groups(w, int4.size) for w in (up, down)] if int4 is not None else []
+    for bank in banks:
+        for slot in range(bank.experts):
+            if codes:
+                native.set_expert_int4(bank, slot, *codes)
+            else:
+                native.set_expert(bank, slot, up, down)
 
 
 def torch_bank(experts: int, up: Tensor, down: Tensor) -> PackedExperts:
@@ -67,7 +102,7 @@ def torch_bank(experts: int, up: Tensor, down: Tensor) -> PackedExperts:
 
 
 def expert_case(
-    native: Native, banks: list[PackedExperts], plain: PackedExperts | None, rows: int, size: int
+    native: Native, banks: list[PackedExperts], plain: PackedExperts | None, rows: int, size: int, kind: str
 ) -> Case:
     bank = banks[0]
     total = rows * bank.experts
@@ -83,7 +118,6 @@ def expert_case(
         assert plain is not None
         Reference().expert_ffn(x, slot, weight, plain, out, False)
 
-    kind = "int8" if bank.int8 else "bf16"
     return Case(
         "expert_ffn", f"{bank.experts}x{bank.hidden}x{bank.inner} {kind} rows {rows}", run, len(banks), size,
         6 * total * bank.hidden * bank.inner, None if plain is None else loop, repeats=5,

@@ -6,6 +6,11 @@ Every engine is started once and stays; at each batch they take turns, `--rounds
 down slows all of them. vLLM runs in a Python of its own (its torch differs) and twice: as it comes, with one core kept
 for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF.
 Rates are of the steady state: prompts processed, nobody finished. Ratios are by round.
+
+    python -m bench.peers --model DIR --expert-dtype int4 --llama-bench BIN --gguf FILE --gguf-type Q4_0 [--save]
+
+compares few bits: our routed experts in int4 or int8, all else in bf16, beside llama.cpp with every matrix in Q4_0 or
+Q8_0.
 """
 
 import argparse
@@ -19,6 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from afserve.config import EXPERT_DTYPES
 from bench.origin import origin
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,8 +83,10 @@ class Worker:
 class Llama:
     """One short process per measurement: it starts in less than a second."""
 
-    def __init__(self, program: str, gguf: str, prompt: int, output: int, threads: int) -> None:
-        self.name = "llama.cpp"
+    def __init__(
+        self, program: str, gguf: str, prompt: int, output: int, threads: int, kind: str = ""
+    ) -> None:
+        self.name = f"llama.cpp {kind}".rstrip()
         self._command = [
             program, "-m", gguf, "-c", "16384", "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(output),
             "-t", str(threads), "-tb", str(threads), "--output-format", "jsonl", "-npl",
@@ -118,9 +126,11 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
         str(options.output_len),
         str(options.threads),
     ]
+    kept = options.expert_dtype
+    names, suffix = ((*OURS, "transformers"), "") if kept == "auto" else (OURS, f" {kept}")
     engines: list[Engine] = [
-        Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case])
-        for name in (*OURS, "transformers")
+        Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case, kept], suffix=suffix)
+        for name in names
     ]
     if options.vllm_python:
         script = str(ROOT / "bench" / "peers_vllm.py")
@@ -133,7 +143,7 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
         engines.append(Worker("vllm", command, whole, " on all cores"))
     if options.llama_bench:
         lengths = (options.prompt_len, options.output_len)
-        engines.append(Llama(options.llama_bench, options.gguf, *lengths, options.threads))
+        engines.append(Llama(options.llama_bench, options.gguf, *lengths, options.threads, options.gguf_type))
     return engines
 
 
@@ -147,7 +157,7 @@ def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace)
         ratios = {
             other: round(statistics.median(a / b for a, b in zip(values, theirs, strict=True)), 3)
             for other, theirs in rates.items()
-            if name in OURS and other not in OURS
+            if name.startswith(OURS) and not other.startswith(OURS)
         }
         rows.append(
             {
@@ -155,6 +165,7 @@ def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace)
                 "tokens_per_second": round(statistics.median(values), 1), "low": round(min(values), 1),
                 "high": round(max(values), 1), "ratio": ratios, "rounds": options.rounds,
                 "prompt_len": options.prompt_len, "output_len": options.output_len, "threads": options.threads,
+                "experts": options.expert_dtype,
                 "load": round(os.getloadavg()[0], 1), **origin(),
             }
         )  # fmt: skip
@@ -180,7 +191,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--vllm-python", help="an interpreter that has vLLM for CPUs")
     parser.add_argument("--vllm-preload", help="LD_PRELOAD for it: tcmalloc and libiomp5")
     parser.add_argument("--llama-bench", help="llama.cpp's llama-batched-bench")
-    parser.add_argument("--gguf", help="the same weights in bf16 as GGUF")
+    parser.add_argument("--gguf", help="the same weights as GGUF, in bf16 unless --gguf-type says otherwise")
+    parser.add_argument(
+        "--gguf-type", default="", help="what the GGUF is quantised to, for its name: Q4_0, Q8_0"
+    )
+    parser.add_argument("--expert-dtype", default="auto", choices=EXPERT_DTYPES, help="of afserve's experts")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 """One engine for `bench.peers`, in a process of its own: afserve's two modes, or transformers.
 
-Started with a name, a model folder, prompt length, output length and threads; answers lines of JSON.
+Started with a name, a model folder, prompt length, output length, threads and what experts are kept in; answers lines
+of JSON.
 """
 
 import json
@@ -13,10 +14,12 @@ from afserve.cli.bench.figures import figures
 Rate = Callable[[int, int], float]
 
 
-def main(name: str, model: str, prompt: int, output: int, threads: int) -> None:
+def main(name: str, model: str, prompt: int, output: int, threads: int, kept: str) -> None:
     case = Case(model, (1,), prompt, output, 1, threads)
-    serve = {"transformers": _transformers, "colocated": _afserve, "afd 1x1": _afserve}[name]
-    serve(name, case)
+    if name == "transformers":
+        _transformers(name, case)
+    else:
+        _afserve(name, case, kept)
 
 
 def _answer(name: str, rate: Rate) -> None:
@@ -27,14 +30,14 @@ def _answer(name: str, rate: Rate) -> None:
         print(json.dumps({"rate": rate(asked["batch"], asked["seed"])}), flush=True)
 
 
-def _afserve(name: str, case: Case) -> None:
+def _afserve(name: str, case: Case, kept: str) -> None:
     from afserve.cli.bench.ours import _batch
     from afserve.llm import LLM
 
     colocated = name == "colocated"
     threads = case.threads if colocated else max(1, (case.threads or 2) // 2)
     nodes = {"attention": 1, "experts": None if colocated else 1}
-    with LLM(case.model, colocated=colocated, threads=threads, **nodes) as llm:
+    with LLM(case.model, colocated=colocated, threads=threads, expert_dtype=kept, **nodes) as llm:
         _answer(name, lambda batch, seed: figures(_batch(llm, case, batch, seed)).tokens_per_second or 0.0)
 
 
@@ -60,4 +63,4 @@ def _transformers(name: str, case: Case) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]))
+    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]), sys.argv[6])

@@ -18,7 +18,25 @@ BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
 
 
 def peers() -> str:
-    found = newest(rows("peers"), "model", "engine", "batch")
+    found = [row for row in rows("peers") if row.get("experts", "auto") == "auto"]
+    return _beside(
+        "The engine beside its peers",
+        found,
+        'By default vLLM keeps one core for its front end; the row "on all cores" lets it compute on all of them.',
+    )
+
+
+def peers_in_few_bits() -> str:
+    found = [row for row in rows("peers") if row.get("experts", "auto") != "auto"]
+    return _beside(
+        "In few bits beside its peers",
+        found,
+        "afserve keeps routed experts in int8 or int4 and all else in bf16, llama.cpp every matrix in what its row says.",
+    )
+
+
+def _beside(title: str, measured: list[Row], note: str) -> str:
+    found = newest(measured, "model", "engine", "batch")
     if not found:
         return ""
     batches = sorted({row["batch"] for row in found})
@@ -31,23 +49,26 @@ def peers() -> str:
         ]
         for engine in engines
     ]
-    ours = [engine for engine in engines if engine in ("colocated", "afd 1x1")]
-    others = [engine for engine in engines if engine not in ours]
     ratios = [
-        [f"{engine} / {other}", *(f"{by[engine, b]['ratio'][other]:.2f}" for b in batches)]
-        for engine in ours
-        for other in others
+        [f"{engine} / {other}", *(_ratio(by.get((engine, b)), other) for b in batches)]
+        for engine in engines
+        for other in engines
+        if any(_ratio(by.get((engine, b)), other) for b in batches)
     ]
     first = found[0]
     return (
-        f"**The engine beside its peers** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
+        f"**{title}** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
         f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
-        'tokens per second by batch; `python -m bench.peers`. By default vLLM keeps one core for its front end; the row "on all '
-        'cores" lets it compute on all of them.\n\n'
+        f"tokens per second by batch; `python -m bench.peers`. {note}\n\n"
         + table(["engine", *map(str, batches)], lines)
         + "\n\n"
         + table(["ratio, by round", *map(str, batches)], ratios)
     )
+
+
+def _ratio(row: Row | None, other: str) -> str:
+    """Empty where the two were not measured in one run."""
+    return f"{row['ratio'][other]:.2f}" if row is not None and other in row["ratio"] else ""
 
 
 def decode() -> str:
@@ -322,6 +343,7 @@ def gateway() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": peers,
+    "In few bits beside its peers": peers_in_few_bits,
     "Start and memory": decode,
     "Placements that change under load": live,
     "Nodes that are killed and stopped under load": tables_faults.nodes,

@@ -1,6 +1,7 @@
 """Types of the native library. Addresses are integers from Tensor.data_ptr(); only native.py calls these."""
 
 from collections.abc import Sequence
+from typing import overload
 
 class Engine:
     def __init__(self, threads: int, isa: str = "") -> None: ...
@@ -29,7 +30,11 @@ class HeadLinear:
     ) -> None: ...
 
 class Experts:
+    @overload
     def __init__(self, slots: int, hidden: int, inner: int, dtype: int) -> None: ...
+    @overload
+    def __init__(self, slots: int, hidden: int, inner: int, group: int, wide: bool) -> None: ...
+    def pack_int4(self, slot: int, gate_up: int, gate_up_scale: int, down: int, down_scale: int) -> None: ...
     def pack(
         self, slot: int, gate_up: int, gate_up_stride: int, down: int, down_stride: int, dtype: int
     ) -> None: ...

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Grouped, Groups
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -34,6 +35,10 @@ class Backend(Protocol):
         """Whether expert slots can keep int8 weights for rows of `dtype`, rather than 16 bits of the same values."""
         ...
 
+    def holds_int4(self, dtype: torch.dtype) -> bool:
+        """The same for int4 weights with a scale per group of inputs."""
+        ...
+
     def explain(self) -> str: ...
 
     def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear: ...
@@ -49,6 +54,16 @@ class Backend(Protocol):
         gating: Gating = SWIGLU,
     ) -> PackedExperts: ...
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts: ...
+    def empty_experts_int4(
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        groups: Groups,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
+    ) -> PackedExperts: ...
     def set_expert(
         self,
         experts: PackedExperts,
@@ -60,6 +75,15 @@ class Backend(Protocol):
     ) -> None: ...
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
+    ) -> None: ...
+    def set_expert_int4(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: Grouped,
+        down: Grouped,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
     ) -> None: ...
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor: ...

@@ -10,6 +10,7 @@ from torch import Tensor
 from afserve.kernels import _native
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Grouped, Groups
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference, no_fp8
 from afserve.kernels.scaled import BlockScaled, dequantised
@@ -47,6 +48,9 @@ class NativeProducts:
         return str(self._engine.isa)
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
+        return dtype in CODES
+
+    def holds_int4(self, dtype: torch.dtype) -> bool:
         return dtype in CODES
 
     def explain(self) -> str:
@@ -103,6 +107,37 @@ class NativeProducts:
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
         experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
+
+    def empty_experts_int4(
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        groups: Groups,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
+    ) -> PackedExperts:
+        if dtype not in CODES or bias or gating != SWIGLU:
+            plain = self._fall_back("expert_ffn", _odd_experts(dtype, bias, gating))
+            return plain.empty_experts_int4(slots, hidden, inner, dtype, groups, bias, gating)
+        handle = _native.Experts(slots, hidden, inner, groups.size, groups.wide)
+        return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int4=groups)
+
+    def set_expert_int4(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: Grouped,
+        down: Grouped,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        if not isinstance(experts.handle, _native.Experts):
+            self._plain.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+            return
+        held = [x.contiguous() for x in (gate_up.code_OI, gate_up.scale_OG, down.code_OI, down.scale_OG)]
+        experts.handle.pack_int4(slot, *(x.data_ptr() for x in held))
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
         raise no_fp8(self.name)

@@ -16,6 +16,7 @@ from afserve.kernels.backend import Backend
 from afserve.kernels.cache import LayerCache, LayerShape, PagedCache
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of, quantised_groups
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -49,6 +50,11 @@ class Ops:
         """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`; elsewhere it keeps the
         same values in `dtype`."""
         return self._backend.holds_int8(dtype)
+
+    def holds_int4(self, dtype: torch.dtype) -> bool:
+        """Whether `empty_experts(..., int4=groups)` takes half a byte per weight, for rows of `dtype`; elsewhere it
+        keeps the same values in `dtype`."""
+        return self._backend.holds_int4(dtype)
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""
@@ -88,16 +94,22 @@ class Ops:
         fp8: bool = False,
         bias: bool = False,
         gating: Gating = SWIGLU,
+        int4: Groups | None = None,
     ) -> PackedExperts:
         """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
 
         int8: weights are kept as int8 with a scale per output; rows stay in `dtype`.
         fp8: weights are kept as e4m3 with a scale per 128x128 block, rows and activations are rounded to e4m3 per
         128 columns on the way; needs `holds_fp8`, or raises ConfigError.
+        int4: weights are kept as int4 with a scale per group of inputs.
         bias: slots have biases of both projections; gating: how gate and up are joined. Neither goes with fp8.
         """
-        if int8 and fp8:
-            raise ValueError("int8, fp8: weights are kept as one of the two")
+        if int8 + fp8 + (int4 is not None) > 1:
+            raise ValueError("int8, fp8, int4: weights are kept as one of them")
+        if int4 is not None:
+            if int4.size < STEP or int4.size % STEP:
+                raise ValueError(f"int4: groups of {int4.size} inputs, expected a multiple of {STEP}")
+            return self._backend.empty_experts_int4(slots, hidden, inner, dtype, int4, bias, gating)
         if fp8 and (bias or gating != SWIGLU):
             raise ValueError("fp8: only experts of a plain SwiGLU without biases are kept so")
         if fp8:
@@ -117,14 +129,31 @@ class Ops:
         _shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
         _shape("down_HI", down_HI, (experts.hidden, experts.inner))
         _slot(slot, experts)
-        if (experts.gate_up_bias_EJ is None) != (gate_up_bias_J is None) or (gate_up_bias_J is None) != (
-            down_bias_H is None
-        ):
-            raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
-        if gate_up_bias_J is not None and down_bias_H is not None:
-            _shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
-            _shape("down_bias_H", down_bias_H, (experts.hidden,))
-        self._backend.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
+        _biases(experts, gate_up_bias_J, down_bias_H)
+        if experts.int4 is None:
+            self._backend.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
+            return
+        gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
+        self._backend.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+
+    def set_expert_int4(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: Grouped,
+        down: Grouped,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        """`set_expert` of int4 slots from codes and scales, which are kept as they are. Raises ValueError where groups
+        differ, or for a scale that is no bfloat16 number where slots keep those."""
+        if experts.int4 is None:
+            raise ValueError("experts: these slots keep no int4 weights")
+        _groups("gate_up", gate_up, (2 * experts.inner, experts.hidden), experts.int4)
+        _groups("down", down, (experts.hidden, experts.inner), experts.int4)
+        _slot(slot, experts)
+        _biases(experts, gate_up_bias_J, down_bias_H)
+        self._backend.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
@@ -467,6 +496,26 @@ def _blocks(name: str, weight: BlockScaled, shape: tuple[int, int]) -> None:
         raise ValueError(
             f"{name}: {weight.q_OI.dtype} with {weight.scale.dtype} scales, expected {FP8} with float32"
         )
+
+
+def _groups(name: str, weight: Grouped, shape: tuple[int, int], kept: Groups) -> None:
+    _shape(f"{name}.code_OI", weight.code_OI, shape)
+    _shape(f"{name}.scale_OG", weight.scale_OG, (shape[0], groups_of(shape[1], kept.size)))
+    if weight.size != kept.size:
+        raise ValueError(f"{name}: groups of {weight.size} inputs, these slots have {kept.size}")
+    if weight.code_OI.dtype is not torch.int8 or weight.scale_OG.dtype is not torch.float32:
+        raise ValueError(
+            f"{name}: {weight.code_OI.dtype} with {weight.scale_OG.dtype} scales, expected torch.int8 with float32"
+        )
+
+
+def _biases(experts: PackedExperts, gate_up_bias_J: Tensor | None, down_bias_H: Tensor | None) -> None:
+    given = [bias for bias in (gate_up_bias_J, down_bias_H) if bias is not None]
+    if len(given) != (0 if experts.gate_up_bias_EJ is None else 2):
+        raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
+    if gate_up_bias_J is not None and down_bias_H is not None:
+        _shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
+        _shape("down_bias_H", down_bias_H, (experts.hidden,))
 
 
 def _slot(slot: int, experts: PackedExperts) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Groups
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class PackedExperts:
     gating: Gating = SWIGLU
     gate_up_bias_EJ: Tensor | None = None
     down_bias_EH: Tensor | None = None
+    int4: Groups | None = None
 
     @property
     def plain(self) -> bool:

@@ -6,6 +6,7 @@ N cache blocks, B block size.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Grouped, Groups
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
@@ -39,6 +41,9 @@ class Reference:
         self.fallbacks = Fallbacks(self.name)
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
+        return False
+
+    def holds_int4(self, dtype: torch.dtype) -> bool:
         return False
 
     def explain(self) -> str:
@@ -97,6 +102,31 @@ class Reference:
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
         raise no_fp8(self.name)
+
+    def empty_experts_int4(
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        groups: Groups,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
+    ) -> PackedExperts:
+        plain = self.empty_experts(slots, hidden, inner, dtype, bias=bias, gating=gating)
+        return replace(plain, int4=groups)
+
+    def set_expert_int4(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: Grouped,
+        down: Grouped,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        weights = gate_up.dequantised(), down.dequantised()
+        self.set_expert(experts, slot, *weights, gate_up_bias_J, down_bias_H)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled

@@ -48,7 +48,7 @@ def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
 def tensors_of(source: ModelSource, spec: ModelSpec, device: torch.device) -> TensorSource:
     if source.load_format == "dummy":
         return DummyCheckpoint(source.seed, device=device)
-    return Checkpoint(source.path, spec.fp8_block, device)
+    return Checkpoint(source.path, spec.fp8_block, device, spec.quantization)
 
 
 def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots: int) -> Layout:
@@ -121,7 +121,6 @@ def build_expert_bank(
     spec = spec_of(source)
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device)
-    int8 = expert_dtype == "int8"
-    bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), int8)
+    bank = ExpertBank(spec, slots, ops, tensors, naming_of(spec), dtype_of(source, spec), expert_dtype)
     bank.load(list(held), progress)
     return bank

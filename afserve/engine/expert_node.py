@@ -43,6 +43,7 @@ class ExpertNode:
         watch: Watch | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
         self._clock = MonotonicClock() if clock is None else clock

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from afserve.config_json import Config, ConfigFields
-from afserve.config_ranges import Range
 from afserve.errors import CheckpointError, shown
 from afserve.families import (
     dbrx,
@@ -31,6 +30,7 @@ from afserve.families import (
 )
 from afserve.families.family import Family
 from afserve.families.naming import Naming
+from afserve.families.read_quantization import read_quantization
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
 from afserve.spec_parts import LayerSpec
@@ -55,8 +55,6 @@ FAMILIES: dict[str, Family] = {
     "llama4": llama4.WITH_VISION,
 }
 """config.json's `model_type` -> family."""
-
-_BLOCK = Range(1, 1 << 16)
 
 
 def load_spec(folder: str | Path) -> ModelSpec:
@@ -97,6 +95,7 @@ def _family(config: Mapping[str, object]) -> Family | None:
 def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
     kinds, pattern = distinct(family.read(fields))
     vocab_size = fields.integer("vocab_size")
+    fp8_block, quantization = read_quantization(fields)
     return ModelSpec(
         family=str(fields.config["model_type"]),
         hidden=fields.integer("hidden_size"),
@@ -105,12 +104,13 @@ def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
         eps=fields.number("rms_norm_eps", default=1e-6),
         tied=fields.flag("tie_word_embeddings", False),
         dtype=_dtype(fields),
-        fp8_block=_fp8_block(fields),
+        fp8_block=fp8_block,
         kinds=kinds,
         pattern=pattern,
         bos_ids=fields.token_ids("bos_token_id", vocab_size),
         eos_ids=fields.token_ids("eos_token_id", vocab_size),
         around=family.around(fields),
+        quantization=quantization,
     )
 
 
@@ -119,20 +119,3 @@ def _dtype(fields: ConfigFields) -> str:
     if dtype not in BYTES:
         raise fields.error(f"dtype: {shown(dtype)} is not one of {', '.join(BYTES)}", "dtype")
     return dtype
-
-
-def _fp8_block(fields: ConfigFields) -> tuple[int, int] | None:
-    quant = fields.inner(fields.section("quantization_config"), "quantization_config")
-    if not quant.config:
-        return None
-    method, block = quant.config.get("quant_method"), quant.config.get("weight_block_size")
-    if method != "fp8":
-        raise quant.error(
-            f"method {shown(method)} is not supported; supported: fp8 with weight_block_size", "quant_method"
-        )
-    if not (isinstance(block, list) and len(block) == 2 and all(map(_BLOCK.holds, block))):
-        raise fields.error(
-            f"quantization_config.weight_block_size: {shown(block)} is not two sizes, each {_BLOCK}",
-            "quantization_config",
-        )
-    return block[0], block[1]

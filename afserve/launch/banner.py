@@ -20,9 +20,15 @@ _MIB = 1 << 20
 
 
 def banner(
-    topology: Topology, name: str, url: str, seconds: float, serving: Mapping[str, str] = MappingProxyType({})
+    topology: Topology,
+    name: str,
+    url: str,
+    seconds: float,
+    serving: Mapping[str, str] = MappingProxyType({}),
+    expert_error: float | None = None,
 ) -> RenderableType:
-    """`serving` says what HTTP was told: of keys, and where its state is."""
+    """`serving` says what HTTP was told: of keys, and where its state is. `expert_error` is relative, of expert weights
+    that were rounded to fewer bits; the largest of all nodes."""
     spec, deployment = topology.spec, topology.deployment
     head = Text.assemble(
         (name, "bold"),
@@ -35,13 +41,24 @@ def banner(
         kept = copies_in_words(deployment.placement, topology.expert_hosts)
         lines.append(Text(f"copies: {kept}", style="dim"))
     lines += [Text(f"{what}: {how}", style="dim") for what, how in serving.items()]
+    if expert_error is not None:
+        lines.append(
+            Text(f"expert weights: rounded to {_kept_in(topology)}, relative error {expert_error:.2g}")
+        )
     ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
     tries = [Text(line, style="cyan") for line in examples(url)]
     parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
     if deployment.colocated:
-        kept = ", in int8" if deployment.engine.expert_dtype == "int8" else ""
+        asked = _kept_in(topology)
+        kept = f", in {asked}" if asked else ""
         parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
     return Group(*parts)
+
+
+def _kept_in(topology: Topology) -> str:
+    """int8 or int4, where that was asked for."""
+    asked = topology.deployment.engine.expert_dtype
+    return "" if asked == "auto" else asked
 
 
 def examples(url: str) -> list[str]:
@@ -68,7 +85,8 @@ def _experts(topology: Topology) -> RenderableType:
             continue
         held = sorted({e for layer in placement.layers for e in layer.slots[node.index] if e != FREE})
         ids = topology.spec.moe_layer_ids
-        kept = "int8 " if topology.deployment.engine.expert_dtype == "int8" else ""
+        asked = _kept_in(topology)
+        kept = f"{asked} " if asked else ""
         which = ranges(held)
         if len(which) > _LONG:
             which = f"{which[:_LONG].rpartition(',')[0]}, ... ({len(held)} of {topology.spec.experts})"

@@ -261,7 +261,9 @@ class _Up:
             await self._run.wait_ready()
         seconds = time.monotonic() - self._started
         said = serving_in_words(self._settings)
-        self._console.print(banner(self._topology, self._name, self._url(), seconds, said))
+        errors = [member.expert_error or 0.0 for member in self._run.controller.members]
+        lost = max(errors, default=0.0) or None
+        self._console.print(banner(self._topology, self._name, self._url(), seconds, said, lost))
 
     def _url(self) -> str:
         host, port = self._sock.getsockname()[:2]

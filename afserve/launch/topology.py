@@ -21,6 +21,8 @@ from afserve.spec import BYTES, ModelSpec
 
 GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
+INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
+STORED_BITS = 4  # and a checkpoint's own scales in float32
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
 _SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
@@ -184,23 +186,15 @@ def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, s
 
 
 def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
-    """int8 experts and FP8 rows where there is nothing that keeps or sends them so."""
+    """Experts in few bits and FP8 rows where there is nothing that keeps or sends them so."""
     if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
         raise ConfigError(
             "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
         )
-    if wishes.engine.expert_dtype != "int8":
-        return
-    dtype = spec.dtype if source.dtype == "auto" else source.dtype
-    if wishes.experts_on != "cpu":
+    kept = wishes.engine.expert_dtype
+    if kept != "auto" and wishes.experts_on == "cpu" and _dtype(spec, source) == "float16":
         raise ConfigError(
-            f"--expert-dtype int8: is for CPU nodes; on {wishes.experts_on} experts are multiplied in 16 bits, or "
-            "in the checkpoint's own FP8",
-            param="expert_dtype",
-        )
-    if dtype == "float16":
-        raise ConfigError(
-            "--expert-dtype int8: multiplies bfloat16 or float32 rows, not float16; add --dtype bfloat16",
+            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
             param="expert_dtype",
         )
 
@@ -234,7 +228,7 @@ def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, s
 
 def _element(source: ModelSource, spec: ModelSpec) -> int:
     """Bytes of one number once loaded; FP8 is computed in 16 bits."""
-    return max(2, BYTES[spec.dtype if source.dtype == "auto" else source.dtype])
+    return max(2, BYTES[_dtype(spec, source)])
 
 
 def _slots(
@@ -261,7 +255,7 @@ def _affordable(
 ) -> int:
     """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
     weights = _weights(spec, source, wishes, nodes, slots.total)
-    one = _role_bytes(spec, source, wishes.engine.expert_dtype)[1] // spec.experts
+    one = _role_bytes(spec, source, _kept(spec, source, wishes))[1] // spec.experts
     kv = (wishes.kv_tokens or 0) * spec.kv_bytes_per_token(_element(source, spec))
     free = [
         (_free(machine, share, weights) - share.attention * kv) / share.experts
@@ -273,7 +267,7 @@ def _affordable(
 
 def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
-    own, routed = _role_bytes(spec, source, wishes.engine.expert_dtype)
+    own, routed = _role_bytes(spec, source, _kept(spec, source, wishes))
     if not nodes.experts:
         return _Weights(own + routed, 0)
     return _Weights(own, slots * routed // spec.experts)
@@ -306,7 +300,7 @@ def _kv(
     used = max(0, tokens) * per_token
     full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
     if tokens < block or full:
-        needed = needs(spec, source, machine, wishes.engine.expert_dtype)
+        needed = needs(spec, source, machine, _kept(spec, source, wishes))
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens
@@ -357,11 +351,28 @@ def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dty
     return f"random weights; its first {least} layers need {gib(sizes[least])}"
 
 
+def _kept(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
+    """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
+    how, asked = spec.quantization, wishes.engine.expert_dtype
+    stored = how is not None and how.regular and asked != "int8"
+    rows = wishes.experts_on != "cpu" or _dtype(spec, source) != "float16"
+    plain = rows and not spec.moe.expert_bias and spec.moe.limit is None
+    return "stored" if stored and plain and source.load_format != "dummy" else asked
+
+
+def _dtype(spec: ModelSpec, source: ModelSource) -> str:
+    return spec.dtype if source.dtype == "auto" else source.dtype
+
+
 def _role_bytes(spec: ModelSpec, source: ModelSource, expert_dtype: str) -> tuple[int, int]:
     """Weights of one attention node and of all expert nodes together."""
     size = _element(source, spec)
     own, routed = spec.attention_parameters() * size, spec.routed_parameters()
-    if expert_dtype != "int8":
+    if expert_dtype in ("int4", "stored"):
+        how = spec.quantization if expert_dtype == "stored" else None
+        bits = INT4_BITS if how is None else STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
+        return own, int(routed * bits / 8)
+    if expert_dtype == "auto":
         return own, routed * size
     scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
     return own, routed + spec.moe_layers * spec.experts * scales

@@ -1,10 +1,11 @@
 """The routed experts of one node: slots of packed weights per MoE layer, filled one expert at a time.
 
-A bank eats rows and slot ids; it knows neither who sent them nor what a placement is. An FP8 checkpoint stays FP8
-where the backend multiplies its blocks, and is de-quantised elsewhere; `int8` keeps any in a byte per weight. A slot
-may be filled while others are in use; nobody may name it meanwhile. Shapes: R rows, K top-k, H hidden, J = 2 I inner.
+A bank eats rows and slot ids; it knows neither who sent them nor what a placement is. `keeping.py` says how a layer's
+weights are kept. A slot may be filled while others are in use; nobody may name it meanwhile. Shapes: R rows, K top-k,
+H hidden, J = 2 I inner.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,14 +14,17 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.families.naming import Naming
 from afserve.kernels.gating import Gating
+from afserve.kernels.grouped import Grouped
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
-from afserve.kernels.scaled import GROUP
 from afserve.models.expert_tensors import read_expert
-from afserve.models.weights import SCALE_SUFFIX, TensorSource
+from afserve.models.keeping import Keeping
+from afserve.models.rounding import RoundingError
+from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
 Held = Sequence[tuple[int, int, int]]
+log = logging.getLogger("afserve.models")
 
 
 class ExpertBank:
@@ -34,39 +38,37 @@ class ExpertBank:
         source: TensorSource,
         naming: Naming,
         dtype: torch.dtype,
-        int8: bool = False,
+        expert_dtype: str = "auto",
     ) -> None:
-        if int8 and not ops.holds_int8(dtype):
-            raise ConfigError(
-                f"expert_dtype: int8 experts need the native CPU library and float32 or bfloat16 rows; here are the "
-                f"{ops.backend_name} kernels and {dtype}. Leave --expert-dtype at auto, or reinstall with a compiler",
-                param="expert_dtype",
-            )
         self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
         self._weigh_input = spec.moe.weigh_input
-        self._fp8 = [not int8 and self._stays_fp8(layer) for layer in range(spec.moe_layers)]
+        self._kept = [
+            Keeping(spec, ops, source, naming, dtype, expert_dtype).of(i) for i in range(spec.moe_layers)
+        ]
         bias, gating = spec.moe.expert_bias, Gating(spec.moe.limit, spec.moe.alpha)
         self._layers: list[PackedExperts] = [
-            ops.empty_experts(slots, spec.hidden, spec.moe.inner, dtype, int8, fp8, bias, gating)
-            for fp8 in self._fp8
+            ops.empty_experts(
+                slots, spec.hidden, spec.moe.inner, dtype, kept.int8, kept.fp8, bias, gating, kept.int4
+            )
+            for kept in self._kept
         ]
         self.slots = slots
-        self.expert_bytes = spec.expert_parameters() * (1 if int8 or all(self._fp8) else dtype.itemsize)
+        self.expert_bytes = int(spec.expert_parameters() * max(kept.bits(dtype) for kept in self._kept) / 8)
+        self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
-    def _stays_fp8(self, layer: int) -> bool:
-        """A checkpoint may leave some layers' experts in 16 bits; those have no scales."""
-        if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
-            return False
-        if self._naming.stacked is not None:
-            return False
-        gate, _, _ = self._naming.expert(self._spec.moe_layer_ids[layer], 0)
-        return self._source.has(gate + SCALE_SUFFIX)
+    @property
+    def rounding_error(self) -> float | None:
+        """Relative, of all weights that were rounded to `expert_dtype` so far; None where none was."""
+        return None if self._error is None else self._error.relative
 
     def load(self, held: Held, progress: Callable[[float], None]) -> None:
         """Fill (layer, slot, expert) one after the other. Raises CheckpointError."""
         for done, (layer, slot, expert) in enumerate(held):
             self.fill(layer, slot, expert)
             progress((done + 1) / len(held))
+        if self.rounding_error is not None:
+            named = next(kept.name for kept in self._kept if kept.rounds)
+            log.warning("expert weights are rounded to %s: relative error %.2g", named, self.rounding_error)
 
     def fill(self, layer: int, slot: int, expert: int) -> None:
         """Read one expert and pack it into a slot that nobody uses."""
@@ -74,21 +76,39 @@ class ExpertBank:
             raise ConfigError(
                 f"slot {slot} of MoE layer {layer}: there are {self.slots} in {len(self._layers)} layers"
             )
-        if self._fp8[layer] and self._fill_fp8(layer, slot, expert):
+        kept = self._kept[layer]
+        if kept.fp8 and self._fill_fp8(layer, slot, expert):
+            return
+        if kept.int4 is not None and kept.stored:
+            self._fill_int4(layer, slot, expert, kept.int4.size)
             return
         read = read_expert(
             self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert, self._dtype
         )
+        if kept.rounds and self._error is not None:
+            self._error.look_at(read.gate_up_JH)
+            self._error.look_at(read.down_HI)
         self._ops.set_expert(
             self._layers[layer], slot, read.gate_up_JH, read.down_HI, read.gate_up_bias_J, read.down_bias_H
         )
 
-    def _fill_fp8(self, layer: int, slot: int, expert: int) -> bool:
-        """Whether the checkpoint has this expert in blocks, which then are in the slot as they are."""
+    def _fill_int4(self, layer: int, slot: int, expert: int, size: int) -> None:
+        """Codes and scales as the checkpoint has them."""
+        gate, up, down = (self._source.int4(name, shape, size) for name, shape in self._parts(layer, expert))
+        both = Grouped(
+            torch.cat((gate.code_OI, up.code_OI)), torch.cat((gate.scale_OG, up.scale_OG)), gate.size
+        )
+        self._ops.set_expert_int4(self._layers[layer], slot, both, down)
+
+    def _parts(self, layer: int, expert: int) -> list[tuple[str, tuple[int, int]]]:
+        """Names and shapes of an expert's gate, up and down."""
         hidden, inner = self._spec.hidden, self._spec.moe.inner
         shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
-        names = self._naming.expert(self._spec.moe_layer_ids[layer], expert)
-        gate, up, down = (self._source.blocks(name, shape) for name, shape in zip(names, shapes, strict=True))
+        return list(zip(self._naming.expert(self._spec.moe_layer_ids[layer], expert), shapes, strict=True))
+
+    def _fill_fp8(self, layer: int, slot: int, expert: int) -> bool:
+        """Whether the checkpoint has this expert in blocks, which then are in the slot as they are."""
+        gate, up, down = (self._source.blocks(name, shape) for name, shape in self._parts(layer, expert))
         if gate is None or up is None or down is None:
             return False
         self._ops.set_expert_fp8(self._layers[layer], slot, gate, up, down)

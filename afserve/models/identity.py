@@ -30,7 +30,7 @@ TEXT_FILES = (
     "chat_template.jinja",
 )
 DUMMY_SCALE = 0.02
-_DUMMY_FORMAT = 1  # of how `DummyCheckpoint` makes numbers from a seed and a name
+_DUMMY_FORMAT = 2  # of how `DummyCheckpoint` makes numbers from a seed and a name
 _BLOCK = 4 << 20
 _READERS = 4
 _DIGEST = re.compile(r"[0-9a-f]{16}")

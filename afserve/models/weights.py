@@ -1,12 +1,14 @@
 """Tensors by name: from a Hugging Face checkpoint folder (safetensors only), or random for dry runs.
 
-A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised when
-it is FP8 with block scales, or as those blocks where the caller can multiply them. Files are memory-mapped, so what
-is never asked for is never read. It does not know which tensors a model has.
+A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised where it
+is stored in fewer bits, or as those blocks or codes where the caller can multiply them. Files are memory-mapped, so
+what is never asked for is never read. It does not know which tensors a model has.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +17,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afserve.errors import CheckpointError
+from afserve.kernels.grouped import Grouped, groups_of
 from afserve.kernels.scaled import FP8, GROUP, BlockScaled
 from afserve.models.identity import DUMMY_SCALE
+from afserve.models.quantised import QuantisedWeights
 from afserve.models.shards import INDEX, SINGLE, read_index
+from afserve.quantization import Quantization
 
 SCALE_SUFFIX = "_scale_inv"
 CPU = torch.device("cpu")
@@ -27,10 +32,17 @@ NORMS = (
     "norm_2.weight",
     "norm_f.weight",
 )  # those that random weights leave at 1
+_LARGE = 1 << 20  # numbers of a tensor
+_CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class TensorSource(Protocol):
+    @property
+    def makes_int4(self) -> bool:
+        """Whether `int4` gives any weight as codes that nothing was rounded to: random ones."""
+        ...
+
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -45,29 +57,50 @@ class TensorSource(Protocol):
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
         ...
 
+    def has_int4(self, name: str) -> bool:
+        """Whether the weight `name` is 4-bit codes with scales of groups, and `int4` gives them."""
+        ...
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        """The weight `name` as groups of `size` inputs, without rounding."""
+        ...
+
 
 class Checkpoint:
     """A folder with `model.safetensors`, or with shards and their index."""
 
+    makes_int4 = False
+
     def __init__(
-        self, folder: str | Path, fp8_block: tuple[int, int] | None = None, device: torch.device = CPU
+        self,
+        folder: str | Path,
+        fp8_block: tuple[int, int] | None = None,
+        device: torch.device = CPU,
+        quantization: Quantization | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._device = device
         self._fp8_block = fp8_block
         self._file_of = _locate(self._folder)
         self._open: dict[str, safe_open] = {}
+        self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
 
     def has(self, name: str) -> bool:
         return name in self._file_of
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if len(shape) == 2 and self._quantised.holds(name):
+            return self._quantised.whole(name, (shape[0], shape[1])).to(self._device, dtype)
         raw = self._shaped(name, shape)
+        if raw.dtype in (FP8, torch.int8) and self._quantised.scales(raw):
+            return self._quantised.scaled(name, raw).to(self._device, dtype)
         if raw.dtype == FP8:
             return self._dequantised(name, raw).to(self._device, dtype)
         return self._plain(name, raw, dtype)
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
+        if self._quantised.holds(name):
+            return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
         return self._plain(name, self._shaped(name, shape)[first : first + count], dtype)
 
     def _plain(self, name: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,6 +116,13 @@ class Checkpoint:
             return None
         return BlockScaled(raw.to(self._device), self._scale(name, shape, GROUP, GROUP).to(self._device))
 
+    def has_int4(self, name: str) -> bool:
+        how = self._quantised.how
+        return how is not None and how.regular and self._quantised.holds(name)
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        return self._quantised.grouped(name, shape, size)
+
     def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         raw = self._raw(name)
         if tuple(raw.shape) != shape:
@@ -93,7 +133,8 @@ class Checkpoint:
 
     def _raw(self, name: str) -> Tensor:
         if name not in self._file_of:
-            raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint")
+            hint = self._quantised.hint(name)
+            raise CheckpointError(f"{self._folder}: tensor {name} is missing from the checkpoint{hint}")
         try:
             tensor: Tensor = self._shard(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
@@ -144,6 +185,8 @@ class Checkpoint:
 class DummyCheckpoint:
     """Random weights for any shape; the same name and seed give the same numbers on every node."""
 
+    makes_int4 = True
+
     def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
         self._seed = seed
         self._device = device
@@ -155,19 +198,41 @@ class DummyCheckpoint:
     def blocks(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None
 
+    def has_int4(self, name: str) -> bool:
+        return False
+
+    def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
+        """Random codes, each as likely as any other, with the standard deviation of the others."""
+        outputs, inputs = shape
+        code_OI = self._bits(name, outputs * inputs, torch.int8).view(shape) >> 4
+        scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
+        made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
+        return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))
+
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         return self.tensor(f"{name}[{first}:{first + count}]", (count, *shape[1:]), dtype)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name.endswith(NORMS):
             return torch.ones(shape, dtype=dtype, device=self._device)
-        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        count = math.prod(shape)
+        if count >= _LARGE:  # uniform, which is several times as fast
+            step = self._scale * 3**0.5 / (1 << 15)
+            return self._bits(name, count, torch.int16).to(dtype).mul_(step).view(shape).to(self._device)
         return (
-            torch.randn(shape, generator=generator, dtype=torch.float32)
+            torch.randn(shape, generator=self._generator(name), dtype=torch.float32)
             .mul_(self._scale)
             .to(self._device, dtype)
         )
+
+    def _bits(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """Whole numbers of `dtype`, all as likely."""
+        words = torch.empty(-(-count * dtype.itemsize // 8), dtype=torch.int64)
+        return words.random_(-(1 << 63), None, generator=self._generator(name)).view(dtype)[:count]
+
+    def _generator(self, name: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def _locate(folder: Path) -> Mapping[str, str]:

@@ -60,6 +60,19 @@ def _training(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _few_bits(facts: dict[str, Any]) -> str:
+    """A row of the table, where `bench.nano.bits` has measured it."""
+    found = facts.get("expert_bits")
+    if found is None:
+        return ""
+    kept = [
+        f"{name} {cost['bits_per_byte']:.4f} (perplexity {cost['perplexity']:.3f} a token"
+        + (f", weights off by {cost['weight_error']:.1%})" if cost["weight_error"] else ")")
+        for name, cost in found.items()
+    ]
+    return f"| bits per byte of the sample as served, by what experts are kept in | {'; '.join(kept)} |\n"
+
+
 def _held_out(facts: dict[str, Any], shape: Shape) -> dict[str, Any]:
     held = facts["held_out"]
     layers = [*range(shape.dense_layers, shape.layers), "MTP"]
@@ -74,6 +87,7 @@ def _held_out(facts: dict[str, Any], shape: Shape) -> dict[str, Any]:
         "xz": facts["xz_bits_per_byte"],
         "bytes_per_token": held["bytes"] / held["tokens"],
         "top1": held["top1"],
+        "few_bits": _few_bits(facts),
         "agreement": held["mtp_agreement"],
         "mtp_top1": held["mtp_top1"],
         "routing": "\n".join(f"| {layer} | {high:.2f} | {low:.3f} |" for layer, high, low in rows),

@@ -7,6 +7,8 @@ namespace {
 
 Source source(Address data, int dtype, size_t stride) { return {at<const void>(data), dtype_of(dtype), stride}; }
 
+Int4Source int4_source(Address codes, Address scales) { return {at<const int8_t>(codes), at<const float>(scales)}; }
+
 void run_linear(const Linear& linear, Engine& engine, Address x, size_t stride, int rows, int dtype, Address out,
                 int out_dtype) {
   py::gil_scoped_release released;
@@ -59,6 +61,14 @@ void bind_weights(py::module_& m) {
       .def(py::init([](int slots, int hidden, int inner, int dtype) {
         return new Experts(slots, hidden, inner, dtype_of(dtype));
       }))
+      .def(py::init([](int slots, int hidden, int inner, int group, bool wide) {
+        return new Experts(slots, hidden, inner, Dtype::i4, Groups{group, wide});
+      }))
+      .def("pack_int4",
+           [](Experts& e, int slot, Address gate_up, Address gate_up_scale, Address down, Address down_scale) {
+             py::gil_scoped_release released;
+             e.pack_int4(slot, int4_source(gate_up, gate_up_scale), int4_source(down, down_scale));
+           })
       .def("pack",
            [](Experts& e, int slot, Address gate_up, size_t gate_up_stride, Address down, size_t down_stride,
               int dtype) {

@@ -55,22 +55,34 @@ void Grouping::mark(int rows) {
   }
 }
 
-Experts::Experts(int slots, int hidden, int inner, Dtype dtype)
+Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups)
     : slots_(slots),
       hidden_(hidden),
       inner_(inner),
-      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype),
-      down_(slots, hidden, inner, dtype) {}
+      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype, groups),
+      down_(slots, hidden, inner, dtype, groups) {}
+
+void Experts::check(int slot) const {
+  if (slot < 0 || slot >= slots_) throw std::out_of_range("slot " + std::to_string(slot) + " does not exist");
+}
 
 // Panel columns are gate, up, gate, up tiles of 16, so that SwiGLU needs only what one product made.
+int Experts::gate_up_row(int column) const {
+  int inner = column / PANEL * 32 + column % PANEL / 32 * 16 + column % 16;
+  if (inner >= inner_) return -1;
+  return column / 16 % 2 ? inner_ + inner : inner;
+}
+
 void Experts::pack(int slot, const Source& gate_up, const Source& down) {
-  if (slot < 0 || slot >= slots_) throw std::out_of_range("slot " + std::to_string(slot) + " does not exist");
-  gate_up_.pack(slot, gate_up, [this](int column) {
-    int inner = column / PANEL * 32 + column % PANEL / 32 * 16 + column % 16;
-    if (inner >= inner_) return -1;
-    return column / 16 % 2 ? inner_ + inner : inner;
-  });
-  down_.pack(slot, down, [this](int column) { return column < hidden_ ? column : -1; });
+  check(slot);
+  gate_up_.pack(slot, gate_up, [this](int column) { return gate_up_row(column); });
+  down_.pack(slot, down, [this](int column) { return down_row(column); });
+}
+
+void Experts::pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down) {
+  check(slot);
+  gate_up_.pack_int4(slot, gate_up, [this](int column) { return gate_up_row(column); });
+  down_.pack_int4(slot, down, [this](int column) { return down_row(column); });
 }
 
 template <class E, class O>

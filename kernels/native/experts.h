@@ -21,8 +21,10 @@ struct Grouping {
 
 class Experts {
  public:
-  Experts(int slots, int hidden, int inner, Dtype dtype);
+  // `groups` of int4 weights along the inputs of both products.
+  Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& groups = {});
   void pack(int slot, const Source& gate_up, const Source& down);
+  void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
 
   int slots() const { return slots_; }
   size_t bytes() const { return gate_up_.bytes() + down_.bytes(); }
@@ -33,6 +35,10 @@ class Experts {
            O* out, size_t out_stride, bool add);
 
  private:
+  void check(int slot) const;
+  int gate_up_row(int column) const;
+  int down_row(int column) const { return column < hidden_ ? column : -1; }
+
   int slots_, hidden_, inner_;
   Panels gate_up_, down_;
   Grouping grouping_;

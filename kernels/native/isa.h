@@ -25,6 +25,14 @@ struct Patch {
   bf16 value;
 };
 
+// A panel of int4 weights (int4.h): groups of `group` blocks, the last one may be shorter. A group is 64 scales, float if
+// `wide`, else bf16, and then 1,024 bytes for each of its blocks.
+struct Int4Panel {
+  const char* data;
+  int blocks, group;
+  bool wide;
+};
+
 // The scores of a window of keys on their way to weights, which are e^(scale * (score - top)). Top is no less than the
 // row's highest score less `slack`, so the sums so far are scaled only when a score exceeds that; weights above 1 are as
 // precise as those below.
@@ -49,6 +57,8 @@ struct Loops {
   void (*gemm)(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add, Next next);
   // The same with int8 weights, unscaled.
   void (*gemm_i8)(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add);
+  // sum[rows][64] = a * panel: a product for each group, times its scales, added in float in ascending order.
+  void (*gemm_i4)(const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum);
   // out[rows][columns] = sum (+ bias64 when given)
   void (*store)(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns);
   // Panel of gate tile, up tile, gate tile, up tile -> out[rows][32] = silu(gate) * up.
@@ -111,6 +121,8 @@ struct Isa {
                            const Patch* patch, const Patch* end, float* sum, const char* after);
   // The same with int8 weights, unscaled.
   bool (*int8_few_rows)(const bf16* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, const char* after);
+  // gemm_i4 for few rows, widened in registers, with its bits.
+  bool (*int4_few_rows)(const bf16* a, size_t stride, int rows, const Int4Panel& panel, float* sum, const char* after);
 
   template <class E>
   const Loops<E>& of() const;

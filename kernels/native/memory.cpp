@@ -2,7 +2,6 @@
 
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <new>
 
@@ -28,8 +27,8 @@ void prefer_huge_pages(void* data, size_t bytes) {
 }
 
 void Memory::release() {
-  free(data_);
-  data_ = nullptr;
+  free(base_);
+  base_ = data_ = nullptr;
   bytes_ = 0;
 }
 
@@ -38,9 +37,9 @@ void Memory::resize(size_t bytes) {
   size_t align = bytes >= HUGE ? HUGE : 64;
   size_t size = (bytes + align - 1) / align * align;
   if (!size) return;
-  data_ = aligned_alloc(align, size);
-  if (!data_) throw std::bad_alloc();
+  base_ = calloc(1, size + align);  // the system's own zeros: a page that is never written takes no memory
+  if (!base_) throw std::bad_alloc();
+  data_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(base_) + align - 1) / align * align);
   if (align == HUGE) prefer_huge_pages(data_, size);
-  memset(data_, 0, size);
   bytes_ = size;
 }

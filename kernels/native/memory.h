@@ -10,7 +10,9 @@ class Memory {
  public:
   Memory() = default;
   explicit Memory(size_t bytes) { resize(bytes); }
-  Memory(Memory&& other) : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr, other.bytes_ = 0; }
+  Memory(Memory&& other) : base_(other.base_), data_(other.data_), bytes_(other.bytes_) {
+    other.base_ = other.data_ = nullptr, other.bytes_ = 0;
+  }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory() { release(); }
@@ -30,6 +32,7 @@ class Memory {
 
  private:
   void release();
+  void* base_ = nullptr;  // what was allocated; data_ is the first aligned byte of it
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };

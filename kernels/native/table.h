@@ -1,6 +1,7 @@
 // Collects the inner loops of the including file's instruction set into its table.
 #pragma once
 #include "attention_loops.h"
+#include "int4_loops.h"
 #include "loops.h"
 #include "tile_panels.h"
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
@@ -21,12 +22,15 @@ Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E
       [](const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add) {
         gemm_i8<E>(a, stride, rows, panel, blocks, sum, add, GEMM);
       },
+      [](const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum) {
+        gemm_i4<E>(a, stride, rows, panel, sum, GEMM);
+      },
       store_sums<E>, swiglu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, in_place, score_tiles, add_values, softmax_tiles<E>, pack_values, softmax<E>, dot<E>,
   };
 }
 
 Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
-  Isa isa{name, b, f, scale_columns, add_scaled, add_rounded, scale_row, exp_all, all_finite, argmax, sigmoid_all, enter, leave, nullptr, nullptr, nullptr, nullptr};
+  Isa isa{name, b, f, scale_columns, add_scaled, add_rounded, scale_row, exp_all, all_finite, argmax, sigmoid_all, enter, leave, nullptr, nullptr, nullptr, nullptr, nullptr};
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
   isa.compact = compact;
   isa.expand = expand;

@@ -33,13 +33,19 @@ float Source::at(size_t row, size_t column) const {
   return widen(static_cast<const uint16_t*>(data)[i]);
 }
 
-Panels::Panels(int count, int columns, int inputs, Dtype dtype)
+size_t Panels::bytes_of_panel() const {
+  if (dtype_ == Dtype::compact) return CompactPanel::bytes(blocks_);
+  if (dtype_ == Dtype::i4) return groups_.panel_bytes(blocks_);
+  return size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype_);
+}
+
+Panels::Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups)
     : panels_(ceil_div(columns, PANEL)),
       blocks_(ceil_div(inputs, BLOCK)),
       inputs_(inputs),
       dtype_(dtype),
-      panel_bytes_(dtype == Dtype::compact ? CompactPanel::bytes(blocks_)
-                                           : size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype)),
+      groups_(groups),
+      panel_bytes_(bytes_of_panel()),
       memory_(size_t(count) * panels_ * panel_bytes_) {
   if (dtype == Dtype::i8) scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
   if (dtype == Dtype::compact) compact_.resize(size_t(count) * panels_);

@@ -5,6 +5,7 @@
 
 #include "compact.h"
 #include "engine.h"
+#include "int4.h"
 #include "isa.h"
 #include "memory.h"
 
@@ -21,8 +22,11 @@ struct Source {
 class Panels {
  public:
   // `row_of(column)` is the source row of a padded column, or -1 for padding.
-  Panels(int count, int columns, int inputs, Dtype dtype);
+  Panels(int count, int columns, int inputs, Dtype dtype, const Groups& groups = {});
   void pack(int index, const Source& source, const std::function<int(int)>& row_of);
+
+  // The same for int4 weights, whose codes and scales the caller has.
+  void pack_int4(int index, const Int4Source& source, const std::function<int(int)>& row_of);
 
   int panels() const { return panels_; }
   int blocks() const { return blocks_; }
@@ -44,6 +48,7 @@ class Panels {
     if (!after) after = at + panel_bytes_;
     if constexpr (sizeof(E) == sizeof(bf16))
       if (dtype_ == Dtype::compact) return compact_[number].multiply(isa, at, a, stride, rows, blocks_, sum, after);
+    if (dtype_ == Dtype::i4) return multiply_i4(isa, {at, blocks_, groups_.blocks(), groups_.wide}, a, stride, rows, sum, after);
     if (dtype_ != Dtype::i8) {
       Next next{after, int(panel_bytes_ / 64)};
       isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);
@@ -63,11 +68,21 @@ class Panels {
   }
 
   template <class E>
+  static void multiply_i4(const Isa& isa, const Int4Panel& panel, const E* a, size_t stride, int rows, float* sum,
+                          const char* after) {
+    if constexpr (sizeof(E) == sizeof(bf16))
+      if (isa.int4_few_rows && isa.int4_few_rows(a, stride, rows, panel, sum, after)) return;
+    isa.of<E>().gemm_i4(a, stride, rows, panel, sum);
+  }
+
+  size_t bytes_of_panel() const;
+  template <class E>
   void pack_panels(int index, const Source& source, const std::function<int(int)>& row_of);
   void pack_column(char* panel, int column, const Source& source, int row, float* scale);
 
   int panels_, blocks_, inputs_;
   Dtype dtype_;
+  Groups groups_;
   size_t panel_bytes_;
   Memory memory_;
   std::vector<float> scales_;

@@ -13,6 +13,7 @@ import triton
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
+from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import half_of_ops, routed_half
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
@@ -22,15 +23,19 @@ from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.triton import experts as triton_experts
+from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
 from afserve.kernels.triton import mla as triton_mla
 from afserve.kernels.triton import norm as triton_norm
 from afserve.kernels.triton import router as triton_router
 from afserve.kernels.triton.attention import attend_gqa
 from afserve.kernels.triton.experts import ExpertWeights
+from afserve.kernels.triton.experts_bits import CodedWeights
 from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
+
+CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are multiplied with
 
 
 class TritonBackend:
@@ -76,7 +81,10 @@ class TritonBackend:
         return TritonBackend(self.device, self._multiprocessors, tiles, self.holds_fp8, self._parts)
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
-        return False
+        return dtype in CODED
+
+    def holds_int4(self, dtype: torch.dtype) -> bool:
+        return dtype in CODED
 
     def explain(self) -> str:
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
@@ -132,10 +140,43 @@ class TritonBackend:
         if bias or gating != SWIGLU:
             self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
             return self._plain.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
+        if int8:
+            coded = triton_bits.empty(slots, hidden, inner, 8, whole_rows(hidden, inner), self.device)
+            return PackedExperts(slots, hidden, inner, None, None, coded, dtype=dtype, int8=True)
         gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
         down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
         handle = ExpertWeights(gate_up, down)
-        return PackedExperts(slots, hidden, inner, gate_up, down, handle, dtype=dtype, int8=int8)
+        return PackedExperts(slots, hidden, inner, gate_up, down, handle, dtype=dtype)
+
+    def empty_experts_int4(
+        self,
+        slots: int,
+        hidden: int,
+        inner: int,
+        dtype: torch.dtype,
+        groups: Groups,
+        bias: bool = False,
+        gating: Gating = SWIGLU,
+    ) -> PackedExperts:
+        if bias or gating != SWIGLU:
+            self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
+            return self._plain.empty_experts_int4(slots, hidden, inner, dtype, groups, bias, gating)
+        coded = triton_bits.empty(slots, hidden, inner, 4, groups.size, self.device)
+        return PackedExperts(slots, hidden, inner, None, None, coded, dtype=dtype, int4=groups)
+
+    def set_expert_int4(
+        self,
+        experts: PackedExperts,
+        slot: int,
+        gate_up: Grouped,
+        down: Grouped,
+        gate_up_bias_J: Tensor | None = None,
+        down_bias_H: Tensor | None = None,
+    ) -> None:
+        if isinstance(experts.handle, CodedWeights):
+            experts.handle.set(slot, gate_up, down)
+            return
+        self._plain.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
 
     def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
         if not self.holds_fp8:
@@ -164,6 +205,10 @@ class TritonBackend:
         gate_up_bias_J: Tensor | None = None,
         down_bias_H: Tensor | None = None,
     ) -> None:
+        if isinstance(experts.handle, CodedWeights):
+            group = experts.handle.group
+            experts.handle.set(slot, *(int8_rows(w.to(self.device), group) for w in (gate_up_JH, down_HI)))
+            return
         if not experts.plain or not _weights(experts).scaled:
             self._plain.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
             return
@@ -173,6 +218,9 @@ class TritonBackend:
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
     ) -> None:
+        if isinstance(experts.handle, CodedWeights):
+            self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
+            return
         weights = _weights(experts)
         if weights.gate_up_scale is None or weights.down_scale is None:
             self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
@@ -196,11 +244,17 @@ class TritonBackend:
         if not experts.plain:  # empty_experts said why
             self._plain.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
-        weights = _weights(experts)
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
-        tiles = self.tiles.experts(weights.kind, -(-slot_RK.numel() // experts.experts))
         if rows.stride(1) != 1:
             rows = rows.contiguous()
+        each = -(-slot_RK.numel() // experts.experts)
+        if isinstance(experts.handle, CodedWeights):
+            tiles = self.tiles.experts("fp32" if rows.dtype is torch.float32 else "16-bit", each)
+            chosen = slot_RK.contiguous(), weight_RK.contiguous()
+            triton_bits.expert_ffn(rows, *chosen, experts.handle, tiles, out_RH, add)
+            return
+        weights = _weights(experts)
+        tiles = self.tiles.experts(weights.kind, each)
         triton_experts.expert_ffn(
             rows, slot_RK.contiguous(), weight_RK.contiguous(), weights, tiles, out_RH, add
         )

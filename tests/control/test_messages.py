@@ -84,6 +84,7 @@ FROM_NODE = [
     Identity({}),
     Progress(0.5, "weights"),
     Ready(0),
+    Ready(1, 0.07),
     Heartbeat(5, AttentionStats(1, 2)),
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Drained(),

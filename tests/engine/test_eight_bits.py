@@ -1,4 +1,4 @@
-"""Experts in int8 and rows in FP8, through whole clusters: the tokens of a model that was rounded the same way."""
+"""Experts in int8 or int4, rows in FP8, through whole clusters: the tokens of a model rounded the same way."""
 
 import shutil
 from pathlib import Path
@@ -17,6 +17,7 @@ from afserve.engine.build import build_attention_node, build_expert_bank, layout
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import ConfigError
 from afserve.families.table import naming_of
+from afserve.kernels.grouped import int4_rounded
 from afserve.kernels.ops import open_ops
 from afserve.kernels.packed import int8_rounded
 from afserve.member import Role
@@ -24,16 +25,40 @@ from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
 
 
-def with_rounded_experts(folder: Path, to: Path) -> ModelSource:
-    """The checkpoint with the values that int8 experts have, in its own dtype."""
+def with_rounded_experts(folder: Path, to: Path, rounded=int8_rounded) -> ModelSource:
+    """The checkpoint with the values that int8 experts have, or those that `rounded` gives, in its own dtype."""
     spec, tensors = spec_of(ModelSource(str(folder), "m")), load_file(folder / "model.safetensors")
     for layer in spec.moe_layer_ids:
         for expert in range(spec.experts):
             for name in naming_of(spec).expert(layer, expert):
-                tensors[name] = int8_rounded(tensors[name])
+                tensors[name] = rounded(tensors[name])
     shutil.copytree(folder, to)
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
     return ModelSource(str(to), "rounded")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_int4_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path, caplog):
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts())
+    rounded = with_rounded_experts(tiny_checkpoint(name), tmp_path / "rounded", int4_rounded)
+    wanted = collect(drive(colocated(rounded, config()), asked))
+    four = config(expert_dtype="int4")
+    assert collect(LocalCluster.build(source, four, attention=1, experts=2).run(asked)) == wanted
+    assert collect(drive(colocated(source, four), asked)) == wanted
+    assert "expert weights are rounded to int4 in groups of 32: relative error 0.0" in caplog.text
+
+
+def test_error_of_rounded_experts_is_measured(tiny_checkpoint):
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "m")
+    spec = spec_of(source)
+    found = {}
+    for kept, bits in (("auto", 32), ("int8", 8), ("int4", 4.5)):
+        bank = build_expert_bank(source, [(0, 0, 1), (0, 1, 2)], 2, expert_dtype=kept)
+        found[kept] = bank.rounding_error
+        assert bank.expert_bytes == spec.expert_parameters() * bits / 8
+    assert found["auto"] is None and 0 < found["int8"] < 0.02 < found["int4"] < 0.1
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -50,15 +75,16 @@ def test_int8_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, 
     assert bank.expert_bytes == spec.expert_parameters()
 
 
-def test_int8_is_refused_where_nothing_keeps_it(tiny_checkpoint):
+@pytest.mark.parametrize("kept", ["int8", "int4"])
+def test_few_bits_are_refused_where_nothing_keeps_them(kept, tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "m")
     with pytest.raises(
-        ConfigError, match=r"expert_dtype: int8 .* here are the torch kernels and torch.float32"
+        ConfigError, match=rf"expert_dtype: {kept} .* here are the torch kernels and torch.float32"
     ):
-        build_expert_bank(source, [], 1, expert_dtype="int8", ops=open_ops("cpu", backend="torch"))
+        build_expert_bank(source, [], 1, expert_dtype=kept, ops=open_ops("cpu", backend="torch"))
     half = ModelSource(source.path, "m", dtype="float16")
-    with pytest.raises(ConfigError, match=r"expert_dtype: int8 .* and torch.float16"):
-        build_expert_bank(half, [], 1, expert_dtype="int8")
+    with pytest.raises(ConfigError, match=rf"expert_dtype: {kept} .* and torch.float16"):
+        build_expert_bank(half, [], 1, expert_dtype=kept)
 
 
 class RowsThroughFp8:

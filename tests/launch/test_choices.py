@@ -20,6 +20,7 @@ from afserve.launch.models import CONFIGS, find_model, shapes
 from afserve.launch.topology import NODE_OVERHEAD, choose, needs
 from afserve.launch.wishes import Wishes
 from afserve.member import Role
+from afserve.quantization import Quantization
 
 GIB = 1 << 30
 NANO = load_spec(CONFIGS / "nano")
@@ -82,12 +83,8 @@ def test_what_the_user_fixed_is_not_explained():
             "--wire-dtype fp8: a colocated run sends no rows",
         ),
         (
-            Wishes(engine=EngineSettings(device="cuda:0", expert_dtype="int8")),
-            "--expert-dtype int8: is for CPU nodes; on cuda:0",
-        ),
-        (
-            lambda: Wishes(engine=EngineSettings(expert_dtype="int4")),
-            "--expert-dtype: 'int4' is not one of auto, int8",
+            lambda: Wishes(engine=EngineSettings(expert_dtype="int3")),
+            "--expert-dtype: 'int3' is not one of auto, int8, int4",
         ),
         (
             lambda: Wishes(engine=EngineSettings(wire_dtype="int8")),
@@ -130,9 +127,27 @@ def test_int8_experts_take_a_byte_and_a_scale_per_output():
     assert plain.attention.weights == bytes_each.attention.weights
     half = ModelSource(SOURCE.path, SOURCE.name, dtype="float16")
     with pytest.raises(
-        ConfigError, match="--expert-dtype int8: multiplies bfloat16 or float32 rows, not float16"
+        ConfigError, match="--expert-dtype int8: multiplies bfloat16 or float32 rows on CPUs, not float16"
     ):
         choose(NANO, half, machine(), Wishes(engine=EngineSettings(expert_dtype="int8")))
+
+
+def test_int4_experts_take_four_and_a_half_bits():
+    asked = Wishes(1, 2, spare_slots=0, engine=EngineSettings(expert_dtype="int4"))
+    chosen = choose(NANO, SOURCE, machine(), asked)
+    assert chosen.expert is not None
+    slots = NANO.moe_layers * -(-NANO.experts // 2)
+    assert chosen.expert.weights == slots * NANO.expert_parameters() * 9 // 16
+
+
+def test_experts_that_a_checkpoint_has_in_int4_stay_so():
+    few = replace(NANO, quantization=Quantization("gptq", 4, 128))
+    ordered = replace(NANO, quantization=Quantization("gptq", 4, 128, ordered=True))
+    slots = NANO.moe_layers * -(-NANO.experts // 2)
+    for spec, bits in ((few, 4.25), (ordered, 16)):
+        chosen = choose(spec, SOURCE, machine(), Wishes(1, 2, spare_slots=0))
+        assert chosen.expert is not None
+        assert chosen.expert.weights == slots * NANO.expert_parameters() * bits / 8
 
 
 def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
@@ -257,11 +272,17 @@ def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
     assert free.limited_by == "" and free.memory <= free.memory_total
 
 
-def drawn(topology) -> str:
+def drawn(topology, *more) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5))
+        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5, *more))
     return console.export_text()
+
+
+def test_the_banner_tells_what_rounding_lost():
+    four = Wishes(1, 2, engine=EngineSettings(expert_dtype="int4"))
+    text = drawn(choose(NANO, SOURCE, machine(), four), 0.0861)
+    assert "int4 weights" in text and "expert weights: rounded to int4, relative error 0.086" in text
 
 
 def test_the_banner_shows_who_has_what():

@@ -160,17 +160,22 @@ def test_each_role_may_have_its_own_kind_of_device(file: Path, on_gpus: str) -> 
     }
 
 
-def test_int8_experts_are_on_the_experts_device() -> None:
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_int8_experts_are_on_the_experts_device(where: str) -> None:
     folder = CONFIGS / "nano"
     source, spec = ModelSource(str(folder), "nano"), load_spec(folder)
     machine = Machine(cores=8, memory=64 << 30, memory_total=64 << 30)
     mixed = Wishes(
-        1, 1, engine=EngineSettings(device="cuda", expert_dtype="int8"), expert_device="cpu",
+        1, 1, engine=EngineSettings(device="cuda", expert_dtype="int8"), expert_device=where,
         hosts=(Share(1, 0), Share(0, 1, here=False)),
     )  # fmt: skip
     assert choose(spec, source, machine, mixed).deployment.engine.expert_dtype == "int8"
-    with pytest.raises(ConfigError, match="is for CPU nodes; on cuda"):
-        choose(spec, source, machine, replace(mixed, expert_device="cuda"))
+    half = replace(source, dtype="float16")
+    if where == "cuda":
+        assert choose(spec, half, machine, mixed).deployment.engine.expert_dtype == "int8"
+        return
+    with pytest.raises(ConfigError, match="int8: multiplies bfloat16 or float32 rows on CPUs, not float16"):
+        choose(spec, half, machine, mixed)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_family_names_unsupported(v3):
             "rope_type 'longrope' with other short_factor and long_factor is not supported",
         ),
         ("rope_parameters", 3, "rope_parameters: 3 is not an object"),
-        ("quantization_config", {"quant_method": "awq"}, "method 'awq' is not supported"),
+        ("quantization_config", {"quant_method": "quip"}, "method 'quip' is not supported"),
         ("quantization_config", {"quant_method": "fp8"}, "weight_block_size: None is not two sizes"),
         ("norm_topk_prob", "yes", "norm_topk_prob: 'yes' is not true or false"),
         ("eos_token_id", ["x"], "eos_token_id"),

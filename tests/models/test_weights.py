@@ -114,6 +114,16 @@ def test_dummy_weights_are_the_same_everywhere():
     assert one.tensor("x.input_layernorm.weight", (2,), torch.float32).tolist() == [1, 1]
 
 
+def test_large_dummy_weights_and_codes_are_spread_alike():
+    dummy, shape = DummyCheckpoint(3), (1024, 1025)
+    whole, codes = dummy.tensor("q", shape, torch.bfloat16), dummy.int4("q", shape, 32)
+    assert torch.equal(whole, DummyCheckpoint(3).tensor("q", shape, torch.bfloat16))
+    assert torch.equal(codes.code_OI, DummyCheckpoint(3).int4("q", shape, 32).code_OI)
+    assert codes.code_OI.unique().tolist() == list(range(-8, 8)) and codes.scale_OG.shape == (1024, 33)
+    for made in (whole.float(), codes.dequantised()):
+        assert made.std() == pytest.approx(0.02, rel=0.02) and abs(made.mean()) < 0.003
+
+
 def test_fp8_checkpoint_runs(tiny_checkpoint, tmp_path):
     """A whole V3 checkpoint in DeepSeek's FP8 layout gives the logits of its de-quantised twin."""
     from afserve.config import EngineConfig

@@ -52,7 +52,7 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
     )
     report = Reporter(heartbeat, stream, node.stats)
     freeze_heap()
-    stream.send(Ready(heartbeat.resident_bytes()))
+    stream.send(Ready(heartbeat.resident_bytes(), node.expert_error))
     placement = assigned.deployment.placement
     try:
         ExpertLoop(node, filler, placement, assigned.node.index, stream, report).run()

@@ -125,6 +125,7 @@ def _colocated(
     )
     link = LocalBankLink(bank)
     node = build_attention_node(deployment.source, deployment.engine, link, later, ops=ops, trace=trace)
+    node.expert_error = bank.rounding_error
     identity.result()
     return node, _closing(link.close, trace, deployment)
 
@@ -173,6 +174,7 @@ def build_expert(
     watch = ExpertWatch(trace) if trace else None
     port = ExpertPort(transport, device=ops.device)
     node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch)
+    node.expert_error = bank.rounding_error
     return node, filler, _closing(transport.close, trace, deployment)
 
 

@@ -95,7 +95,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    """`expert_error`: relative, where this node rounded expert weights to fewer bits as it loaded them."""
+
     resident_bytes: int
+    expert_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""What a layer's expert slots keep of weights: the rows' dtype, int8, FP8 blocks, or int4 groups.
+
+With `auto` a quantised checkpoint stays as it is stored where the backend multiplies that, and is de-quantised
+elsewhere. It reads no weight.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from afserve.errors import ConfigError
+from afserve.families.naming import Naming
+from afserve.kernels.grouped import Groups
+from afserve.kernels.ops import Ops
+from afserve.kernels.scaled import GROUP
+from afserve.models.weights import SCALE_SUFFIX, TensorSource
+from afserve.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """At most one of int8, fp8 and int4. `stored`: the checkpoint has it so, and nothing is rounded."""
+
+    int8: bool = False
+    fp8: bool = False
+    int4: Groups | None = None
+    stored: bool = False
+
+    @property
+    def rounds(self) -> bool:
+        return not self.stored and (self.int8 or self.int4 is not None)
+
+    @property
+    def group(self) -> int | None:
+        return None if self.int4 is None else self.int4.size
+
+    @property
+    def name(self) -> str:
+        return "int8" if self.int4 is None else f"int4 in groups of {self.int4.size}"
+
+    def bits(self, dtype: torch.dtype) -> float:
+        """Of a weight."""
+        if self.int4 is not None:
+            return self.int4.bits
+        return 8.0 if self.int8 or self.fp8 else 8.0 * dtype.itemsize
+
+
+class Keeping:
+    """The choice for each MoE layer. Raises ConfigError where `expert_dtype` asks for what the kernels lack."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        source: TensorSource,
+        naming: Naming,
+        dtype: torch.dtype,
+        expert_dtype: str,
+    ) -> None:
+        self._spec, self._ops, self._source, self._naming = spec, ops, source, naming
+        self._dtype, self._asked = dtype, expert_dtype
+        holds = {"int8": ops.holds_int8, "int4": ops.holds_int4}.get(expert_dtype)
+        if holds is not None and not holds(dtype):
+            raise ConfigError(
+                f"expert_dtype: {expert_dtype} experts need the native CPU library and float32 or bfloat16 rows, or "
+                f"Triton; here are the {ops.backend_name} kernels and {dtype}. Leave --expert-dtype at auto, or "
+                "reinstall with a compiler",
+                param="expert_dtype",
+            )
+
+    def of(self, layer: int) -> Kept:
+        """`layer` is a MoE layer number."""
+        if self._asked == "int8":
+            return Kept(int8=True)
+        stored = self._stored_int4(layer)
+        if stored is not None:
+            return Kept(int4=stored, stored=True)
+        if self._asked == "int4":
+            made = self._source.makes_int4 and not self._spec.moe.expert_bias
+            return Kept(int4=Groups(), stored=made)
+        return Kept(fp8=self._stays_fp8(layer), stored=True)
+
+    def _gate(self, layer: int) -> str | None:
+        """A checkpoint may leave some layers' experts in 16 bits, so each layer is asked for its first expert."""
+        if self._naming.stacked is not None:
+            return None
+        return self._naming.expert(self._spec.moe_layer_ids[layer], 0)[0]
+
+    def _stays_fp8(self, layer: int) -> bool:
+        if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
+            return False
+        gate = self._gate(layer)
+        return gate is not None and self._source.has(gate + SCALE_SUFFIX)
+
+    def _stored_int4(self, layer: int) -> Groups | None:
+        """The groups that the checkpoint has, where slots can hold them; scales stay as precise as they are."""
+        how, moe, gate = self._spec.quantization, self._spec.moe, self._gate(layer)
+        if how is None or gate is None or not self._ops.holds_int4(self._dtype) or moe.expert_bias:
+            return None
+        if moe.limit is not None or not self._source.has_int4(gate):
+            return None
+        return Groups(how.group_for(self._spec.hidden, moe.inner), wide=True)

@@ -1,0 +1,48 @@
+"""How a checkpoint stores weights in fewer bits than it computes in: plain numbers, no torch, no tensors."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Layout = Literal["pack-quantized", "scaled", "gptq", "awq", "mxfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """One way for all weights of a checkpoint; those that it stores as they are need none.
+
+    pack-quantized: compressed-tensors' `weight_packed`, codes in int32 along the inputs, and `weight_scale`.
+    scaled: compressed-tensors' `weight` in int8 or e4m3, and `weight_scale`.
+    gptq: `qweight` in int32 along the inputs, `scales`, `qzeros`, `g_idx`. awq: the same along the outputs.
+    mxfp4: experts as `NAME_blocks` of e2m1 pairs and `NAME_scales` that are powers of two, in groups of 32.
+
+    `group` inputs share a scale; None: all inputs of an output, or with `per_tensor` the whole weight. `block`: outputs
+    x inputs that share one. `ordered`: groups go by `g_idx` (act-order). `zero_shift` is added to stored zero points.
+    """
+
+    layout: Layout
+    bits: int
+    group: int | None = None
+    block: tuple[int, int] | None = None
+    per_tensor: bool = False
+    symmetric: bool = True
+    ordered: bool = False
+    zero_shift: int = 0
+
+    @property
+    def regular(self) -> bool:
+        """Whether a weight is a 4-bit code times the scale of its group, whose inputs lie side by side."""
+        wide = self.group is None or self.group % 32 == 0
+        return (
+            self.layout in ("pack-quantized", "gptq")
+            and self.bits == 4
+            and self.symmetric
+            and not self.ordered
+            and not self.per_tensor
+            and self.block is None
+            and wide
+        )
+
+    def group_for(self, *inputs: int) -> int:
+        """Inputs to a scale where weights have so many inputs: a multiple of 32 that is one group of all of them, if
+        the checkpoint has one scale to an output."""
+        return -(-max(inputs) // 32) * 32 if self.group is None else self.group

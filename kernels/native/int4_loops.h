@@ -1,0 +1,83 @@
+// Products with int4 weights (int4.h): a group of blocks is widened to what the plain product reads, multiplied, and
+// added with its scales. Codes are exact in bf16, so nothing is rounded on the way.
+#pragma once
+#include "int4.h"
+#include "vec.h"
+
+namespace {
+
+#if VECTOR_BYTES == 64 && defined(__x86_64__)
+// Whole numbers by their four bits, twice: a shuffle of words looks at five bits, and the fifth says nothing.
+INLINE __m512i int4_numbers() {
+  static const uint16_t numbers[16] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                       0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)numbers));
+}
+
+INLINE void widen_int4_tile(const char* tile, bf16* wide) {
+  const __m512i numbers = int4_numbers();
+  for (int line = 0; line < INT4_LINES; line++, tile += 64) {
+    __m512i codes = _mm512_loadu_si512(tile);
+    for (int i = 0; i < 4; i++, wide += 32, codes = _mm512_srli_epi16(codes, 4))
+      _mm512_storeu_si512(wide, _mm512_permutexvar_epi16(codes, numbers));
+  }
+}
+#else
+INLINE void widen_int4_tile(const char* tile, bf16* wide) {
+  for (int line = 0; line < INT4_LINES; line++, tile += 64)
+    for (int i = 0; i < 4; i++)
+      for (int w = 0; w < 32; w += LANES, wide += LANES) {
+        u32v codes = zero_extended(load_raw<u16v>(tile + w * 2)) << (28 - 4 * i);
+        u32v bits = (u32v)__builtin_convertvector((i32v)codes >> 28, f32v);
+        store_raw(wide, low_halves(bits >> 16));
+      }
+}
+#endif
+
+// A float tile is not in pair order.
+INLINE void widen_int4_tile(const char* tile, float* wide) {
+  for (int k = 0; k < BLOCK; k++)
+    for (int c = 0; c < 16; c++) {
+      uint16_t word;
+      memcpy(&word, tile + k / 8 * 64 + (c * 2 + k % 2) * 2, 2);
+      int code = word >> (k / 2 % 4 * 4) & 15;
+      wide[k * 16 + c] = float(code >= 8 ? code - 16 : code);
+    }
+}
+
+INLINE f32v int4_scales(const char* scales, bool wide, int column) {
+  return wide ? load((const float*)scales + column) : load((const bf16*)scales + column);
+}
+
+// sum[rows][64] (+)= part * scales, one rounding.
+INLINE void add_group(const float* part, int rows, const char* scales, bool wide, float* sum, bool add) {
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < PANEL; c += LANES) {
+      f32v so_far = add ? load(sum + r * PANEL + c) : f32v{};
+      store(sum + r * PANEL + c, so_far + load(part + r * PANEL + c) * int4_scales(scales, wide, c));
+    }
+}
+
+template <class E>
+void gemm_i4(const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum, decltype(Loops<E>::gemm) gemm) {
+  constexpr int chunk = 4, slice = 48;
+  alignas(64) E wide[chunk * PANEL_BLOCK];
+  alignas(64) float part[slice * PANEL];
+  for (int r = 0; r < rows; r += slice) {
+    int some = rows - r < slice ? rows - r : slice;
+    const char* at = panel.data;
+    for (int first = 0; first < panel.blocks; first += panel.group) {
+      const char* scales = at;
+      at += PANEL * (panel.wide ? 4 : 2);
+      int end = panel.blocks - first < panel.group ? panel.blocks : first + panel.group;
+      for (int b = first; b < end; b += chunk) {
+        int n = end - b < chunk ? end - b : chunk;
+        for (int t = 0; t < n * 4; t++, at += INT4_TILE) widen_int4_tile(at, wide + t * TILE);
+        gemm(a + r * stride + b * BLOCK, stride, some, wide, n, part, b > first, {});
+      }
+      add_group(part, some, scales, panel.wide, sum + r * PANEL, first > 0);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,71 @@
+"""gpt-oss as it is published, with experts in MXFP4: the tokens of a plain checkpoint with the same values."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from afserve.config import ModelSource
+from afserve.engine.local import LocalCluster, colocated
+from afserve.errors import CheckpointError
+from afserve.models.unpacking import E2M1, mx_values
+from tests.engine.driving import collect, config, drive, prompts, requests
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+
+
+def in_mxfp4(weight_EIO):
+    """Blocks and scales of (E, I, O), the inputs in groups of 32 and padded with zeros."""
+    wide = weight_EIO.transpose(1, 2).float()
+    wide = torch.nn.functional.pad(wide, (0, -wide.shape[2] % 32)).unflatten(2, (-1, 32))
+    exponent = (wide.abs().amax(3).clamp(min=1e-9).log2().floor() - 2).int()
+    small = torch.ldexp(wide, -exponent.unsqueeze(3))
+    code = (small.abs().unsqueeze(4) - torch.tensor(E2M1)).abs().argmin(4) + 8 * (small < 0)
+    blocks = (code[..., 0::2] | code[..., 1::2] << 4).to(torch.uint8)
+    return blocks.contiguous(), (exponent + 127).to(torch.uint8).contiguous()
+
+
+@pytest.fixture
+def folders(checkpoint, tmp_path):
+    """(in MXFP4, plain with the same values)."""
+    few, plain = {}, {}
+    for name, tensor in load_file(checkpoint("gptoss") / "model.safetensors").items():
+        plain[name] = few[name] = tensor
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            del few[name]
+            blocks, scales = few[f"{name}_blocks"], few[f"{name}_scales"] = in_mxfp4(tensor)
+            plain[name] = mx_values(blocks, scales)[..., : tensor.shape[1]].transpose(1, 2).contiguous()
+    for folder, tensors, told in (("few", few, {"quantization_config": MXFP4}), ("plain", plain, {})):
+        shutil.copytree(checkpoint("gptoss"), tmp_path / folder)
+        save_file(tensors, tmp_path / folder / "model.safetensors", {"format": "pt"})
+        read = json.loads((tmp_path / folder / "config.json").read_text())
+        (tmp_path / folder / "config.json").write_text(json.dumps(read | told))
+    return tmp_path / "few", tmp_path / "plain"
+
+
+def test_tokens_are_those_of_the_same_values(folders):
+    few, plain = (ModelSource(str(folder), "gptoss") for folder in folders)
+    asked = requests(prompts())
+    wanted = collect(drive(colocated(plain, config()), asked))
+    assert collect(drive(colocated(few, config()), asked)) == wanted
+    assert collect(LocalCluster.build(few, config(), attention=1, experts=2).run(asked)) == wanted
+
+
+def test_values_are_those_of_transformers():
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 10, 4, 16), dtype=torch.uint8)
+    scales = torch.randint(110, 140, (3, 10, 4), dtype=torch.uint8)
+    theirs = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert torch.equal(mx_values(blocks, scales).transpose(1, 2), theirs)
+
+
+def test_missing_scales_are_named(folders):
+    few, _ = folders
+    tensors = load_file(few / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(tensors, few / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts\.down_proj_scales is missing"):
+        colocated(ModelSource(str(few), "gptoss"), config())

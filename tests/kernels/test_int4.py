@@ -1,0 +1,117 @@
+"""Expert FFN with int4 weights: against float64 with the values that the codes have, and the same bits in any batch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from afserve.kernels.grouped import Grouped, Groups, groups_of, int4_rounded, quantised_groups
+from afserve.kernels.ops import Ops
+from tests.kernels.test_native_experts import exact, routing, tolerance, weights
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(3, 100, 40), (2, 288, 160), (2, 33, 17)]
+GROUPS = [Groups(32), Groups(64, wide=True), Groups(128), Groups(1024)]
+
+
+def packed_int4(ops: Ops, up_EJH: Tensor, down_EHI: Tensor, groups: Groups) -> object:
+    experts, hidden, inner = down_EHI.shape
+    packed = ops.empty_experts(experts, hidden, inner, down_EHI.dtype, int4=groups)
+    for slot in range(experts):
+        ops.set_expert(packed, slot, up_EJH[slot], down_EHI[slot])
+    return packed
+
+
+def rounded(weight_EOI: Tensor, groups: Groups) -> Tensor:
+    return torch.stack([int4_rounded(weight_OI, groups.size) for weight_OI in weight_EOI])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("groups", GROUPS)
+def test_int4_experts_compute_with_the_rounded_weights(
+    ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, groups: Groups
+) -> None:
+    up, down = weights(*shape, dtype)
+    packed = packed_int4(ops, up, down, groups)
+    for rows in (1, 7, 33, 70):
+        x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
+        slot, weight = routing(rows, shape[0], "one expert" if rows == 70 else "spread")
+        out = torch.empty(rows, shape[1])
+        ops.expert_ffn(x, slot, weight, packed, out)
+        wanted = exact(x, slot, weight, rounded(up, groups), rounded(down, groups))
+        torch.testing.assert_close(out.double(), wanted, atol=tolerance(dtype), rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [Groups(32), Groups(128, wide=True)])
+def test_a_row_does_not_depend_on_the_others_or_on_threads(
+    pair: tuple[Ops, Ops], dtype: torch.dtype, groups: Groups
+) -> None:
+    ops, threaded = pair
+    up, down = weights(3, 192, 96, dtype)
+    alone, shared = packed_int4(ops, up, down, groups), packed_int4(threaded, up, down, groups)
+    x = torch.randn(150, 192, generator=torch.Generator().manual_seed(1)).to(dtype)
+    slot, weight = routing(150, 3, "spread")
+    whole = torch.empty(150, 192)
+    threaded.expert_ffn(x, slot, weight, shared, whole)
+    for rows in (1, 2, 3, 7, 17, 40):
+        part = torch.empty(rows, 192)
+        ops.expert_ffn(x[:rows], slot[:rows], weight[:rows], alone, part)
+        assert torch.equal(part, whole[:rows])
+
+
+def test_codes_and_wide_scales_of_a_checkpoint_are_kept_as_they_are(ops: Ops) -> None:
+    torch.manual_seed(0)
+    hidden, inner, size = 128, 64, 64
+
+    def drawn(outputs: int, inputs: int) -> Grouped:
+        code = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8)
+        return Grouped(code, torch.rand(outputs, groups_of(inputs, size)) / 30 + 0.01, size)
+
+    up, down = drawn(2 * inner, hidden), drawn(hidden, inner)
+    packed = ops.empty_experts(1, hidden, inner, torch.float32, int4=Groups(size, wide=True))
+    ops.set_expert_int4(packed, 0, up, down)
+    x, out = torch.randn(5, hidden), torch.empty(5, hidden)
+    slot, weight = torch.zeros(5, 1, dtype=torch.int32), torch.ones(5, 1)
+    ops.expert_ffn(x, slot, weight, packed, out)
+    wanted = exact(x, slot, weight, up.dequantised()[None], down.dequantised()[None])
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-4)
+    narrow = ops.empty_experts(1, hidden, inner, torch.float32, int4=Groups(size))
+    with pytest.raises(ValueError, match="is not a bfloat16 number"):
+        ops.set_expert_int4(narrow, 0, up, down)
+
+
+def test_a_weight_that_is_not_finite_spoils_its_expert_only(ops: Ops) -> None:
+    up, down = weights(2, 64, 32, torch.bfloat16)
+    up[1, 5, 7] = torch.inf
+    packed = packed_int4(ops, up, down, Groups(32))
+    x, one = torch.randn(2, 64).bfloat16(), torch.ones(2, 1)
+    out = torch.empty(2, 64)
+    ops.expert_ffn(x, torch.tensor([[0], [1]], dtype=torch.int32), one, packed, out)
+    assert out.isfinite().all(1).tolist() == [True, False]
+
+
+def test_wrong_groups_are_named(ops: Ops) -> None:
+    with pytest.raises(ValueError, match="int4: groups of 48 inputs, expected a multiple of 32"):
+        ops.empty_experts(1, 64, 32, torch.float32, int4=Groups(48))
+    packed = ops.empty_experts(1, 64, 32, torch.float32, int4=Groups(32))
+    other = quantised_groups(torch.randn(64, 64), 64)
+    with pytest.raises(ValueError, match="gate_up"):
+        ops.set_expert_int4(packed, 0, other, quantised_groups(torch.randn(64, 32)))
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_rounding_is_within_half_a_step(size: int) -> None:
+    weight = torch.randn(40, 200)
+    made = quantised_groups(weight, size)
+    assert made.code_OI.min() == -8 and made.code_OI.max() <= 7
+    step = made.scale_OG.abs().repeat_interleave(size, 1)[:, :200]
+    away = (made.dequantised() - weight).abs()
+    assert (
+        away <= step * 1.02
+    ).all()  # +8 steps do not exist: up to a whole one there, half a step elsewhere
+    assert (away <= step * 0.54).float().mean() > 0.97
+    relative = away.square().sum() / weight.square().sum()
+    assert relative.sqrt() < (0.1 if size == 32 else 0.13)
+    assert torch.equal(int4_rounded(made.dequantised(), size), made.dequantised())
+    assert torch.equal(int4_rounded(torch.zeros(3, 70), size), torch.zeros(3, 70))
