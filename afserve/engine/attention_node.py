@@ -208,12 +208,21 @@ class AttentionNode(Generic[T]):
         """Names of the KV blocks that this request could find here instead of computing them."""
         return self._scheduler.usable_names(request)
 
+    def known(self, names: list[Hash]) -> int:
+        """How many blocks of this chain are here, from the first on."""
+        return len(self.kv.pool.match(names))
+
     def written_names(self) -> dict[int, list[Hash]]:
         """Names of the KV blocks that each running request has filled, by handle."""
         return self._scheduler.written_names()
 
     def written_names_of(self, handle: int) -> list[Hash]:
         return self._scheduler.written_names_of(handle)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts, still to be computed here."""
+        return self._scheduler.queued_tokens
 
     @property
     def prefill_rate(self) -> float:

@@ -334,6 +334,11 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._by_handle)
 
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts, still to be computed."""
+        return sum(max(0, s.given - s.computed) for s in self._by_handle.values())
+
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:
             yield from running
