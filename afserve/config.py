@@ -72,6 +72,13 @@ class EngineSettings:
         metavar="N",
         shows_range=True,
     )
+    straight_tokens: int = setting(
+        256,
+        "With --prefill: prompts of at most so many tokens may be computed by a decode node, where that is faster.",
+        Range(0, 1 << 20),
+        metavar="TOKENS",
+        shows_range=True,
+    )
     max_waiting: int = setting(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",

@@ -29,7 +29,7 @@ from afserve.errors import RequestError
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
-from afserve.trace import Trace
+from afserve.trace import Arrow, Trace
 
 
 class AttentionNode(Generic[T]):
@@ -183,6 +183,7 @@ class AttentionNode(Generic[T]):
         return AttentionStats(
             running=s.running,
             waiting=s.waiting,
+            queued_tokens=s.queued_tokens,
             kv_blocks=s.pool.blocks,
             kv_blocks_used=s.pool.used,
             prefix_queries=s.prefix_queries,
@@ -229,9 +230,23 @@ class AttentionNode(Generic[T]):
         """Tokens of a prompt that are computed per second, as measured; 0 until there was one."""
         return self._meter.prefill_rate
 
+    @property
+    def prompt_rate(self) -> float:
+        """The same, of steps with many tokens only."""
+        return self._meter.prompt_rate
+
     def draw(self, row: str, what: str, since: float) -> None:
         """Into the trace, if there is one."""
         self._meter.drew(row, what, since)
+
+    def draw_arrow(self, row: str, identity: str, step: Arrow) -> None:
+        """One end of an arrow between two nodes' traces, "s" or "f", with the same `identity` at both."""
+        self._meter.drew_arrow(row, identity, step)
+
+    @property
+    def room(self) -> int:
+        """Blocks of the KV cache that a request's blocks from elsewhere may take now."""
+        return self.blocks.room
 
     def take_routed(self) -> RoutedRows:
         """Rows routed to each expert since the last call; as `stats`, between two steps."""

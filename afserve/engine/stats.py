@@ -12,7 +12,9 @@ class KvStats:
     else are totals.
 
     `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
-    again, `recomputed_tokens`. `lapsed` leases were not released by who had them. `copied_blocks` went to buddies,
+    again, `recomputed_tokens`. Prompts that another node computed were `handed` over, `handed_short` of them not whole;
+    from the request to the last block that took `hand_seconds` in sum. `straight` ones were computed here because that
+    was predicted to be faster, and `prompts` were computed here for others. `lapsed` leases were not released by who had them. `copied_blocks` went to buddies,
     `copy_hits` of such were used here.
     """
 
@@ -27,14 +29,19 @@ class KvStats:
     copied_blocks: int = 0
     copies: int = 0
     copy_hits: int = 0
+    handed: int = 0
+    handed_short: int = 0
+    hand_seconds: float = 0.0
+    straight: int = 0
+    prompts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStats:
-    """Totals count from the node's start. Seconds: computing, only waiting, and rows under way (summed over
-    `dispatches`, which overlap).
+    """Totals count from the node's start. `queued_tokens` of prompts are still to be computed. Seconds: computing, only
+    waiting, and rows under way (summed over `dispatches`, which overlap).
 
-    The last six are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
+    Those from `resent_rows` on are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
     for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert that no node
     held had one again.
     """
@@ -60,6 +67,7 @@ class AttentionStats:
     resend_seconds: float = 0.0
     homeless_seconds: float = 0.0
     kv: KvStats = KvStats()
+    queued_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

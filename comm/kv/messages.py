@@ -114,11 +114,12 @@ class Settled:
 class Prefill:
     """Compute these tokens: the Want of the same transfer asks for their blocks, which are sent as they are filled.
 
-    `generation` is the life of the node that is asked; of requests the one with the lowest `priority` is first, and
+    `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked; of requests the one with the lowest `priority` is first, and
     `salt` keeps the blocks of tenants apart.
     """
 
     transfer: int
+    request: int
     generation: int
     tokens: tuple[int, ...]
     priority: int = 0
@@ -188,7 +189,7 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = b""
         case End(_, why):
             body = why.encode()[:_MOST_WHY]
-        case Prefill(_, first, tokens, priority, salt):
+        case Prefill(_, request, first, tokens, priority, salt):
             named = salt.encode()
             body, count = _ASKED.pack(priority, len(named)) + named + array("I", tokens).tobytes(), len(tokens)
         case Coming(_, count, checksum):
@@ -258,7 +259,8 @@ def _prefill(head: Head, body: bytes) -> Prefill:
             f"KV blocks: a Prefill of {head.count} tokens has {len(rest)} bytes behind its salt of {length}"
         )
     tokens.frombytes(rest)
-    return Prefill(head.transfer, head.first, tuple(tokens), priority, salt.decode(errors="replace"))
+    named = salt.decode(errors="replace")
+    return Prefill(head.transfer, head.request, head.first, tuple(tokens), priority, named)
 
 
 def blocks_of_piece(block_bytes: int) -> int:

@@ -52,16 +52,19 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order."""
+    """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order.
+
+    `request` is whose they are here."""
 
     tokens: tuple[int, ...]
+    request: int = 0
     priority: int = 0
     salt: str = ""
 
     def prefill(self, transfer: int, generation: int, blocks: int, of: int) -> Prefill:
         """Only the first `blocks` are wanted, of the `of` that all tokens fill."""
         count = len(self.tokens) * blocks // of
-        return Prefill(transfer, generation, self.tokens[:count], self.priority, self.salt)
+        return Prefill(transfer, self.request, generation, self.tokens[:count], self.priority, self.salt)
 
 
 @dataclass(frozen=True, slots=True)

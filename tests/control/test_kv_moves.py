@@ -22,7 +22,7 @@ SOURCE = KvSource(1, 0, 77, "unix:there")
 
 
 class Node:
-    busy, prefill_rate = False, 0.0
+    busy, prefill_rate, prompt_rate, queued_tokens, room = False, 0.0, 0.0, 0, 1000
 
     def __init__(self):
         self.written = {}
@@ -39,6 +39,9 @@ class Node:
     def draw(self, row, what, since):
         return
 
+    def known(self, names):
+        return 0
+
 
 class Exchange:
     busy = lending = False
@@ -50,6 +53,12 @@ class Exchange:
     def pull(self, address, names, limit, *, request, generation):
         self.pulls.append((address, len(names), limit, request, generation))
         return len(self.pulls)
+
+    def take_asked(self):
+        return []
+
+    def take_unwanted(self):
+        return []
 
     def cancel(self, transfer):
         self.cancelled.append(transfer)

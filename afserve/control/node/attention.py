@@ -200,7 +200,11 @@ class AttentionLoop:
         return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
-        self._unsent += [event for event in self._node.step() if self._kept.add(event)]
+        for event in self._node.step():
+            if event.handle < 0:
+                self._kv.computed(event)
+            elif self._kept.add(event):
+                self._unsent.append(event)
         if self._node.stalled or self._clock.now() - self._sent >= _TOGETHER:
             self._flush()
         if self._node.stalled:

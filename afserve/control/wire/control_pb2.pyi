@@ -229,7 +229,7 @@ class Routed(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., width: _Optional[int] = ..., prefill: _Optional[bytes] = ..., decode: _Optional[bytes] = ...) -> None: ...
 
 class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv")
+    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv", "queued_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,7 @@ class AttentionStats(_message.Message):
     RESEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOMELESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks: int
@@ -272,10 +273,11 @@ class AttentionStats(_message.Message):
     resend_seconds: float
     homeless_seconds: float
     kv: KvStats
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ...) -> None: ...
+    queued_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class KvStats(_message.Message):
-    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits")
+    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits", "handed", "handed_short", "hand_seconds", "straight", "prompts")
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +289,11 @@ class KvStats(_message.Message):
     COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     COPY_HITS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_SHORT_FIELD_NUMBER: _ClassVar[int]
+    HAND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STRAIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     bytes_sent: int
     bytes_received: int
     leased: int
@@ -298,7 +305,12 @@ class KvStats(_message.Message):
     copied_blocks: int
     copies: int
     copy_hits: int
-    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ...) -> None: ...
+    handed: int
+    handed_short: int
+    hand_seconds: float
+    straight: int
+    prompts: int
+    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ..., handed: _Optional[int] = ..., handed_short: _Optional[int] = ..., hand_seconds: _Optional[float] = ..., straight: _Optional[int] = ..., prompts: _Optional[int] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
     __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds")
@@ -391,7 +403,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "placement")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "phases", "placement")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +411,13 @@ class Assigned(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class PhasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +430,7 @@ class Assigned(_message.Message):
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
     MOST_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
@@ -424,8 +444,9 @@ class Assigned(_message.Message):
     verify: str
     silence: float
     most_attention: int
+    phases: _containers.ScalarMap[int, str]
     placement: SaidPlacement
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., phases: _Optional[_Mapping[int, str]] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
 
 class SaidPlacement(_message.Message):
     __slots__ = ("data", "base")
@@ -501,16 +522,18 @@ class AttentionNodes(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ..., serves: _Optional[bool] = ...) -> None: ...
 
 class AttentionPeer(_message.Message):
-    __slots__ = ("index", "generation", "accepting", "address")
+    __slots__ = ("index", "generation", "accepting", "address", "phase")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTING_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     accepting: bool
     address: str
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ..., address: _Optional[str] = ...) -> None: ...
+    phase: str
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("index", "generation", "held", "stream")
@@ -718,16 +741,18 @@ class Submit(_message.Message):
     def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("index", "generation", "request", "address")
+    __slots__ = ("index", "generation", "request", "address", "prefills")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     request: int
     address: str
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    prefills: bool
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ..., prefills: _Optional[bool] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("id", "choice", "choices", "seconds", "about")
