@@ -94,9 +94,11 @@ class Attendance:
         others = [life for life in usable if self._told[life.index].phase is not AttentionPhase.PREFILL]
         return others or usable
 
-    def prefilling(self, besides: Life) -> list[AttentionPeer]:
-        """Those of `usable` that compute prompts for others."""
-        found = (self._told[life.index] for life in self.usable() if life != besides)
+    def prefilling(self, home: Life) -> list[AttentionPeer]:
+        """Those of `usable` that compute prompts for this node; none for one that does not only decode."""
+        if self._told[home.index].phase is not AttentionPhase.DECODE:
+            return []
+        found = (self._told[life.index] for life in self.usable())
         return [peer for peer in found if peer.phase is AttentionPhase.PREFILL and peer.address]
 
     def peer(self, life: Life) -> AttentionPeer | None:

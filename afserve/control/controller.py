@@ -75,13 +75,14 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
-from afserve.member import NodeId, Role
+from afserve.member import AttentionPhase, NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 from afserve.tls import Certificates, CertifiedRole
 
 log = logging.getLogger("afserve.control")
 
+Wanted = Callable[[Mapping[Role, int], Mapping[int, AttentionPhase]], None]
 _TICK = 0.25
 _GRACE = 1.0
 
@@ -128,7 +129,7 @@ class Controller:
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.on_incident: Callable[[Incident], None] = lambda incident: None
-        self.on_wanted: Callable[[Mapping[Role, int]], None] = lambda counts: None
+        self.on_wanted: Wanted = lambda counts, phases: None
         self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
@@ -350,12 +351,13 @@ class Controller:
         """Raises ConfigError for what was asked and cannot be."""
         if self._stopping or self._failure is not None:
             return
-        wanted = self.deployment.counts
+        wanted = self.deployment
         effects = self.membership.on(event, self._clock.now())
         if not effects and isinstance(event, Said) and isinstance(event.value, Heartbeat):
             return  # it has changed nothing that anybody is told of
-        if self.deployment.counts != wanted:
-            self.on_wanted(self.deployment.counts)
+        now = self.deployment
+        if (now.counts, now.phases) != (wanted.counts, wanted.phases):
+            self.on_wanted(now.counts, now.phases)
         before, self._attending = self._attending, self.membership.attention_nodes()
         for effect in effects:
             self._carry_out(effect)

@@ -304,7 +304,7 @@ class Homes:
         assert stream is not None, "a usable node has a stream"
         if source is not None and (source.index, source.generation) == (home.index, home.generation):
             source = None
-        prefilling = self.attendance.prefilling(besides=home)
+        prefilling = self.attendance.prefilling(home)
         if source is None or not request.generated:
             source = self._prompts.source(request, prefilling) or source
         stream.send(self.requests.place(request, home, self._clock.now(), source))

@@ -14,8 +14,8 @@ class KvStats:
     `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
     again, `recomputed_tokens`. Prompts that another node computed were `handed` over, `handed_short` of them not whole;
     from the request to the last block that took `hand_seconds` in sum. `straight` ones were computed here because that
-    was predicted to be faster, and `prompts` were computed here for others. `lapsed` leases were not released by who had them. `copied_blocks` went to buddies,
-    `copy_hits` of such were used here.
+    was predicted to be faster, and `prompts` were computed here for others. `lapsed` leases were not released by who
+    had them. `copied_blocks` went to buddies, `copy_hits` of such were used here.
     """
 
     bytes_sent: int = 0
@@ -41,9 +41,9 @@ class AttentionStats:
     """Totals count from the node's start. `queued_tokens` of prompts are still to be computed. Seconds: computing, only
     waiting, and rows under way (summed over `dispatches`, which overlap).
 
-    Those from `resent_rows` on are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
-    for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert that no node
-    held had one again.
+    Those from `resent_rows` on are about lost expert nodes: rows sent again, rows given up, and of the dispatches that
+    waited longer for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert
+    that no node held had one again.
     """
 
     running: int = 0

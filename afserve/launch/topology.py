@@ -120,6 +120,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         placement,
         silence=wishes.silence,
         most_attention=_most_attention(wishes, nodes),
+        phases=wishes.phases,
     )
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None

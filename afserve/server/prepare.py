@@ -16,7 +16,7 @@ from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
 from afserve.grammar import Compiler
-from afserve.server.changes import drain_of, end_of, fault_of, restart_of, role_of, scale_of
+from afserve.server.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
 from afserve.server.conversation import Conversation, conversation_of
 from afserve.server.fields import Fields, parse_object
 from afserve.server.openai import (
@@ -61,6 +61,7 @@ class Kind(IntEnum):
     OLLAMA_CHAT = 15
     OLLAMA_GENERATE = 16
     MESSAGE_COUNT = 17
+    PHASE = 18
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -69,6 +70,7 @@ _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.RESTART: restart_of,
     Kind.FAULT: fault_of,
     Kind.ROLE: role_of,
+    Kind.PHASE: phase_of,
     Kind.END: end_of,
 }
 

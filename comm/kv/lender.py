@@ -1,8 +1,8 @@
 """The end that has the blocks: it holds what it lends until that was acknowledged, or until nobody renews the lease.
 
 A lease is released piece by piece as acknowledgements come. One of a prompt that is still being computed grows: its
-blocks are sent as they are filled, and it is granted at the end. What a request leaves behind is held for a while before
-anybody has asked for it. Values in, messages out through `post`; it knows no sockets, and times are passed in.
+blocks are sent as they are filled, and it is granted at the end. What a request leaves behind is held for a while
+before anybody has asked for it. Values in, messages out through `post`; it knows no sockets, and times are passed in.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """What two attention nodes say to each other about blocks of KV, as values and as bytes.
 
-The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the lender
-to compute what is wanted first; it says Coming until that is done. An Offer asks the other end to pull, and Settled
-answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked here before
-memory is allocated for what follows. It knows no sockets and no blocks.
+The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
+lender to compute what is wanted first; it says Coming until that is done. An Offer asks the other end to pull, and
+Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked
+here before memory is allocated for what follows. It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -114,8 +114,8 @@ class Settled:
 class Prefill:
     """Compute these tokens: the Want of the same transfer asks for their blocks, which are sent as they are filled.
 
-    `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked; of requests the one with the lowest `priority` is first, and
-    `salt` keeps the blocks of tenants apart.
+    `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked;
+    of requests the one with the lowest `priority` is first, and `salt` keeps the blocks of tenants apart.
     """
 
     transfer: int
@@ -191,7 +191,10 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = why.encode()[:_MOST_WHY]
         case Prefill(_, request, first, tokens, priority, salt):
             named = salt.encode()
-            body, count = _ASKED.pack(priority, len(named)) + named + array("I", tokens).tobytes(), len(tokens)
+            body, count = (
+                _ASKED.pack(priority, len(named)) + named + array("I", tokens).tobytes(),
+                len(tokens),
+            )
         case Coming(_, count, checksum):
             body = b""
     kind, following = _NUMBERS[type(message)], len(body)

@@ -1,8 +1,9 @@
 """The end that wants blocks: it reserves memory, asks, checks what comes, and makes it findable block by block.
 
 A pull ends when everything came, or at its deadline, or when nothing has come for a while, or with the first wrong
-byte. One of a prompt that the owner computes first waits for as long as the owner says that it does. Whatever came right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through
-`post`; it knows no sockets, and times are passed in.
+byte. One of a prompt that the owner computes first waits for as long as the owner says that it does. Whatever came
+right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through `post`; it knows no
+sockets, and times are passed in.
 """
 
 from collections.abc import Sequence

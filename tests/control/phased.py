@@ -1,4 +1,4 @@
-"""A cluster whose attention nodes have phases, stepped in one thread: requests are handed over by wires that may fail."""
+"""A cluster whose attention nodes have phases, in one thread: prompts are handed over by wires that may fail."""
 
 import random
 from collections import Counter

@@ -1,8 +1,8 @@
 """The decode side of a hand-over: a prefill node computes the prompt, and its blocks come here while it does.
 
 The request is scheduled here once the last block is there, with all of its prompt but the end in the prefix cache.
-Whatever did not come is computed here: a lost prefill node, a wrong checksum and a refusal cost time and no token. Calls
-come from the thread that steps the node.
+Whatever did not come is computed here: a lost prefill node, a wrong checksum and a refusal cost time and no token.
+Calls come from the thread that steps the node.
 """
 
 from collections import deque

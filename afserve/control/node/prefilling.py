@@ -1,4 +1,4 @@
-"""Prompts that this node computes for others: each is a request of its own, whose blocks are lent while they are filled.
+"""Prompts that this node computes for others: each is a request of its own, lent while its blocks are filled.
 
 The one token that it ends with is thrown away: whoever asked draws that itself. It knows no sockets and no gateways.
 """

@@ -675,7 +675,7 @@ class LostNodes(_message.Message):
     def __init__(self, role: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert")
+    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert", "phase")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -684,6 +684,7 @@ class NodeView(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     state: str
@@ -692,7 +693,8 @@ class NodeView(_message.Message):
     resident_bytes: int
     attention: AttentionStats
     expert: ExpertStats
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ...) -> None: ...
+    phase: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class QueryAnswer(_message.Message):
     __slots__ = ("number", "body", "error")
