@@ -86,7 +86,7 @@ def _handed(kv: Fields) -> list[str]:
     mean = 1e3 * kv["hand_seconds"] / max(1, kv["handed"])
     return [
         f"prompts: {kv['handed']:,} handed over by prefill nodes ({kv['handed_short']:,} in part), {mean:,.1f} ms each "
-        f"from the request to the last block; {kv['straight']:,} short ones went straight to a decode node"
+        f"from the request to the last block; {kv['straight']:,} computed by a decode node as that was sooner"
     ]
 
 
@@ -112,16 +112,17 @@ def table(answer: Fields) -> object:
     return drawn
 
 
-def _name(node: Fields) -> str:
+def _state(node: Fields) -> str:
+    """With the phase of an attention node that does not do both."""
     phase = node.get("phase")
-    return f"{node['name']} ({phase})" if phase in ("prefill", "decode") else str(node["name"])
+    return f"{node['state']}, {phase}" if phase in ("prefill", "decode") else str(node["state"])
 
 
 def row(node: Fields) -> Sequence[str]:
     stats = node["stats"]
     common = (
-        _name(node),
-        node["state"],
+        node["name"],
+        _state(node),
         str(node["pid"]),
         f"{node['resident_bytes'] / (1 << 20):,.0f}",
         f"{node['heartbeat_age']:.1f} s",

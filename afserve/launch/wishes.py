@@ -47,15 +47,15 @@ class Wishes:
     """
 
     attention: int | None = setting(None, "Attention nodes.", metavar="A")
+    experts: int | None = setting(None, "Expert nodes.", metavar="F")
+    micro_batches: str = setting("auto", "In flight per attention node, 1 to 4.", metavar="M")
+    colocated: bool = setting(False, "Experts inside the attention nodes: the baseline.")
     prefill: int | None = setting(
         None, "Attention nodes that compute prompts for the --decode nodes.", metavar="P"
     )
     decode: int | None = setting(
         None, "Attention nodes that decode what --prefill nodes have computed.", metavar="D"
     )
-    experts: int | None = setting(None, "Expert nodes.", metavar="F")
-    micro_batches: str = setting("auto", "In flight per attention node, 1 to 4.", metavar="M")
-    colocated: bool = setting(False, "Experts inside the attention nodes: the baseline.")
     kv_tokens: int | None = setting(None, "KV cache of each attention node, in tokens.")
     max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
     threads: int | None = setting(None, "Compute threads of each node.")
