@@ -144,6 +144,7 @@ class Controller:
         self._drained = asyncio.Event()
         self._stopping = False
         self._attending = AttentionNodes()
+        self._phased = False  # whether expert nodes were ever told of phases
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -365,12 +366,17 @@ class Controller:
             self._tell_gateways()
 
     def _tell_gateways(self) -> None:
-        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too."""
+        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too. Expert
+        nodes are, where attention nodes have phases: decode rows come first there."""
         self.on_attention(self._attending)
         if self.deployment.engine.kv_copies:
             for member in self.members.of(Role.ATTENTION):
                 if member.serving:
                     self._tell(member.id, self._attending)
+        if self._phased or self.deployment.phases:
+            self._phased = True
+            for expert in self.members.of(Role.EXPERT):
+                self._tell(expert.id, self._attending)
         for gateway in self.members.of(Role.GATEWAY):
             self._tell(gateway.id, self._attending)
 
@@ -380,6 +386,8 @@ class Controller:
                 stream = self._streams[member] = self._joining.pop(connection)
                 if assigned is not None:
                     stream.put(assigned)
+                if member.node.role is Role.EXPERT and self._phased:
+                    stream.put(self._attending)
                 if member.node.role is Role.GATEWAY:
                     stream.put(replace(self._attending, serves=self._settled.is_set()))
                 elif assigned is None and self._keeps_copies(member):

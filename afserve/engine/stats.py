@@ -72,10 +72,13 @@ class AttentionStats:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Totals from the node's start."""
+    """Totals from the node's start. Prompts' messages were computed in `prompt_pieces`, which took `prompt_seconds` of
+    the busy ones."""
 
     messages: int = 0
     rows: int = 0
     calls: int = 0
     busy_seconds: float = 0.0
     hold_seconds: float = 0.0
+    prompt_pieces: int = 0
+    prompt_seconds: float = 0.0

@@ -189,6 +189,8 @@ def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[MetricFamily
         ("calls", "Grouped computations.", [(n, s.calls) for n, s in nodes]),
         ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
         ("hold_seconds", "Time rows were held to be grouped.", [(n, s.hold_seconds) for n, s in nodes]),
+        ("prompt_pieces", "Pieces of prompts' messages.", [(n, s.prompt_pieces) for n, s in nodes]),
+        ("prompt_seconds", "Time spent on these.", [(n, s.prompt_seconds) for n, s in nodes]),
     ):
         samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
         yield MetricFamily((f"afserve_expert_node_{name}",), "counter", help, samples)

@@ -10,6 +10,7 @@ from afserve.control.node.kv import KvMoves
 from afserve.control.wire.values import KvSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest
+from afserve.member import AttentionPhase
 from tests.comm.kv_world import Wires, World
 
 
@@ -40,6 +41,8 @@ class Phased(World):
         self.nodes = [End(f"node-{i}", i, node) for i, node in enumerate(cluster.attention)]
         self.prefilling, self.decoding = self.nodes[:prefill], self.nodes[prefill:]
         self.lines: list[str] = []
+        for expert in cluster.experts:
+            expert.in_phases({end.index: AttentionPhase.PREFILL for end in self.prefilling})
         size = cluster.attention[0].kv.pool.block_size
         for end in self.nodes:
             end.wires = Wires(self, end)

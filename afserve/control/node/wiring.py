@@ -172,7 +172,7 @@ def build_expert(
     trace = _trace(assigned)
     watch = ExpertWatch(trace) if trace else None
     port = ExpertPort(transport, device=ops.device)
-    node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch)
+    node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch, phases=deployment.phases)
     return node, filler, _closing(transport.close, trace, deployment)
 
 

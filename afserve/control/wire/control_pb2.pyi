@@ -313,18 +313,22 @@ class KvStats(_message.Message):
     def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ..., handed: _Optional[int] = ..., handed_short: _Optional[int] = ..., hand_seconds: _Optional[float] = ..., straight: _Optional[int] = ..., prompts: _Optional[int] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
-    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds")
+    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds", "prompt_pieces", "prompt_seconds")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PIECES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     messages: int
     rows: int
     calls: int
     busy_seconds: float
     hold_seconds: float
-    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ...) -> None: ...
+    prompt_pieces: int
+    prompt_seconds: float
+    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ..., prompt_pieces: _Optional[int] = ..., prompt_seconds: _Optional[float] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "count", "token", "extra")
