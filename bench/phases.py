@@ -1,6 +1,6 @@
 """Decode beside a flood of prompts at one expert node: the real node, stages of known length, a clock of its own.
 
-    python -m bench.phases                   every case; --json: one object a line; --save: keep the rows; --quick: small
+    python -m bench.phases                   every case; --json: one object a line; --save: keep the rows; --quick
 
 Nothing is measured of this machine: a stage only moves the clock forward, so the numbers are the same everywhere. The
 expert node is the engine's; attention nodes answer after their stage. `whole` computes prompts' messages in one call
