@@ -79,6 +79,13 @@ class EngineSettings:
         metavar="TOKENS",
         shows_range=True,
     )
+    decode_prompt_tokens: int = setting(
+        128,
+        "With --decode: prompt tokens of one step of a decode node; its mailboxes stay that small.",
+        Range(1, 1 << 20),
+        metavar="TOKENS",
+        shows_range=True,
+    )
     max_waiting: int = setting(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",

@@ -144,7 +144,7 @@ class Controller:
         self._drained = asyncio.Event()
         self._stopping = False
         self._attending = AttentionNodes()
-        self._phased = False  # whether expert nodes were ever told of phases
+        self._phased = False  # whether attention nodes have, or had, phases
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -366,15 +366,15 @@ class Controller:
             self._tell_gateways()
 
     def _tell_gateways(self) -> None:
-        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too. Expert
-        nodes are, where attention nodes have phases: decode rows come first there."""
+        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too. Where
+        attention nodes have phases, all nodes are: decode rows come first at expert nodes."""
         self.on_attention(self._attending)
-        if self.deployment.engine.kv_copies:
+        self._phased = self._phased or bool(self.deployment.phases)
+        if self.deployment.engine.kv_copies or self._phased:
             for member in self.members.of(Role.ATTENTION):
                 if member.serving:
                     self._tell(member.id, self._attending)
-        if self._phased or self.deployment.phases:
-            self._phased = True
+        if self._phased:
             for expert in self.members.of(Role.EXPERT):
                 self._tell(expert.id, self._attending)
         for gateway in self.members.of(Role.GATEWAY):
@@ -390,7 +390,7 @@ class Controller:
                     stream.put(self._attending)
                 if member.node.role is Role.GATEWAY:
                     stream.put(replace(self._attending, serves=self._settled.is_set()))
-                elif assigned is None and self._keeps_copies(member):
+                elif assigned is None and self._hears_of_others(member):
                     stream.put(self._attending)  # it may have missed the last one
                 stream.admitted.set_result(member)
             case Refuse(connection, error):
@@ -416,10 +416,10 @@ class Controller:
             case EndRun(error):
                 self.fail(error)
 
-    def _keeps_copies(self, member: MemberId) -> bool:
+    def _hears_of_others(self, member: MemberId) -> bool:
         found = self.members.get(member)
         serves = found is not None and found.serving and member.node.role is Role.ATTENTION
-        return bool(serves and self.deployment.engine.kv_copies)
+        return bool(serves and (self.deployment.engine.kv_copies or self._phased))
 
     def _tell(self, member: MemberId, value: ToNode) -> None:
         if (stream := self._streams.get(member)) is not None:

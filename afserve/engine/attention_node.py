@@ -26,6 +26,7 @@ from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import RequestError
+from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
@@ -47,7 +48,7 @@ class AttentionNode(Generic[T]):
         """`weights` names the numbers that were loaded, as `KvCache` wants them named. Without
         `guides` no request may have a grammar."""
         spec = model.spec
-        self._link = link
+        self._link, self._config = link, config
         self.kv = KvCache(model, config, weights)
         self.blocks = PooledBlocks(self.kv)
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool)
@@ -75,6 +76,12 @@ class AttentionNode(Generic[T]):
             guide = self._guides.open(request.params.grammar)
         self._scheduler.submit(request, guide)
         self._prompt_tokens += len(request.prompt_ids)
+
+    def in_phase(self, phase: AttentionPhase) -> None:
+        """A decode node's steps have few tokens of prompts: they hold nobody up, and its messages stay small."""
+        decodes = phase is AttentionPhase.DECODE
+        most = self._config.max_batch_tokens
+        self._scheduler.prompt_tokens = min(self._config.decode_prompt_tokens, most) if decodes else most
 
     def cancel(self, handle: int) -> None:
         """Drop a request and free its blocks; unknown handles are fine, it may just have finished."""
