@@ -285,3 +285,28 @@ def test_fp8_counts_as_sixteen_bits():
     fp8 = replace(NANO, dtype="float8_e4m3fn")
     both = [choose(spec, SOURCE, machine(), Wishes()).attention.weights for spec in (NANO, fp8)]
     assert both[0] == both[1]
+
+
+def test_phases_are_of_attention_nodes_by_index():
+    chosen = choose(NANO, SOURCE, machine(), Wishes(prefill=1, decode=2, experts=1))
+    assert chosen.deployment.count(Role.ATTENTION) == 3
+    assert chosen.deployment.phases == {0: "prefill", 1: "decode", 2: "decode"}
+    assert chosen.deployment.phase(7) == "both"
+    assert choose(NANO, SOURCE, machine(), Wishes(2, 1)).deployment.phases == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prefill": 1}, "--prefill: .* add --decode or use --attention"),
+        ({"decode": 1}, "--decode: .* add --prefill"),
+        ({"prefill": 1, "decode": 0}, "--decode: 0 is outside"),
+        ({"prefill": 1, "decode": 2, "attention": 2}, "make 3; leave --attention out"),
+        ({"prefill": 1, "decode": 1, "engine": EngineSettings(prefix_caching=False)}, "--no-prefix-caching"),
+    ],
+)
+def test_phases_that_cannot_serve_are_refused(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        Wishes(**fields)
+    if "engine" not in fields:
+        assert Wishes(prefill=1, decode=2, attention=3).attention == 3
