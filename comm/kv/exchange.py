@@ -127,6 +127,11 @@ class Exchange:
         return self._lender.busy
 
     @property
+    def eager(self) -> bool:
+        """Whether `turn` has something to do at once."""
+        return bool(self._events) or self._lender.has_to_send
+
+    @property
     def busy(self) -> bool:
         """Whether time alone may end anything: then `turn` is to be called several times a second."""
         waits = self._lender.busy or self._puller.busy or self._offers

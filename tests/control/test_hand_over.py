@@ -47,8 +47,9 @@ def alone(tiny_checkpoint):
 
 def phased(path, name, prefill, decode, experts, **fields):
     source = ModelSource(str(path), name)
+    sizes = SMALL | {"kv_blocks": fields.pop("kv_blocks", SMALL["kv_blocks"])}
     cluster = LocalCluster.build(
-        source, config(**SMALL, micro_batches=2), attention=prefill + decode, experts=experts
+        source, config(**sizes, micro_batches=2), attention=prefill + decode, experts=experts
     )
     return Phased(cluster, prefill, **fields)
 
@@ -91,6 +92,14 @@ def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     while world.busy:
         world.round()
     assert world.said == alone("v3", ASKED)
+
+
+def test_nodes_with_little_memory_wait_and_preempt(tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1, kv_blocks=24)
+    for request in requests(prompts(LENGTHS), ASKED):
+        world.submit(request, world.prefilling[0], world.decoding[0])
+    world.run()
+    assert world.said == alone("qwen3", ASKED)
 
 
 @pytest.mark.parametrize("after", [1, 4, 9])

@@ -198,7 +198,7 @@ class AttentionLoop:
             self._report(soon=True, at_once=not busy)
 
     def _patience(self) -> float:
-        if self._node.busy:
+        if self._node.busy or self._kv.eager:
             return 0.0
         if self._kv.busy:
             return _MOVING

@@ -60,6 +60,7 @@ class _Waiting:
     request: GenerationRequest
     source: KvSource
     names: list[Name]
+    missing: int  # blocks, when it was asked for
     since: float
 
 
@@ -103,7 +104,7 @@ class HandOvers:
         if goes_straight(tokens, self._straight, here, there, transfer(missing)):
             self.went_straight += 1
             return False
-        self._queue.append(_Waiting(request, source, names, now))
+        self._queue.append(_Waiting(request, source, names, missing, now))
         return True
 
     def cancel(self, number: int) -> None:
@@ -121,7 +122,7 @@ class HandOvers:
             if now >= one.since + HAND_OVER_SECONDS:
                 late.append(self._queue.popleft().request)
                 continue
-            if len(self._under_way) >= MOST_AT_ONCE or self._node.room < self._missing(one):
+            if len(self._under_way) >= MOST_AT_ONCE or self._node.room < one.missing:
                 break
             self._begin(self._queue.popleft(), now)
         self.handed += len(late)
@@ -147,9 +148,6 @@ class HandOvers:
         if pulled.received:
             self._node.draw_arrow("KV blocks", f"prompt {one.request.handle}", "f")
         return one.request
-
-    def _missing(self, one: _Waiting) -> int:
-        return len(one.names) - self._node.known(one.names)
 
     def _begin(self, one: _Waiting, now: float) -> None:
         request, source = one.request, one.source

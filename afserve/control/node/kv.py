@@ -53,6 +53,11 @@ class KvSide(Protocol):
         ...
 
     @property
+    def eager(self) -> bool:
+        """Whether `turn` has something to do at once."""
+        ...
+
+    @property
     def holding(self) -> bool:
         """Whether this node must stay, for others still pull its blocks."""
         ...
@@ -83,7 +88,7 @@ class KvSide(Protocol):
 class NoKv:
     """Of a node whose KV stays where it is."""
 
-    busy = holding = False
+    busy = eager = holding = False
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
         return False
@@ -145,6 +150,10 @@ class KvMoves:
     @property
     def busy(self) -> bool:
         return bool(self._queue or self._pulls or self._handing.busy or self._exchange.busy)
+
+    @property
+    def eager(self) -> bool:
+        return self._exchange.eager
 
     @property
     def holding(self) -> bool:
