@@ -144,9 +144,9 @@ class HandOvers:
             f"request {one.request.handle}: {owner} computed {pulled.received} of {total} blocks in "
             f"{1e3 * (now - one.since):.1f} ms, {pulled.here} were here, {missing} are computed here ({pulled.why})"
         )
-        self._node.draw("KV blocks", f"{pulled.received} blocks from {owner}", one.since)
         if pulled.received:
             self._node.draw_arrow("KV blocks", f"prompt {one.request.handle}", "f")
+        self._node.draw("KV blocks", f"{pulled.received} blocks from {owner}", one.since)
         return one.request
 
     def _begin(self, one: _Waiting, now: float) -> None:
