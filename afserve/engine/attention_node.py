@@ -255,6 +255,11 @@ class AttentionNode(Generic[T]):
         """Blocks of the KV cache that a request's blocks from elsewhere may take now."""
         return self.blocks.room
 
+    @property
+    def most_room(self) -> int:
+        """Blocks that they may ever take."""
+        return self.blocks.most_room
+
     def take_routed(self) -> RoutedRows:
         """Rows routed to each expert since the last call; as `stats`, between two steps."""
         return self._load.take()

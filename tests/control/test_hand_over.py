@@ -162,7 +162,7 @@ def slow_start():
 
 
 class Node:
-    queued_tokens, prompt_rate, room = 0, 0.0, 1000
+    queued_tokens, prompt_rate, room, most_room = 0, 0.0, 1000, 1000
 
     def usable_names(self, request):
         return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // 16)]
@@ -241,3 +241,12 @@ def test_few_are_handed_over_at_once():
     handing.cancel(0)
     handing.start()
     assert len(exchange.pulls) == MOST_AT_ONCE and exchange.pulls[0] is None
+
+
+def test_what_never_fits_or_would_wait_behind_too_many_is_the_schedulers():
+    node, exchange, clock = Node(), Scripted(), FakeClock(9.0)
+    handing = HandOvers(node, exchange, clock, 16, 0, lambda line: None, waiting=2)
+    node.room, node.most_room = 0, 4
+    assert not handing.ask(asked(1, blocks=5), THERE, lambda blocks: 0.0), "it would wait for ever"
+    assert all(handing.ask(asked(handle), THERE, lambda blocks: 0.0) for handle in (2, 3))
+    assert not handing.ask(asked(4), THERE, lambda blocks: 0.0)

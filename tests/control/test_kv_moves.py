@@ -24,7 +24,7 @@ SOURCE = KvSource(1, 0, 77, "unix:there")
 
 
 class Node:
-    busy, prefill_rate, prompt_rate, queued_tokens, room = False, 0.0, 0.0, 0, 1000
+    busy, prefill_rate, prompt_rate, queued_tokens, room, most_room = False, 0.0, 0.0, 0, 9, 9
 
     def __init__(self):
         self.written = {}

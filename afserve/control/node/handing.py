@@ -32,6 +32,8 @@ class DecodeNode(Protocol):
     def prompt_rate(self) -> float: ...
     @property
     def room(self) -> int: ...
+    @property
+    def most_room(self) -> int: ...
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def known(self, names: list[Name]) -> int: ...
     def draw(self, row: str, what: str, since: float) -> None: ...
@@ -65,8 +67,9 @@ class _Waiting:
 
 
 class HandOvers:
-    """`straight` tokens are the most that are ever computed here because that is predicted to be faster. Counts:
-    `handed` over, `short` ones of those, `seconds` they took, and requests that `went_straight`."""
+    """`straight` tokens are the most that are ever computed here because that is predicted to be faster; `waiting` is
+    how many may wait for room, more are the scheduler's to take or to refuse. Counts: `handed` over, `short` ones of
+    those, `seconds` they took, and requests that `went_straight`."""
 
     def __init__(
         self,
@@ -76,7 +79,9 @@ class HandOvers:
         block_size: int,
         straight: int,
         tell: Callable[[str], None],
+        waiting: int = 1024,
     ) -> None:
+        self._waiting = waiting
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._straight, self._tell = block_size, straight, tell
         self._queue: deque[_Waiting] = deque()
@@ -93,7 +98,7 @@ class HandOvers:
         many blocks take."""
         names = self._node.usable_names(request)
         missing = len(names) - self._node.known(names)
-        if not missing:
+        if not missing or missing > self._node.most_room or len(self._queue) >= self._waiting:
             return False
         now = self._clock.now()
         load = self._exchange.load(source.address)

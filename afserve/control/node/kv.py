@@ -122,7 +122,8 @@ class _Waiting:
 
 class KvMoves:
     """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log. Prompts of at most `straight` tokens
-    are not handed over where they are predicted to be computed here sooner."""
+    are not handed over where they are predicted to be computed here sooner, and at most `waiting` requests wait for
+    room."""
 
     def __init__(
         self,
@@ -134,12 +135,13 @@ class KvMoves:
         copier: Copier | None = None,
         tell: Callable[[str], None] = lambda line: None,
         straight: int = 0,
+        waiting: int = 1024,
     ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
         self._copier, self._tell = copier, tell
         self._prefilling = Prefilling(node, exchange, clock)
-        self._handing = HandOvers(node, exchange, clock, block_size, straight, tell)
+        self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._queue: deque[_Waiting] = deque()
         self._pulls: dict[int, _Waiting] = {}
         self._rate = 0.0  # bytes per second of the pulls so far

@@ -50,4 +50,5 @@ def open_kv(
         copier,
         lambda line: stream.send(Noted(line)),
         engine.straight_tokens,
+        engine.max_waiting,
     )
