@@ -143,6 +143,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
         raise ConfigError(
             "--colocated: the experts are in the attention nodes then; drop --experts", param="experts"
         )
+    wishes.check_phases()
     for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
         if value is not None:
             in_range(f"--{key}", value, 1, MOST_NODES)

@@ -91,11 +91,13 @@ class Wishes:
 
     def __post_init__(self) -> None:
         in_range("--gateways", self.gateways, 0, MOST_GATEWAYS)
-        if self.prefill is not None or self.decode is not None:
-            self._check_phases()
+        if self.attention is None and self.prefill and self.decode:
+            object.__setattr__(self, "attention", self.prefill + self.decode)
 
-    def _check_phases(self) -> None:
-        """With phases their sum is the number of attention nodes, which may be said too."""
+    def check_phases(self) -> None:
+        """Raises ConfigError where the attention nodes cannot be as they are asked for together."""
+        if self.prefill is None and self.decode is None:
+            return
         if self.prefill is None or self.decode is None:
             given, other = ("--prefill", "--decode") if self.decode is None else ("--decode", "--prefill")
             raise ConfigError(
@@ -118,7 +120,6 @@ class Wishes:
                 "off; leave out one",
                 param="prefill",
             )
-        object.__setattr__(self, "attention", total)
 
     @property
     def phases(self) -> dict[int, AttentionPhase]:
