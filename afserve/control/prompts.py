@@ -10,8 +10,6 @@ from afserve.control.attendance import Life
 from afserve.control.requests import Request
 from afserve.control.wire.values import AttentionPeer, KvSource
 
-_UNIT = 512  # tokens that count as one request does where requests are counted
-
 
 class Prompts:
     """Prompts under way. `block_size` in tokens: what does not fill a block is never handed over."""
@@ -33,9 +31,11 @@ class Prompts:
         scored = asked.params.prompt_logprobs is not None and not request.generated
         if not nodes or tokens <= self._block_size or scored:
             return None
-        load = {node.index: -(-self._tokens(Life(node.index, node.generation)) // _UNIT) for node in nodes}
-        index = self._affinity.pick(asked.prompt_ids, load)
-        node = next(node for node in nodes if node.index == index)
+        lives = {node.index: Life(node.index, node.generation) for node in nodes}
+        load = {index: sum(at == life for at, _ in self._under_way.values()) for index, life in lives.items()}
+        pending = {index: self._tokens(life) for index, life in lives.items()}
+        route = self._affinity.pick(asked.prompt_ids, load, None, pending)
+        node = next(node for node in nodes if node.index == route.node)
         self._under_way[request] = Life(node.index, node.generation), tokens
         return KvSource(node.index, node.generation, 0, node.address, prefills=True)
 

@@ -233,7 +233,7 @@ def test_a_lost_nodes_requests_go_where_copies_are():
 def test_a_buddy_that_is_too_busy_is_asked_for_the_copies():
     scene, _ = kv_scene(copies=1)
     scene.homes.attendance.told(AttentionNodes((AttentionPeer(1, 0, True, "unix:1"),)))
-    for handle in range(10):
+    for handle in range(20):
         scene.homes.open(GenerationRequest(handle, (7, 8, handle)))
     tell_with_addresses(scene, 1, 2)
     moved = last_submit(scene.streams[2])
@@ -295,7 +295,8 @@ def test_a_prompt_goes_to_a_decode_node_which_has_it_computed_elsewhere():
     assert scene.submits() == [0, 1, 1] and prefills(scene.streams[2]) is None, "it fills no block"
     scored = SamplingParams(prompt_logprobs=1)
     scene.homes.open(GenerationRequest(0, tuple(range(200, 300)), scored))
-    assert prefills(scene.streams[1]) is None, "its prompt has to be computed where it is told about"
+    assert scene.submits() == [0, 1, 2]
+    assert prefills(scene.streams[2]) is None, "its prompt has to be computed where it is told about"
 
 
 def test_nodes_that_do_both_need_no_prefill_node():

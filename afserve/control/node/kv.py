@@ -19,7 +19,7 @@ from afserve.control.node.handing import DecodeNode, HandOvers
 from afserve.control.node.prefilling import Prefilling, PrefillNode
 from afserve.control.wire.values import AttentionNodes, KvSource
 from afserve.engine.request import GenerationRequest, TokenEvent
-from afserve.engine.stats import KvStats
+from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
 
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
@@ -66,6 +66,10 @@ class KvSide(Protocol):
         """Whether the request waits for its blocks; `turn` returns it."""
         ...
 
+    def restore(self, request: GenerationRequest) -> bool:
+        """Whether the request, which nobody has blocks for, waits for blocks from the disk; `turn` returns it."""
+        ...
+
     def part(self, number: int) -> None:
         """This request goes on elsewhere, and may ask for its blocks."""
         ...
@@ -91,6 +95,9 @@ class NoKv:
     busy = eager = holding = False
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        return False
+
+    def restore(self, request: GenerationRequest) -> bool:
         return False
 
     def part(self, number: int) -> None:
@@ -180,6 +187,9 @@ class KvMoves:
             limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
             self._queue.append(_Waiting(request, source, names, self._clock.now(), limit))
         return worth
+
+    def restore(self, request: GenerationRequest) -> bool:
+        return False
 
     def _predict(self, blocks: int) -> tuple[float, float]:
         """Seconds to move so many blocks and to compute them; 0 for what was not measured yet."""
@@ -280,6 +290,10 @@ class KvMoves:
             straight=self._handing.went_straight,
             prompts=self._prefilling.prompts,
         )
+
+    def tiers(self) -> TierStats:
+        """Nothing is on a disk."""
+        return TierStats()
 
     def close(self) -> None:
         self._exchange.close()
