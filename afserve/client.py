@@ -111,14 +111,23 @@ class Client:
         return self._get("/status")
 
     def scale(
-        self, *, attention: Nodes = None, experts: Nodes = None, gateways: Nodes = None
+        self,
+        *,
+        attention: Nodes = None,
+        prefill: Nodes = None,
+        decode: Nodes = None,
+        experts: Nodes = None,
+        gateways: Nodes = None,
     ) -> Mapping[str, object]:
         """Other numbers of nodes while serving, such as `scale(attention=3, experts="-1")`.
 
         Needs the admin key, as `drain` and `restart` do. Returns who comes and who goes as soon as that is on its way;
         `status` shows who is there.
         """
-        return self._post("/admin/scale", scale_payload(attention, experts, gateways))
+        pools = scale_payload(
+            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
+        )
+        return self._post("/admin/scale", pools)
 
     def drain(self, node: str) -> Mapping[str, object]:
         """This node, such as `expert-1`, takes nothing new and goes once nothing needs it."""
@@ -131,6 +140,10 @@ class Client:
     def change_role(self, node: str, role: str) -> Mapping[str, object]:
         """This node goes as with `drain`, and one of this role, attention or expert, starts where it was."""
         return self._post("/admin/role", {"node": node, "role": role})
+
+    def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
+        """This attention node is in another phase, prefill, decode or both, from now on."""
+        return self._post("/admin/phase", {"node": node, "phase": phase})
 
     def down(self) -> Mapping[str, object]:
         """End the whole run, once running requests had their time."""
@@ -269,9 +282,18 @@ class AsyncClient:
         return await self._get("/status")
 
     async def scale(
-        self, *, attention: Nodes = None, experts: Nodes = None, gateways: Nodes = None
+        self,
+        *,
+        attention: Nodes = None,
+        prefill: Nodes = None,
+        decode: Nodes = None,
+        experts: Nodes = None,
+        gateways: Nodes = None,
     ) -> Mapping[str, object]:
-        return await self._post("/admin/scale", scale_payload(attention, experts, gateways))
+        pools = scale_payload(
+            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
+        )
+        return await self._post("/admin/scale", pools)
 
     async def drain(self, node: str) -> Mapping[str, object]:
         return await self._post("/admin/drain", {"node": node})
@@ -281,6 +303,9 @@ class AsyncClient:
 
     async def change_role(self, node: str, role: str) -> Mapping[str, object]:
         return await self._post("/admin/role", {"node": node, "role": role})
+
+    async def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
+        return await self._post("/admin/phase", {"node": node, "phase": phase})
 
     async def down(self) -> Mapping[str, object]:
         return await self._post("/admin/down", {})

@@ -80,10 +80,7 @@ def chat_payload(
     return _streaming(payload) if stream else payload
 
 
-def scale_payload(
-    attention: int | str | None, experts: int | str | None, gateways: int | str | None
-) -> dict[str, object]:
-    pools = {"attention": attention, "experts": experts, "gateways": gateways}
+def scale_payload(**pools: int | str | None) -> dict[str, object]:
     return {pool: wanted for pool, wanted in pools.items() if wanted is not None}
 
 

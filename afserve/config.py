@@ -73,6 +73,20 @@ class EngineSettings:
         metavar="N",
         shows_range=True,
     )
+    straight_tokens: int = setting(
+        256,
+        "With --prefill: prompts of at most so many tokens may be computed by a decode node, where that is faster.",
+        Range(0, 1 << 20),
+        metavar="TOKENS",
+        shows_range=True,
+    )
+    decode_prompt_tokens: int = setting(
+        128,
+        "With --decode: prompt tokens of one step of a decode node; its mailboxes stay that small.",
+        Range(1, 1 << 20),
+        metavar="TOKENS",
+        shows_range=True,
+    )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
     )

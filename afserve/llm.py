@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOSSES = {"on_loss", "silence", "expert_copies", "redundant_experts", "spare_slots", "most_attention"}
-_BY_NAME = _LOSSES | {one.name for one in settings_of(EngineSettings)}
+_PHASES = {"prefill", "decode"}
+_OF_WISHES = _LOSSES | _PHASES
+_BY_NAME = _OF_WISHES | {one.name for one in settings_of(EngineSettings)}
 Prompt = str | Sequence[int]
 
 
@@ -39,10 +41,11 @@ class LLM:
     What is not given is picked for the machine, as in `afserve up`, whose flags have the same names. `colocated` keeps
     the experts in the attention nodes. `settings` stands for those of the engine and those of losses and copies
     (`on_loss`, `silence`, `expert_copies`, `redundant_experts`, `spare_slots`, `most_attention`), each a keyword of its
-    own. A node that dies is made up for, or ends the run with on_loss="end", and then PeerLost is raised.
-    `ray` starts the nodes on a Ray cluster: "auto", an address, or `RaySettings` that say what each node takes of it.
-    Nodes beyond this machine need `certs`, a folder that every host has, or `insecure_nodes` for plain text.
-    Raises ConfigError, CheckpointError or DoesNotFitError when it cannot start.
+    own. With `prefill` and `decode` that many attention nodes compute prompts and the others decode. A node that dies
+    is made up for, or ends the run with on_loss="end", and then PeerLost is raised. `ray` starts the nodes on a Ray
+    cluster: "auto", an address, or `RaySettings` that say what each node takes of it. Nodes beyond this machine need
+    `certs`, a folder that every host has, or `insecure_nodes` for plain text. Raises ConfigError, CheckpointError or
+    DoesNotFitError when it cannot start.
     """
 
     @keywords(Wishes, EngineSettings, only=_BY_NAME)
@@ -71,7 +74,7 @@ class LLM:
         for name in settings:
             if name not in _BY_NAME:
                 raise ConfigError(f"{name} is not one of {', '.join(sorted(_BY_NAME))}", param=name)
-        losses = {name: settings.pop(name) for name in _LOSSES & settings.keys()}
+        losses = {name: settings.pop(name) for name in _OF_WISHES & settings.keys()}
         sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "threads": threads}
         counts = {"attention": attention, "experts": experts, "micro_batches": str(micro_batches)}
         engine = build(EngineSettings, settings)

@@ -15,6 +15,14 @@ class Role(StrEnum):
     GATEWAY = "gateway"
 
 
+class AttentionPhase(StrEnum):
+    """What an attention node does at present. A prefill node computes prompts for decode nodes, which do the rest."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 MODEL_ROLES = (Role.ATTENTION, Role.EXPERT)  # those that hold weights
 
 

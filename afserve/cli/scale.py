@@ -19,17 +19,25 @@ _NUMBER = "N, or +N or -N: how many more or fewer."
 
 @click.command(no_args_is_help=True)
 @click.option("--attention", metavar="N", help=f"Attention nodes: {_NUMBER}")
+@click.option("--prefill", metavar="N", help="Attention nodes that compute prompts for the decode nodes.")
+@click.option("--decode", metavar="N", help="Attention nodes that decode what these have computed.")
 @click.option("--experts", metavar="N", help="Expert nodes.")
 @click.option("--gateways", metavar="N", help="Gateways, where HTTP has processes of its own.")
 @click.option(
     "--role", metavar="NODE=ROLE", help="Give one node another role, attention or expert, where it is."
 )
+@click.option(
+    "--phase", metavar="NODE=PHASE", help="Put one attention node into a phase: prefill, decode or both."
+)
 @admin_options
 def scale(
     attention: str | None,
+    prefill: str | None,
+    decode: str | None,
     experts: str | None,
     gateways: str | None,
     role: str | None,
+    phase: str | None,
     url: str,
     admin_key_file: str | None,
     no_wait: bool,
@@ -39,26 +47,37 @@ def scale(
 
     Requests go on meanwhile and no token changes. New nodes start on the server's machine. Who goes first takes nothing
     new and ends what runs on it; experts move before their node goes. With --role expert-2=attention that node goes
-    so, and an attention node starts where it was.
+    so, and an attention node starts where it was. With --phase attention-1=decode that node takes what is new in its
+    new phase; what runs on it ends there.
     """
-    counts = [count for count in (attention, experts, gateways) if count is not None]
-    if bool(counts) == bool(role):
+    pools = {
+        "attention": attention,
+        "prefill": prefill,
+        "decode": decode,
+        "experts": experts,
+        "gateways": gateways,
+    }
+    counts = {pool: count for pool, count in pools.items() if count is not None}
+    if sum(map(bool, (counts, role, phase))) != 1:
         raise ConfigError(
-            "scale: say how many, such as --attention +1 or --experts 3, or one --role, such as expert-2=attention"
+            "scale: say how many, such as --attention +1 or --experts 3, or one --role, such as expert-2=attention, or "
+            "one --phase, such as attention-1=decode"
         )
     with connect(url, admin_key_file) as client:
         if role:
-            answer = client.change_role(*_node_and_role(role))
+            answer = client.change_role(*_named("role", role, "expert-2=attention"))
+        elif phase:
+            answer = client.change_phase(*_named("phase", phase, "attention-1=decode"))
         else:
-            answer = client.scale(attention=attention, experts=experts, gateways=gateways)
+            answer = client.scale(**counts)
         _follow(client, answer, no_wait, timeout)
 
 
-def _node_and_role(text: str) -> tuple[str, str]:
-    node, separator, role = text.partition("=")
-    if not (node and separator and role):
-        raise ConfigError(f"--role: {text!r} is not NODE=ROLE, such as expert-2=attention", param="role")
-    return node, role
+def _named(what: str, text: str, example: str) -> tuple[str, str]:
+    node, separator, value = text.partition("=")
+    if not (node and separator and value):
+        raise ConfigError(f"--{what}: {text!r} is not NODE={what.upper()}, such as {example}", param=what)
+    return node, value
 
 
 @click.command()

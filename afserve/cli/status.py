@@ -72,9 +72,21 @@ def kv_lines(answer: Fields) -> list[str]:
     if not (total and (total["bytes_received"] or total["pulls"])):
         return []
     return [
+        *_handed(total),
         f"KV: {total['bytes_received'] / 1e6:,.1f} MB moved between attention nodes, {total['pulls']:,} requests "
         f"brought theirs along ({total['pulls_failed']:,} in part), {total['copied_blocks']:,} blocks copied, "
-        f"{total['copies']:,} copies held, {total['leased']:,} blocks leased"
+        f"{total['copies']:,} copies held, {total['leased']:,} blocks leased",
+    ]
+
+
+def _handed(kv: Fields) -> list[str]:
+    """What prefill nodes did for decode nodes, if they did anything."""
+    if not (kv["handed"] or kv["straight"]):
+        return []
+    mean = 1e3 * kv["hand_seconds"] / max(1, kv["handed"])
+    return [
+        f"prompts: {kv['handed']:,} handed over by prefill nodes ({kv['handed_short']:,} in part), {mean:,.1f} ms each "
+        f"from the request to the last block; {kv['straight']:,} computed by a decode node as that was sooner"
     ]
 
 
@@ -115,11 +127,17 @@ def table(answer: Fields) -> object:
     return drawn
 
 
+def _state(node: Fields) -> str:
+    """With the phase of an attention node that does not do both."""
+    phase = node.get("phase")
+    return f"{node['state']}, {phase}" if phase in ("prefill", "decode") else str(node["state"])
+
+
 def row(node: Fields) -> Sequence[str]:
     stats = node["stats"]
     common = (
         node["name"],
-        node["state"],
+        _state(node),
         str(node["pid"]),
         f"{node['resident_bytes'] / (1 << 20):,.0f}",
         f"{node['heartbeat_age']:.1f} s",

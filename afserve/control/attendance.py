@@ -10,7 +10,7 @@ from typing import Protocol
 from afserve.control.copies import buddies
 from afserve.control.wire.values import AttentionNodes, AttentionPeer, ToAttention
 from afserve.errors import RendezvousError
-from afserve.member import attention_node
+from afserve.member import AttentionPhase, attention_node
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,6 +87,19 @@ class Attendance:
         """Those that may be given requests."""
         lives = (Life(peer.index, peer.generation) for peer in self._told.values() if peer.accepting)
         return [life for life in lives if self.stream(life) is not None]
+
+    def decoding(self) -> list[Life]:
+        """Those of `usable` that requests go to: prefill nodes only where there are no others."""
+        usable = self.usable()
+        others = [life for life in usable if self._told[life.index].phase is not AttentionPhase.PREFILL]
+        return others or usable
+
+    def prefilling(self, home: Life) -> list[AttentionPeer]:
+        """Those of `usable` that compute prompts for this node; none for one that does not only decode."""
+        if self._told[home.index].phase is not AttentionPhase.DECODE:
+            return []
+        found = (self._told[life.index] for life in self.usable())
+        return [peer for peer in found if peer.phase is AttentionPhase.PREFILL and peer.address]
 
     def peer(self, life: Life) -> AttentionPeer | None:
         """What the controller says of this life, if it still names it."""

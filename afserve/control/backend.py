@@ -24,7 +24,8 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One member as the controller sees it. Ages and times in seconds; a gateway has no `stats`."""
+    """One member as the controller sees it. Ages and times in seconds; a gateway has no `stats`. `phase` is an
+    attention node's, empty for the others."""
 
     name: str
     role: str
@@ -33,6 +34,7 @@ class NodeView:
     heartbeat_age: float
     resident_bytes: int
     stats: AttentionStats | ExpertStats | None
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)

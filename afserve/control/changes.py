@@ -9,8 +9,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from afserve.errors import ConfigError, shown
-from afserve.member import Role
+from afserve.member import AttentionPhase, Role
 
+PHASE_POOLS: Mapping[str, AttentionPhase] = {
+    "prefill": AttentionPhase.PREFILL,
+    "decode": AttentionPhase.DECODE,
+}
 POOLS: Mapping[str, Role] = {"attention": Role.ATTENTION, "experts": Role.EXPERT, "gateways": Role.GATEWAY}
 MOST_FAULT_SECONDS = 3600.0
 _LONGEST = 8  # characters of a number of nodes
@@ -45,6 +49,14 @@ class NewRole:
     role: str
 
 
+@dataclass(frozen=True, slots=True)
+class NewPhase:
+    """This attention node computes prompts for others, or has them computed by others, or does both itself."""
+
+    node: str
+    phase: str
+
+
 class FaultKind(StrEnum):
     """Killed; stopped for a while; or at a tenth of its speed for a while."""
 
@@ -67,7 +79,7 @@ class End:
     """The whole run ends, as it does on SIGTERM: running requests have their time first."""
 
 
-Change = ScaleTo | DrainOne | Restart | NewRole | Fault | End
+Change = ScaleTo | DrainOne | Restart | NewRole | NewPhase | Fault | End
 
 
 @dataclass(frozen=True, slots=True)

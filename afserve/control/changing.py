@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from afserve.control.changes import (
     MOST_FAULT_SECONDS,
+    PHASE_POOLS,
     POOLS,
     Change,
     Changed,
@@ -14,15 +15,16 @@ from afserve.control.changes import (
     End,
     Fault,
     FaultKind,
+    NewPhase,
     NewRole,
     Restart,
     ScaleTo,
     count_of,
 )
 from afserve.control.controller import Controller
-from afserve.control.membership.events import Broken, ChangeRole, DrainNode, Renew, Scale
+from afserve.control.membership.events import Broken, ChangePhase, ChangeRole, DrainNode, Renew, Scale
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
 CheckRoom = Callable[[Role, int], None]
 CheckRole = Callable[[Role, Role], None]
@@ -82,29 +84,51 @@ class Changing:
                 return self._changed(lambda: self._controller.obey(DrainNode(self._named(name))))
             case Restart(names):
                 return self._restart(names)
+            case NewPhase():
+                return self._new_phase(change)
             case NewRole(name, role):
                 return self._new_role(self._named(name), role)
             case Fault():
                 return self._broken(change)
 
     def _scale(self, change: ScaleTo) -> Changed:
+        known = (*POOLS, *PHASE_POOLS)
         if not change.counts:
-            raise ConfigError(f"scale: say how many nodes of {', '.join(POOLS)}")
-        wanted: dict[Role, int] = {}
+            raise ConfigError(f"scale: say how many nodes of {', '.join(known)}")
+        scales: list[tuple[int, Scale]] = []  # with how many more
         for pool, text in change.counts.items():
-            if pool not in POOLS:
-                raise ConfigError(f"{shown(pool)} is not one of {', '.join(POOLS)}", param=pool)
-            role = POOLS[pool]
-            wanted[role] = count_of(pool, self._controller.deployment.count(role), text)
-        for role, count in wanted.items():
-            self._controller.membership.check_count(role, count)
-            self._check_room(role, count - self._controller.deployment.count(role))
+            if pool not in known:
+                raise ConfigError(f"{shown(pool)} is not one of {', '.join(known)}", param=pool)
+            role, phase, now = self._pool(pool)
+            wanted = count_of(pool, now, text)
+            scales.append((wanted - now, Scale(role, wanted, phase)))
+        self._controller.membership.check_scales(scale for _, scale in scales)
+        for role in {scale.role for _, scale in scales}:
+            self._check_room(role, sum(more for more, scale in scales if scale.role is role))
 
         def scale() -> None:
-            for role, count in wanted.items():
-                self._controller.obey(Scale(role, count))
+            for _, each in sorted(scales, key=lambda one: -one[0]):  # none has to go before another comes
+                self._controller.obey(each)
 
         return self._changed(scale)
+
+    def _pool(self, pool: str) -> tuple[Role, AttentionPhase | None, int]:
+        """Whose number it is, and how many there are."""
+        deployment, membership = self._controller.deployment, self._controller.membership
+        if pool in PHASE_POOLS:
+            return Role.ATTENTION, PHASE_POOLS[pool], len(membership.in_phase(PHASE_POOLS[pool]))
+        if POOLS[pool] is Role.ATTENTION and deployment.phases:
+            both = AttentionPhase.BOTH
+            return Role.ATTENTION, both, len(membership.in_phase(both))
+        return POOLS[pool], None, deployment.count(POOLS[pool])
+
+    def _new_phase(self, change: NewPhase) -> Changed:
+        if change.phase not in tuple(AttentionPhase):
+            raise ConfigError(
+                f"phase: {shown(change.phase)} is not one of {', '.join(AttentionPhase)}", param="phase"
+            )
+        node, phase = self._named(change.node), AttentionPhase(change.phase)
+        return self._changed(lambda: self._controller.obey(ChangePhase(node, phase)))
 
     def _restart(self, names: tuple[str, ...]) -> Changed:
         membership = self._controller.membership
@@ -162,8 +186,8 @@ class Changing:
         return Changed(self._counts(), coming, tuple(str(node) for node in before if node not in after))
 
     def _counts(self) -> dict[str, int]:
-        deployment = self._controller.deployment
-        return {pool: deployment.count(role) for pool, role in POOLS.items()}
+        phases = PHASE_POOLS if self._controller.deployment.phases else ()
+        return {pool: self._pool(pool)[2] for pool in (*POOLS, *phases)}
 
     def _named(self, name: str) -> NodeId:
         members = self._controller.members

@@ -75,13 +75,14 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
-from afserve.member import NodeId, Role
+from afserve.member import AttentionPhase, NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 from afserve.tls import Certificates, CertifiedRole
 
 log = logging.getLogger("afserve.control")
 
+Wanted = Callable[[Mapping[Role, int], Mapping[int, AttentionPhase]], None]
 _TICK = 0.25
 _GRACE = 1.0
 
@@ -128,7 +129,7 @@ class Controller:
         self.on_failure: Callable[[AfserveError], None] = lambda error: None
         self.on_progress: Callable[[Member], None] = lambda member: None
         self.on_incident: Callable[[Incident], None] = lambda incident: None
-        self.on_wanted: Callable[[Mapping[Role, int]], None] = lambda counts: None
+        self.on_wanted: Wanted = lambda counts, phases: None
         self.on_attention: Callable[[AttentionNodes], None] = lambda nodes: None
         self.own: OwnCopy | None = None  # of the checkpoint; None compares the nodes with one another only
         self.address = ""
@@ -143,6 +144,7 @@ class Controller:
         self._drained = asyncio.Event()
         self._stopping = False
         self._attending = AttentionNodes()
+        self._phased = False  # whether attention nodes have, or had, phases
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -350,12 +352,13 @@ class Controller:
         """Raises ConfigError for what was asked and cannot be."""
         if self._stopping or self._failure is not None:
             return
-        wanted = self.deployment.counts
+        wanted = self.deployment
         effects = self.membership.on(event, self._clock.now())
         if not effects and isinstance(event, Said) and isinstance(event.value, Heartbeat):
             return  # it has changed nothing that anybody is told of
-        if self.deployment.counts != wanted:
-            self.on_wanted(self.deployment.counts)
+        now = self.deployment
+        if (now.counts, now.phases) != (wanted.counts, wanted.phases):
+            self.on_wanted(now.counts, now.phases)
         before, self._attending = self._attending, self.membership.attention_nodes()
         for effect in effects:
             self._carry_out(effect)
@@ -363,12 +366,17 @@ class Controller:
             self._tell_gateways()
 
     def _tell_gateways(self) -> None:
-        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too."""
+        """Who attends. A gateway that comes is told so at once, and attention nodes that keep copies are too. Where
+        attention nodes have phases, all nodes are: decode rows come first at expert nodes."""
         self.on_attention(self._attending)
-        if self.deployment.engine.kv_copies:
+        self._phased = self._phased or bool(self.deployment.phases)
+        if self.deployment.engine.kv_copies or self._phased:
             for member in self.members.of(Role.ATTENTION):
                 if member.serving:
                     self._tell(member.id, self._attending)
+        if self._phased:
+            for expert in self.members.of(Role.EXPERT):
+                self._tell(expert.id, self._attending)
         for gateway in self.members.of(Role.GATEWAY):
             self._tell(gateway.id, self._attending)
 
@@ -378,9 +386,11 @@ class Controller:
                 stream = self._streams[member] = self._joining.pop(connection)
                 if assigned is not None:
                     stream.put(assigned)
+                if member.node.role is Role.EXPERT and self._phased:
+                    stream.put(self._attending)
                 if member.node.role is Role.GATEWAY:
                     stream.put(replace(self._attending, serves=self._settled.is_set()))
-                elif assigned is None and self._keeps_copies(member):
+                elif assigned is None and self._hears_of_others(member):
                     stream.put(self._attending)  # it may have missed the last one
                 stream.admitted.set_result(member)
             case Refuse(connection, error):
@@ -406,10 +416,10 @@ class Controller:
             case EndRun(error):
                 self.fail(error)
 
-    def _keeps_copies(self, member: MemberId) -> bool:
+    def _hears_of_others(self, member: MemberId) -> bool:
         found = self.members.get(member)
         serves = found is not None and found.serving and member.node.role is Role.ATTENTION
-        return bool(serves and self.deployment.engine.kv_copies)
+        return bool(serves and (self.deployment.engine.kv_copies or self._phased))
 
     def _tell(self, member: MemberId, value: ToNode) -> None:
         if (stream := self._streams.get(member)) is not None:

@@ -15,6 +15,7 @@ from afserve.control.attendance import Attendance, Attending, Life
 from afserve.control.claims import Asking, Claims, GivenAwayError
 from afserve.control.membership.desired import SILENCE_SECONDS, Deployment
 from afserve.control.moves import Moves
+from afserve.control.prompts import Prompts
 from afserve.control.requests import Request, Requests
 from afserve.control.wire.keeping import Claimed, Given, Halt, Keep, KeptAnswer
 from afserve.control.wire.values import (
@@ -69,6 +70,7 @@ class Homes:
         self._rules = rules
         self._clock = clock
         self._affinity = Affinity(rules.block_size)
+        self._prompts = Prompts(rules.block_size)
         self._heard: dict[Life, float] = {}  # when it last said something
         self._claims = Claims()
 
@@ -89,6 +91,7 @@ class Homes:
 
     def leave(self, request: Request) -> None:
         """Nothing is said of it: where it is kept, another gateway may ask for it."""
+        self._prompts.over(request)
         self.requests.close(request)
         self.moves.closed(request)
 
@@ -163,7 +166,7 @@ class Homes:
         self._heard[stream.life] = self._clock.now()
         match value:
             case Tokens(events):
-                if self.moves.under_way:
+                if self.moves.under_way or self._prompts.under_way:
                     self._note_arrival(events)
                 ended = self.requests.deliver(events)
             case Refused(number, error):
@@ -200,6 +203,7 @@ class Homes:
         for event in events:
             if (request := self.requests.find(event.handle)) is not None:
                 self.moves.came(request, now)
+                self._prompts.over(request)
 
     def _refused(self, number: int, error: AfserveError) -> None:
         """A request that was taken in once is not refused later because another node is full."""
@@ -283,7 +287,7 @@ class Homes:
             stream.send(value)
 
     def _place_waiting(self) -> None:
-        usable = self.attendance.usable()
+        usable = self.attendance.decoding()
         waiting = self.requests.waiting if usable else []
         now = self._clock.now() if waiting else 0.0
         for request in waiting:
@@ -303,6 +307,9 @@ class Homes:
             source = None
         elif source is None and route.source is not None:
             source = self._kv_of(next(life for life in usable if life.index == route.source))
+        prefilling = self.attendance.prefilling(home)
+        if source is None or not request.generated:
+            source = self._prompts.source(request, prefilling) or source
         stream.send(self.requests.place(request, home, self._clock.now(), source, route.missing))
 
     def _kv_of(self, life: Life) -> KvSource | None:

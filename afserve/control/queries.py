@@ -71,7 +71,16 @@ class OwnQueries:
         now, balancing = self._clock.now(), self._controller.balancing
         incidents = self._controller.incidents
         nodes = tuple(
-            NodeView(str(m.node), m.node.role, m.state, m.pid, now - m.seen_at, m.resident_bytes, m.stats)
+            NodeView(
+                str(m.node),
+                m.node.role,
+                m.state,
+                m.pid,
+                now - m.seen_at,
+                m.resident_bytes,
+                m.stats,
+                self._controller.deployment.phase(m.node.index) if m.node.role is Role.ATTENTION else "",
+            )
             for m in self._controller.members
         )
         return ClusterView(

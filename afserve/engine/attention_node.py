@@ -26,10 +26,11 @@ from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats, TierStats
 from afserve.errors import RequestError
+from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
-from afserve.trace import Trace
+from afserve.trace import Arrow, Trace
 
 
 class AttentionNode(Generic[T]):
@@ -47,7 +48,7 @@ class AttentionNode(Generic[T]):
         """`weights` names the numbers that were loaded, as `KvCache` wants them named. Without
         `guides` no request may have a grammar."""
         spec = model.spec
-        self._link = link
+        self._link, self._config = link, config
         self.kv = KvCache(model, config, weights)
         self.blocks = PooledBlocks(self.kv)
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool)
@@ -76,6 +77,12 @@ class AttentionNode(Generic[T]):
             guide = self._guides.open(request.params.grammar)
         self._scheduler.submit(request, guide, self._meter.now())
         self._prompt_tokens += len(request.prompt_ids)
+
+    def in_phase(self, phase: AttentionPhase) -> None:
+        """A decode node's steps have few tokens of prompts: they hold nobody up, and its messages stay small."""
+        decodes = phase is AttentionPhase.DECODE
+        most = self._config.max_batch_tokens
+        self._scheduler.prompt_tokens = min(self._config.decode_prompt_tokens, most) if decodes else most
 
     def cancel(self, handle: int) -> None:
         """Drop a request and free its blocks; unknown handles are fine, it may just have finished."""
@@ -188,6 +195,7 @@ class AttentionNode(Generic[T]):
         return AttentionStats(
             running=s.running,
             waiting=s.waiting,
+            queued_tokens=s.queued_tokens,
             kv_blocks=s.pool.blocks,
             kv_blocks_used=s.pool.used,
             prefix_queries=s.prefix_queries,
@@ -214,6 +222,10 @@ class AttentionNode(Generic[T]):
         """Names of the KV blocks that this request could find here instead of computing them."""
         return self._scheduler.usable_names(request)
 
+    def known(self, names: list[Hash]) -> int:
+        """How many blocks of this chain are here, from the first on."""
+        return len(self.kv.pool.match(names))
+
     def written_names(self) -> dict[int, list[Hash]]:
         """Names of the KV blocks that each running request has filled, by handle."""
         return self._scheduler.written_names()
@@ -222,13 +234,37 @@ class AttentionNode(Generic[T]):
         return self._scheduler.written_names_of(handle)
 
     @property
+    def queued_tokens(self) -> int:
+        """Of prompts, still to be computed here."""
+        return self._scheduler.queued_tokens
+
+    @property
     def prefill_rate(self) -> float:
         """Tokens of a prompt that are computed per second, as measured; 0 until there was one."""
         return self._meter.prefill_rate
 
+    @property
+    def prompt_rate(self) -> float:
+        """The same, of steps with many tokens only."""
+        return self._meter.prompt_rate
+
     def draw(self, row: str, what: str, since: float) -> None:
         """Into the trace, if there is one."""
         self._meter.drew(row, what, since)
+
+    def draw_arrow(self, row: str, identity: str, step: Arrow) -> None:
+        """One end of an arrow between two nodes' traces, "s" or "f", with the same `identity` at both."""
+        self._meter.drew_arrow(row, identity, step)
+
+    @property
+    def room(self) -> int:
+        """Blocks of the KV cache that a request's blocks from elsewhere may take now."""
+        return self.blocks.room
+
+    @property
+    def most_room(self) -> int:
+        """Blocks that they may ever take."""
+        return self.blocks.most_room
 
     def take_routed(self) -> RoutedRows:
         """Rows routed to each expert since the last call; as `stats`, between two steps."""

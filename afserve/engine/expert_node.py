@@ -1,12 +1,14 @@
 """An expert node: takes dispatches of all attention nodes, computes them per layer, answers each. Stateless between.
 
 Correctness never depends on grouping: rows of one layer that are there together are computed in one call, and a
-`SoftBarrier` says how long to hold them for more. It knows no requests and no network.
+`SoftBarrier` says how long to hold them for more. Messages of prompts are computed one by one, in pieces while others
+decode: decode comes first at every piece. It knows no requests and no network.
 
 Shapes: R rows, H hidden size, K top-k.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,15 +17,26 @@ from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
+from afserve.engine.pieces import PieceSize, PromptShare
 from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
-from afserve.member import NodeId
+from afserve.member import AttentionPhase, NodeId
 
-# A message of more rows is a prompt chunk: it fills a call by itself, and nobody's decode should wait in its call.
+# Of a node that does both, a message of more rows is a prompt chunk: it fills a call by itself.
 _LONG_ROWS = 128
+_DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
 Watch = Callable[[int, Sequence[Arrival], float, float], None]
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A message of a prompt, of which the first `done` rows are computed."""
+
+    arrival: Arrival
+    reply_RH: Tensor
+    done: int = 0
 
 
 class ExpertNode:
@@ -42,7 +55,9 @@ class ExpertNode:
         longest_hold: float = 0.001,
         watch: Watch | None = None,
         clock: Clock | None = None,
+        phases: Mapping[int, AttentionPhase] | None = None,
     ) -> None:
+        """`phases` has the attention nodes that do not do both, by index."""
         self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
@@ -51,9 +66,14 @@ class ExpertNode:
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
+        self._prompts: dict[Box, _Prompt] = {}  # the one that has waited longest first
+        self._phases = dict(phases or {})
+        self._pieces, self._share = PieceSize(), PromptShare()
+        self._decoded = float("-inf")  # when the last decode message came
         self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
         self._due = 0.0  # the earliest time at which something held has to be computed
-        self._messages = self._rows = self._calls = 0
+        self._messages = self._rows = self._calls = self._prompt_pieces = 0
+        self._prompt_seconds = 0.0
         self._busy_seconds = self._hold_seconds = 0.0
 
     def accept(self, epoch: int) -> None:
@@ -64,8 +84,23 @@ class ExpertNode:
         """Dispatches that were routed under `epoch` are refused from now on."""
         self._epochs.discard(epoch)
 
+    def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None:
+        """From now on; as the constructor's."""
+        self._phases = dict(phases)
+
     def poll(self) -> int:
-        """Answer what is there and due; never blocks. Returns the number of messages answered."""
+        """Answer what is there and due; never blocks. Returns the number of messages answered and of pieces computed
+        of longer ones."""
+        answered = self._poll_short()
+        if not self._prompts:
+            return answered
+        if answered:
+            answered += (more := self._poll_short())  # what came meanwhile goes before the next piece
+            if more and not self._share.is_due:
+                return answered
+        return answered + self._compute_piece()
+
+    def _poll_short(self) -> int:
         self._flush()
         arrivals = self._port.poll()
         now = self._clock.now() if arrivals or self._held else 0.0
@@ -75,7 +110,9 @@ class ExpertNode:
 
     def wait(self, timeout: float) -> None:
         """Park until something arrives or is due. An attention node that is gone is forgotten."""
-        if self._held:
+        if self._prompts:
+            timeout = 0.0
+        elif self._held:
             timeout = min(timeout, max(0.0, self._due - self._clock.now()))
         try:
             self._port.wait(timeout)
@@ -84,7 +121,15 @@ class ExpertNode:
 
     def stats(self) -> ExpertStats:
         """A snapshot, for the thread that calls `poll`; what it returns may go to any other."""
-        return ExpertStats(self._messages, self._rows, self._calls, self._busy_seconds, self._hold_seconds)
+        return ExpertStats(
+            self._messages,
+            self._rows,
+            self._calls,
+            self._busy_seconds,
+            self._hold_seconds,
+            self._prompt_pieces,
+            self._prompt_seconds,
+        )
 
     def close(self) -> None:
         self._port.close()
@@ -96,42 +141,61 @@ class ExpertNode:
             reason = f"{box.attention_node} routed under epoch {header.epoch}, "
             self._port.refuse(box, reason + f"{box.expert_node} holds epoch {known}")
             return
-        self._held[box] = arrival
-        self._since.setdefault(header.layer, now)
+        self._held.pop(box, None)
+        self._prompts.pop(box, None)
+        if self._is_prompt(arrival):
+            self._prompts[box] = _Prompt(arrival, self._port.reply(arrival))
+        else:
+            self._held[box] = arrival
+            self._since.setdefault(header.layer, now)
+            self._decoded = now
         self._barrier.arrived(box, box.attention, header.layer, now)
 
+    def _is_prompt(self, arrival: Arrival) -> bool:
+        phase = self._phases.get(arrival.box.attention, AttentionPhase.BOTH)
+        if phase is AttentionPhase.BOTH:
+            return arrival.header.rows > _LONG_ROWS
+        return phase is AttentionPhase.PREFILL
+
     def _compute_due(self, now: float) -> int:
-        """One call per layer whose time has come, then one long message."""
+        """One call per layer whose time has come."""
         answered, self._due = 0, float("inf")
-        long: list[Arrival] = []
         for layer, since in list(self._since.items()):
             group = [arrival for arrival in self._held.values() if arrival.header.layer == layer]
             due = self._barrier.due(layer, {arrival.box.attention for arrival in group}, since, now)
             if due > now:
                 self._due = min(self._due, due)
                 continue
-            short = [arrival for arrival in group if arrival.header.rows <= _LONG_ROWS]
-            long += [arrival for arrival in group if arrival.header.rows > _LONG_ROWS]
-            if len(short) == len(group):
-                del self._since[layer]
-            if short:
-                self._hold_seconds += now - since
-                self._compute(layer, short)
-                answered += len(short)
-        return answered + self._compute_long(long, now)
-
-    def _compute_long(self, long: Sequence[Arrival], now: float) -> int:
-        """The one that waits longest; short messages that come meanwhile go before the next."""
-        here = [arrival for arrival in long if self._held.get(arrival.box) is arrival]
-        if not here:
-            return 0
-        first = min(here, key=lambda arrival: self._since[arrival.header.layer])
-        layer = first.header.layer
-        self._compute(layer, [first])
-        if not any(arrival.header.layer == layer for arrival in self._held.values()):
             del self._since[layer]
-        if len(here) > 1:
-            self._due = now
+            if group:
+                self._hold_seconds += now - since
+                self._compute(layer, group)
+                answered += len(group)
+        return answered
+
+    def _compute_piece(self) -> int:
+        """Of the prompt's message that has waited longest; all of it where nobody decodes."""
+        prompt = next(iter(self._prompts.values()))
+        arrival, first = prompt.arrival, prompt.done
+        left = arrival.header.rows - first
+        start = self._clock.now()
+        last = first + (self._pieces.rows(left) if start - self._decoded < _DECODING else left)
+        self._bank.forward(
+            arrival.header.layer,
+            arrival.x_RH[first:last],
+            arrival.slot_RK[first:last],
+            arrival.weight_RK[first:last],
+            prompt.reply_RH[first:last],
+        )
+        prompt.done, done = last, self._clock.now()
+        if last == arrival.header.rows:
+            del self._prompts[arrival.box]
+            self._answer(arrival)
+        self._prompt_pieces += 1
+        self._prompt_seconds += done - start
+        self._count(arrival.header.layer, [arrival], last - first, start, done, prompt=True)
+        if not self._prompts:
+            self._share.none_waits()
         return 1
 
     def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
@@ -145,7 +209,7 @@ class ExpertNode:
         done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
         for arrival in group:
             self._answer(arrival)
-        self._count(layer, group, start, done)
+        self._count(layer, group, sum(arrival.header.rows for arrival in group), start, done)
 
     def _merged(self, layer: int, group: Sequence[Arrival], replies: Sequence[Tensor]) -> None:
         x_RH = torch.cat([arrival.x_RH for arrival in group])
@@ -163,12 +227,26 @@ class ExpertNode:
         except PeerLost as lost:
             self._forget(lost)
 
-    def _count(self, layer: int, group: Sequence[Arrival], start: float, done: float) -> None:
-        self._messages += len(group)
-        self._rows += sum(arrival.header.rows for arrival in group)
+    def _count(
+        self,
+        layer: int,
+        group: Sequence[Arrival],
+        rows: int,
+        start: float,
+        done: float,
+        *,
+        prompt: bool = False,
+    ) -> None:
+        """One call of so many rows; a message counts where it was answered."""
+        answered = [arrival.box for arrival in group if arrival.box not in self._prompts]
+        self._messages += len(answered)
+        self._rows += rows
         self._calls += 1
         self._busy_seconds += done - start
-        self._barrier.answered([arrival.box for arrival in group], done, done - start)
+        self._pieces.ran(rows, done - start)
+        if self._prompts or prompt:
+            self._share.ran(done - start, prompt=prompt)
+        self._barrier.answered(answered, done, done - start)
         if self._watch is not None:
             self._watch(layer, group, start, done)
 
@@ -184,3 +262,4 @@ class ExpertNode:
         gone = lost.peer.index
         self._barrier.forget(gone)
         self._held = {box: arrival for box, arrival in self._held.items() if box.attention != gone}
+        self._prompts = {box: prompt for box, prompt in self._prompts.items() if box.attention != gone}

@@ -36,6 +36,16 @@ class PooledBlocks:
         self._held.update(found)
         return found
 
+    @property
+    def room(self) -> int:
+        """Blocks that `reserve` has for a request."""
+        return max(0, self._pool.available - self._pool.blocks // _LEFT)
+
+    @property
+    def most_room(self) -> int:
+        """Blocks that it ever has for one."""
+        return self._pool.blocks - self._pool.blocks // _LEFT
+
     def reserve(self, count: int, *, copies: bool) -> list[int]:
         if not self._pool.caching:
             return []  # nobody would find them

@@ -10,9 +10,10 @@ from afserve.clock import Clock
 from afserve.comm.m2n.link import Ticket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
-from afserve.trace import Trace
+from afserve.trace import Arrow, Trace
 
-_WEIGHT = 0.2  # of the newest step in the prefill rate
+_WEIGHT = 0.2  # of the newest step in a rate
+_LONG = 64  # tokens of a step from which on it says how fast prompts are, and not how long a step is at least
 
 
 class Meter:
@@ -27,6 +28,7 @@ class Meter:
         self.under_way = 0.0
         self.dispatches = 0
         self.prefill_rate = 0.0  # tokens of prompts per second of a step's time; 0 until there was one
+        self.prompt_rate = 0.0  # the same of long steps only
 
     def ran(self, micro_batch: int, since: float) -> None:
         """A micro-batch computed from `since` until now."""
@@ -41,14 +43,19 @@ class Meter:
     def prefilled(self, tokens: int, since: float) -> None:
         """A step that was mostly prompts began at `since`, and is over."""
         if (seconds := self.now() - since) > 0:
-            rate = tokens / seconds
-            known = self.prefill_rate
-            self.prefill_rate = rate if not known else known + _WEIGHT * (rate - known)
+            self.prefill_rate = _mean(self.prefill_rate, tokens / seconds)
+            if tokens >= _LONG:
+                self.prompt_rate = _mean(self.prompt_rate, tokens / seconds)
 
     def drew(self, row: str, what: str, since: float) -> None:
         """Something beside the micro-batches, on a row of its own."""
         if self._trace is not None:
             self._trace.slice(row, what, since, self.now())
+
+    def drew_arrow(self, row: str, identity: str, step: Arrow) -> None:
+        """One end of an arrow from another node to this one or back."""
+        if self._trace is not None:
+            self._trace.arrow(identity, step, row, self.now())
 
     def did(self, micro_batch: int, what: str, since: float) -> None:
         """A part of what `ran` will draw, such as scheduling or sampling."""
@@ -85,6 +92,10 @@ class ExpertWatch:
         self._trace.slice("experts", f"layer {layer}: {rows} rows of {len(group)}", start, end)
         for arrival in group:
             self._trace.arrow(arrow(arrival.box, arrival.header.sequence), "t", "experts", start)
+
+
+def _mean(known: float, rate: float) -> float:
+    return rate if not known else known + _WEIGHT * (rate - known)
 
 
 def track(micro_batch: int) -> str:

@@ -39,6 +39,7 @@ class Scheduler:
         self._by_handle: dict[int, Sequence] = {}
         self._order = 0
         self.active = config.micro_batches
+        self.prompt_tokens = config.max_batch_tokens  # of one step
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -121,7 +122,7 @@ class Scheduler:
         if micro_batch < self.active:
             self._admit(micro_batch)
         chunks: list[Chunk] = []
-        budget = self._config.max_batch_tokens
+        budget, prompts = self._config.max_batch_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
         for sequence in sorted(self._running[micro_batch], key=_turn):
             if budget == 0:
@@ -129,12 +130,14 @@ class Scheduler:
             if sequence.micro_batch != micro_batch:
                 continue  # preempted by an earlier one of this loop
             start, known = sequence.computed, len(sequence.tokens)
-            count = self._reserve(sequence, min(known - start, budget))
+            kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
+            most = min(budget, prompts) if kind is PROMPT else budget
+            count = self._reserve(sequence, min(known - start, most)) if most else 0
             if count:
                 sequence.in_flight = True
-                kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
                 chunks.append(Chunk(sequence, start, count, start + count == known, kind))
                 budget -= count
+                prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
 
     def has_work(self, micro_batch: int) -> bool:
@@ -150,9 +153,7 @@ class Scheduler:
             if sequence is None:
                 return
             found = self._prefix(sequence)
-            first = min(
-                len(sequence.tokens) - len(found) * self.pool.block_size, self._config.max_batch_tokens
-            )
+            first = min(len(sequence.tokens) - len(found) * self.pool.block_size, self.prompt_tokens)
             need = -(-first // self.pool.block_size)
             if not self.pool.can_allocate(need + self._reserve_for_running(), sparing=found):
                 return
@@ -336,6 +337,11 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self._by_handle)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of prompts, still to be computed."""
+        return sum(max(0, s.given - s.computed) for s in self._by_handle.values())
 
     def _all_running(self) -> Iterator[Sequence]:
         for running in self._running:

@@ -12,8 +12,10 @@ class KvStats:
     else are totals.
 
     `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
-    again, `recomputed_tokens`. `lapsed` leases were not released by who had them. `copied_blocks` went to buddies,
-    `copy_hits` of such were used here.
+    again, `recomputed_tokens`. Prompts that another node computed were `handed` over, `handed_short` of them not whole;
+    from the request to the last block that took `hand_seconds` in sum. `straight` ones were computed here because that
+    was predicted to be faster, and `prompts` were computed here for others. `lapsed` leases were not released by who
+    had them. `copied_blocks` went to buddies, `copy_hits` of such were used here.
     """
 
     bytes_sent: int = 0
@@ -27,6 +29,11 @@ class KvStats:
     copied_blocks: int = 0
     copies: int = 0
     copy_hits: int = 0
+    handed: int = 0
+    handed_short: int = 0
+    hand_seconds: float = 0.0
+    straight: int = 0
+    prompts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,8 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class AttentionStats:
-    """Totals count from the node's start. Seconds: computing, only waiting, and rows under way (summed over
-    `dispatches`, which overlap).
+    """Totals count from the node's start. `queued_tokens` of prompts are still to be computed. Seconds: computing, only
+    waiting, and rows under way (summed over `dispatches`, which overlap).
 
     Six are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
     for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert that no node
@@ -84,15 +91,19 @@ class AttentionStats:
     resend_seconds: float = 0.0
     homeless_seconds: float = 0.0
     kv: KvStats = KvStats()
+    queued_tokens: int = 0
     tiers: TierStats = TierStats()
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Totals from the node's start."""
+    """Totals from the node's start. Prompts' messages were computed in `prompt_pieces`, which took `prompt_seconds` of
+    the busy ones."""
 
     messages: int = 0
     rows: int = 0
     calls: int = 0
     busy_seconds: float = 0.0
     hold_seconds: float = 0.0
+    prompt_pieces: int = 0
+    prompt_seconds: float = 0.0

@@ -335,5 +335,8 @@ def _served(deployment: Deployment) -> Served:
 
 
 def _wanted(deployment: Deployment, term: Term | None) -> Deployment:
-    """As it was asked for, with the counts that are wanted by now."""
-    return deployment if term is None else replace(deployment, counts={**deployment.counts, **term.counts})
+    """As it was asked for, with the counts and phases that are wanted by now."""
+    if term is None:
+        return deployment
+    phases = deployment.phases if term.phases is None else term.phases
+    return replace(deployment, counts={**deployment.counts, **term.counts}, phases=phases)

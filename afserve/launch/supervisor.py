@@ -26,7 +26,7 @@ from afserve.control.wire.values import Failed
 from afserve.errors import AfserveError, ConfigError, PeerLost
 from afserve.launch.fork_server import die_with_parent, name_process
 from afserve.launch.processes import ended_with
-from afserve.member import Role
+from afserve.member import AttentionPhase, Role
 
 log = logging.getLogger("afserve.launch")
 INSISTED = 130  # the exit code of who was told twice to stop
@@ -57,9 +57,10 @@ class Reports:
         """The event loop turns; said every BEAT_SECONDS from the first time on."""
         self._say({"beats": True})
 
-    def wanted(self, counts: Mapping[Role, int]) -> None:
-        """So many nodes of each role from now on, for the next child to know."""
-        self._say({"counts": {str(role): count for role, count in counts.items()}})
+    def wanted(self, counts: Mapping[Role, int], phases: Mapping[int, AttentionPhase]) -> None:
+        """So many nodes of each role, in these phases, from now on, for the next child to know."""
+        by_index = {str(index): phase for index, phase in phases.items()}
+        self._say({"counts": {str(role): count for role, count in counts.items()}, "phases": by_index})
 
     def failed(self, error: AfserveError) -> None:
         """The run ends with this."""
@@ -74,11 +75,13 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What one child is told: which one it is, and how many nodes are wanted by now, where that has changed."""
+    """What one child is told: which one it is, and how many nodes are wanted by now and in which phases, where that has
+    changed."""
 
     number: int
     counts: Mapping[Role, int]
     reports: Reports
+    phases: Mapping[int, AttentionPhase] | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ class Supervisor:
     live: Callable[[Term], None]
     recovers: bool
     _counts: dict[Role, int] = field(default_factory=dict)
+    _phases: dict[int, AttentionPhase] | None = None
     _child: int = 0
     _signals: int = 0
     _serves_since: float | None = None
@@ -146,7 +150,7 @@ class Supervisor:
         self._child = os.fork()
         if not self._child:
             ours.close()
-            os._exit(self._live(parent, Term(number, dict(self._counts), Reports(theirs))))
+            os._exit(self._live(parent, Term(number, dict(self._counts), Reports(theirs), self._phases)))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         with ours:
@@ -210,6 +214,8 @@ class Supervisor:
             self._serves_since = time.monotonic()
         if isinstance(counts := said.get("counts"), dict):
             self._counts = {Role(role): int(count) for role, count in counts.items()}
+        if isinstance(phases := said.get("phases"), dict):
+            self._phases = {int(index): AttentionPhase(phase) for index, phase in phases.items()}
         if isinstance(error := said.get("error"), str):
             failed = messages.decode_from_node(bytes.fromhex(error))
             assert isinstance(failed, Failed)

@@ -123,6 +123,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         placement,
         silence=_silence(wishes, counts, picked),
         most_attention=_most_attention(wishes, nodes),
+        phases=wishes.phases,
     )
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None
@@ -144,6 +145,7 @@ def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str,
         raise ConfigError(
             "--colocated: the experts are in the attention nodes then; drop --experts", param="experts"
         )
+    wishes.check_phases()
     for key, value in (("attention", wishes.attention), ("experts", wishes.experts)):
         if value is not None:
             in_range(f"--{key}", value, 1, MOST_NODES)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from afserve.config import FULL, SAMPLES, EngineSettings, ModelSource
 from afserve.config_ranges import Range
-from afserve.control.membership.desired import MOST_GATEWAYS
+from afserve.control.membership.desired import MOST_GATEWAYS, MOST_NODES
+from afserve.errors import ConfigError
 from afserve.launch.ray_settings import RaySettings
+from afserve.member import AttentionPhase
 from afserve.server.settings import Listening, ServerSettings
 from afserve.settings import File, in_range, setting
 
@@ -48,6 +50,12 @@ class Wishes:
     experts: int | None = setting(None, "Expert nodes.", metavar="F")
     micro_batches: str = setting("auto", "In flight per attention node, 1 to 4.", metavar="M")
     colocated: bool = setting(False, "Experts inside the attention nodes: the baseline.")
+    prefill: int | None = setting(
+        None, "Attention nodes that compute prompts for the --decode nodes.", metavar="P"
+    )
+    decode: int | None = setting(
+        None, "Attention nodes that decode what --prefill nodes have computed.", metavar="D"
+    )
     kv_tokens: int | None = setting(None, "KV cache of each attention node, in tokens.")
     max_model_len: int | None = setting(None, "Longest sequence, prompt and answer together.")
     threads: int | None = setting(None, "Compute threads of each node.")
@@ -83,6 +91,42 @@ class Wishes:
 
     def __post_init__(self) -> None:
         in_range("--gateways", self.gateways, 0, MOST_GATEWAYS)
+        if self.attention is None and self.prefill and self.decode:
+            object.__setattr__(self, "attention", self.prefill + self.decode)
+
+    def check_phases(self) -> None:
+        """Raises ConfigError where the attention nodes cannot be as they are asked for together."""
+        if self.prefill is None and self.decode is None:
+            return
+        if self.prefill is None or self.decode is None:
+            given, other = ("--prefill", "--decode") if self.decode is None else ("--decode", "--prefill")
+            raise ConfigError(
+                f"{given}: prefill nodes compute prompts for decode nodes, so there are both or none; add {other} or "
+                "use --attention, whose nodes do both",
+                param=given[2:],
+            )
+        for flag, count in (("--prefill", self.prefill), ("--decode", self.decode)):
+            in_range(flag, count, 1, MOST_NODES)
+        total = self.prefill + self.decode
+        if self.attention not in (None, total):
+            raise ConfigError(
+                f"--attention: {self.attention} nodes, but --prefill {self.prefill} and --decode {self.decode} make "
+                f"{total}; leave --attention out",
+                param="attention",
+            )
+        if not self.engine.prefix_caching:
+            raise ConfigError(
+                "--prefill: what another node computed is found as prefixes are, and --no-prefix-caching turns that "
+                "off; leave out one",
+                param="prefill",
+            )
+
+    @property
+    def phases(self) -> dict[int, AttentionPhase]:
+        """Of attention nodes by index; none where all do both."""
+        first = self.prefill or 0
+        kinds = [AttentionPhase.PREFILL] * first + [AttentionPhase.DECODE] * (self.decode or 0)
+        return dict(enumerate(kinds))
 
     @property
     def experts_on(self) -> str:

@@ -50,6 +50,10 @@ class Admin:
         """One node goes, and one of another role starts in its place."""
         return await self._change(request, Kind.ROLE)
 
+    async def phase(self, request: Request) -> Response:
+        """One attention node computes prompts for others, or decodes what others computed, or does both."""
+        return await self._change(request, Kind.PHASE)
+
     async def fault(self, request: Request) -> Response:
         """One node is broken on purpose; /status shows what that led to."""
         return await self._change(request, Kind.FAULT)

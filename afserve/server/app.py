@@ -173,6 +173,7 @@ def _routes(service: Service) -> list[Route]:
         Route("/admin/drain", admin.drain, methods=["POST"]),
         Route("/admin/restart", admin.restart, methods=["POST"]),
         Route("/admin/role", admin.role, methods=["POST"]),
+        Route("/admin/phase", admin.phase, methods=["POST"]),
         Route("/admin/down", admin.down, methods=["POST"]),
         Route("/admin/fault", admin.fault, methods=["POST"]),
         Route("/admin/routing/start", admin.start, methods=["POST"]),

@@ -1,6 +1,15 @@
 """Bodies that change the running deployment, as checked values: numbers of nodes by pool, names of nodes."""
 
-from afserve.control.changes import MOST_FAULT_SECONDS, DrainOne, End, Fault, NewRole, Restart, ScaleTo
+from afserve.control.changes import (
+    MOST_FAULT_SECONDS,
+    DrainOne,
+    End,
+    Fault,
+    NewPhase,
+    NewRole,
+    Restart,
+    ScaleTo,
+)
 from afserve.errors import RequestError
 from afserve.server.fields import Fields, or_else
 
@@ -44,6 +53,16 @@ def role_of(fields: Fields) -> NewRole:
             'say which node and its new role: {"node": "expert-2", "role": "attention"}', param="node"
         )
     return NewRole(node, role)
+
+
+def phase_of(fields: Fields) -> NewPhase:
+    """{"node": "attention-2", "phase": "prefill"}"""
+    node, phase = fields.text("node"), fields.text("phase")
+    if node is None or phase is None:
+        raise RequestError(
+            'say which node and its new phase: {"node": "attention-2", "phase": "prefill"}', param="node"
+        )
+    return NewPhase(node, phase)
 
 
 def end_of(fields: Fields) -> End:

@@ -12,6 +12,15 @@ _TOTALS = (
     ("kv_recomputed_tokens", "Tokens computed again because their KV did not come.", "recomputed_tokens"),
     ("kv_leases_lapsed", "Leases of blocks that nobody renewed.", "lapsed"),
     ("kv_copied_blocks", "Blocks of running requests that another node keeps a copy of.", "copied_blocks"),
+    ("prompts_handed_over", "Prompts that another node computed for this one.", "handed"),
+    (
+        "prompts_handed_over_short",
+        "Those that did not come whole; the rest was computed here.",
+        "handed_short",
+    ),
+    ("hand_over_seconds", "Time from a request to the last block of its prompt.", "hand_seconds"),
+    ("prompts_straight", "Prompts that a decode node computed because that was sooner.", "straight"),
+    ("prompts_for_others", "Prompts that this node computed for others.", "prompts"),
     ("kv_copy_hits", "Copied blocks that a request was continued with.", "copy_hits"),
 )
 
@@ -40,4 +49,26 @@ def moved_kv(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
             (f"afserve_{name}",),
             help,
             [((("node", node),), getattr(stats.kv, field)) for node, stats in nodes],
+        )
+
+
+def by_phase(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
+    """Queues of prefill, decode and other attention nodes; `nodes` are (phase, stats)."""
+    phases = sorted({phase for phase, _ in nodes})
+    for name, help, field in (
+        ("phase_requests_running", "Sequences on the nodes of a phase.", "running"),
+        ("phase_requests_waiting", "Sequences that wait for a place on the nodes of a phase.", "waiting"),
+        (
+            "phase_queued_tokens",
+            "Prompt tokens still to be computed on the nodes of a phase.",
+            "queued_tokens",
+        ),
+    ):
+        yield gauge(
+            (f"afserve_{name}",),
+            help,
+            [
+                ((("phase", phase),), sum(getattr(stats, field) for of, stats in nodes if of == phase))
+                for phase in phases
+            ],
         )

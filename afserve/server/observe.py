@@ -22,7 +22,7 @@ from afserve.metrics import (
     gauge,
     render,
 )
-from afserve.server.kv_moves import moved_kv
+from afserve.server.kv_moves import by_phase, moved_kv
 from afserve.server.kv_tiers import tiers
 from afserve.server.losses import losses
 
@@ -172,6 +172,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield from losses(view)
     yield from _attention_nodes(attention)
     yield from moved_kv(attention)
+    yield from by_phase([(n.phase, n.stats) for n in view.nodes if isinstance(n.stats, AttentionStats)])
     yield from tiers(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)
@@ -229,6 +230,8 @@ def _expert_nodes(nodes: list[tuple[str, ExpertStats]]) -> Iterator[MetricFamily
         ("calls", "Grouped computations.", [(n, s.calls) for n, s in nodes]),
         ("busy_seconds", "Time spent computing.", [(n, s.busy_seconds) for n, s in nodes]),
         ("hold_seconds", "Time rows were held to be grouped.", [(n, s.hold_seconds) for n, s in nodes]),
+        ("prompt_pieces", "Pieces of prompts' messages.", [(n, s.prompt_pieces) for n, s in nodes]),
+        ("prompt_seconds", "Time spent on these.", [(n, s.prompt_seconds) for n, s in nodes]),
     ):
         samples = tuple(Sample(value, (("node", node),), "_total") for node, value in values)
         yield MetricFamily((f"afserve_expert_node_{name}",), "counter", help, samples)

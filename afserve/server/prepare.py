@@ -16,7 +16,7 @@ from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
 from afserve.errors import NotFoundError, RequestError, shown
 from afserve.grammar import Compiler
-from afserve.server.changes import drain_of, end_of, fault_of, restart_of, role_of, scale_of
+from afserve.server.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
 from afserve.server.conversation import Conversation, conversation_of
 from afserve.server.embedding_request import EmbeddingRequest, embedding_request
 from afserve.server.fields import Fields, parse_object
@@ -63,6 +63,7 @@ class Kind(IntEnum):
     OLLAMA_GENERATE = 16
     MESSAGE_COUNT = 17
     EMBEDDING = 18
+    PHASE = 19
 
 
 _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -71,6 +72,7 @@ _CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.RESTART: restart_of,
     Kind.FAULT: fault_of,
     Kind.ROLE: role_of,
+    Kind.PHASE: phase_of,
     Kind.END: end_of,
 }
 

@@ -9,21 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.clock import Clock
-from afserve.comm.kv.lender import Lender
+from afserve.comm.kv.lender import Key, Lender
 from afserve.comm.kv.messages import (
     Abort,
     Ack,
+    Coming,
     End,
     Grant,
     Message,
     Name,
     Offer,
     Piece,
+    Prefill,
     Renew,
     Settled,
     Want,
 )
-from afserve.comm.kv.puller import Pulled, Puller
+from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
 from afserve.comm.kv.store import BlockStore
 from afserve.comm.kv.wires import Closed, Event, Wires
 
@@ -61,13 +63,26 @@ class Exchange:
     # ---- what the node wants
 
     def pull(
-        self, address: str, names: Sequence[Name], limit: float, *, request: int, generation: int
+        self,
+        address: str,
+        names: Sequence[Name],
+        limit: float,
+        *,
+        request: int,
+        generation: int,
+        prompt: Prompt | None = None,
     ) -> int:
-        """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them; the
-        transfer's number. It ends within `limit` seconds."""
+        """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them, or where
+        `prompt` is computed for them; the transfer's number. It ends within `limit` seconds."""
         peer = self._peer(address)
         now = self._clock.now()
-        return self._puller.start(peer, names, now, limit, request=request, generation=generation)
+        return self._puller.start(
+            peer, names, now, limit, request=request, generation=generation, prompt=prompt
+        )
+
+    def load(self, address: str) -> Load | None:
+        """What the node at `address` said last of the prompts that it computes; None while it has not."""
+        return self._puller.loads.get(self._peers.get(address, 0))
 
     def cancel(self, transfer: int) -> None:
         self._puller.cancel(transfer, self._clock.now())
@@ -84,12 +99,37 @@ class Exchange:
         self._post(peer, Offer(self._offered, self._generation, tuple(names)))
         return self._offered
 
+    # ---- prompts that this node computes for others
+
+    def take_asked(self) -> list[tuple[Key, Prefill]]:
+        """Prompts to compute from now on; `computed` is said of each once, unless it was unwanted before."""
+        asked, self._lender.asked = self._lender.asked, []
+        return asked
+
+    def take_unwanted(self) -> list[Key]:
+        """Prompts that nobody waits for any more."""
+        unwanted, self._lender.unwanted = self._lender.unwanted, []
+        return unwanted
+
+    def computing(self, queued: int, rate: float) -> None:
+        """Blocks may have been filled: they are sent. `queued` tokens at `rate` per second are before whoever asks."""
+        self._lender.queued, self._lender.rate = queued, rate
+        self._lender.grow()
+
+    def computed(self, key: Key) -> None:
+        self._lender.computed(key)
+
     # ---- turns
 
     @property
     def lending(self) -> bool:
         """Whether blocks are held for somebody."""
         return self._lender.busy
+
+    @property
+    def eager(self) -> bool:
+        """Whether `turn` has something to do at once."""
+        return bool(self._events) or self._lender.has_to_send
 
     @property
     def busy(self) -> bool:
@@ -127,9 +167,9 @@ class Exchange:
             return
         peer = event.peer
         match event.message:
-            case Want() | Ack() | Renew() | Abort() as said:
+            case Prefill() | Want() | Ack() | Renew() | Abort() as said:
                 self._lender.heard(peer, said, now)
-            case Grant() | Piece() | End() as said:
+            case Grant() | Piece() | End() | Coming() as said:
                 self._puller.heard(peer, said, now)
             case Offer(number, generation, names):
                 transfer = self._puller.start(

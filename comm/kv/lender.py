@@ -1,7 +1,8 @@
 """The end that has the blocks: it holds what it lends until that was acknowledged, or until nobody renews the lease.
 
-A lease is released piece by piece as acknowledgements come. What a request leaves behind is held for a while before
-anybody has asked for it. Values in, messages out through `post`; it knows no sockets, and times are passed in.
+A lease is released piece by piece as acknowledgements come. One of a prompt that is still being computed grows: its
+blocks are sent as they are filled, and it is granted at the end. What a request leaves behind is held for a while
+before anybody has asked for it. Values in, messages out through `post`; it knows no sockets, and times are passed in.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +11,13 @@ from dataclasses import dataclass, field
 from afserve.comm.kv.messages import (
     Abort,
     Ack,
+    Coming,
     End,
     Grant,
     Message,
     Name,
     Piece,
+    Prefill,
     Renew,
     Want,
     blocks_of_piece,
@@ -26,21 +29,23 @@ LEASE_SECONDS = 3.0  # without a word of the puller
 PART_SECONDS = 3.0  # from a request leaving until the node that goes on with it must have asked
 WINDOW_BYTES = 8 << 20  # sent of a lease and not acknowledged
 MOST_LEASES = 256
+_GROWS_BY = 256  # blocks looked for at a time
 Post = Callable[[int, Message], None]
+Key = tuple[int, int]  # a peer, and its number of the transfer
 
 
 @dataclass(slots=True)
 class _Lease:
-    """`held` are the blocks by position that are not acknowledged; those from `next` on are still to be sent."""
+    """`held` are the blocks by position that are not acknowledged; those from `next` to `end` are still to be sent.
+
+    One that `grows` may get more than these."""
 
     names: tuple[Name, ...]
     held: dict[int, int]
     until: float
+    end: int
+    grows: bool = False
     next: int = 0
-
-    @property
-    def end(self) -> int:
-        return len(self.names)
 
     @property
     def under_way(self) -> int:
@@ -65,20 +70,29 @@ class _Parted:
 
 @dataclass(slots=True)
 class Lender:
-    """`generation` is this life of the node: who asks another one is told so. Peers are numbers of connections."""
+    """`generation` is this life of the node: who asks another one is told so. Peers are numbers of connections.
+
+    `asked` are prompts to compute and `unwanted` those that nobody waits for any more, for whoever takes them out.
+    `queued` tokens and `rate` are what those who wait for a prompt are told.
+    """
 
     store: BlockStore
     post: Post
     generation: int = 0
     bytes_sent: int = 0
     lapsed: int = 0
-    _leases: dict[tuple[int, int], _Lease] = field(default_factory=dict)
+    queued: int = 0
+    rate: float = 0.0
+    asked: list[tuple[Key, Prefill]] = field(default_factory=list)
+    unwanted: list[Key] = field(default_factory=list)
+    _leases: dict[Key, _Lease] = field(default_factory=dict)
     _parted: dict[int, _Parted] = field(default_factory=dict)
+    _computing: set[Key] = field(default_factory=set)
 
     @property
     def busy(self) -> bool:
-        """Whether any block is held for somebody."""
-        return bool(self._leases or self._parted)
+        """Whether any block is held for somebody, or will be."""
+        return bool(self._leases or self._parted or self._computing)
 
     @property
     def has_to_send(self) -> bool:
@@ -94,11 +108,16 @@ class Lender:
         if request not in self._parted and (blocks := self.store.find(names)):
             self._parted[request] = _Parted(blocks, now + PART_SECONDS)
 
-    def heard(self, peer: int, message: Want | Ack | Renew | Abort, now: float) -> None:
+    def heard(self, peer: int, message: Prefill | Want | Ack | Renew | Abort, now: float) -> None:
         key = (peer, message.transfer)
+        if isinstance(message, Prefill):
+            self._prefill(key, message)
+            return
         if isinstance(message, Want):
             self._want(key, message, now)
             return
+        if isinstance(message, Abort):
+            self._drop(key)
         lease = self._leases.get(key)
         if lease is None:
             return  # it is over: said late, or twice
@@ -107,15 +126,61 @@ class Lender:
             self._acknowledged(key, lease, message)
         elif isinstance(message, Abort):
             self._close(key)
+        elif lease.grows:
+            self.post(peer, Coming(message.transfer, self.queued, round(self.rate)))
+
+    # ---- prompts that are computed for others
+
+    def grow(self) -> None:
+        """What was filled since the last call is lent to whoever waits for it."""
+        for key in self._computing:
+            if (lease := self._leases.get(key)) is not None:
+                self._extend(lease)
+
+    def computed(self, key: Key) -> None:
+        """No more of this prompt comes: it is done, or could not be."""
+        if key not in self._computing:
+            return
+        self._computing.discard(key)
+        if (lease := self._leases.get(key)) is not None:
+            self._extend(lease)
+            lease.grows = False
+            self.post(key[0], Grant(key[1], lease.end))
+            if not lease.held:
+                self._close(key)
+
+    def _prefill(self, key: Key, prefill: Prefill) -> None:
+        if key in self._computing or key in self._leases:
+            return  # said twice
+        if self._refuses(key, prefill.generation):
+            return
+        self._computing.add(key)
+        self.asked.append((key, prefill))
+        self.post(key[0], Coming(key[1], self.queued, round(self.rate)))
+
+    def _extend(self, lease: _Lease) -> None:
+        while found := self.store.find(lease.names[lease.end : lease.end + _GROWS_BY]):
+            lease.held.update(enumerate(found, lease.end))
+            lease.end += len(found)
+
+    def _drop(self, key: Key) -> None:
+        if key in self._computing:
+            self._computing.discard(key)
+            self.unwanted.append(key)
+
+    # ---- ends of leases
 
     def lost(self, peer: int) -> None:
         """The connection has ended."""
+        for key in [key for key in self._computing if key[0] == peer]:
+            self._drop(key)
         for key in [key for key in self._leases if key[0] == peer]:
             self._close(key)
 
     def tick(self, now: float) -> None:
         for key in [key for key, lease in self._leases.items() if now >= lease.until]:
             self.lapsed += 1
+            self._drop(key)
             self._close(key)
             self.post(key[0], End(key[1], f"nothing was heard for {LEASE_SECONDS:g} s: the lease is over"))
         for request in [request for request, parted in self._parted.items() if now >= parted.until]:
@@ -130,26 +195,34 @@ class Lender:
                 return self._send_piece(key, lease)
         return 0
 
-    def _want(self, key: tuple[int, int], want: Want, now: float) -> None:
+    def _want(self, key: Key, want: Want, now: float) -> None:
         if key in self._leases:
             return  # said twice
-        if want.generation != self.generation or len(self._leases) >= MOST_LEASES:
-            other = want.generation != self.generation
-            why = f"this is life {self.generation}" if other else f"{MOST_LEASES} leases are the limit"
-            self.post(key[0], End(key[1], f"{why}, compute the tokens again"))
+        if self._refuses(key, want.generation):
+            self._drop(key)
             return
+        grows = key in self._computing
         blocks = self.store.find(want.names)
         self._release_parted(want.request)
-        self.post(key[0], Grant(key[1], len(blocks)))
-        if blocks:
-            names = want.names[: len(blocks)]
-            self._leases[key] = _Lease(names, dict(enumerate(blocks)), now + LEASE_SECONDS)
+        if not grows:
+            self.post(key[0], Grant(key[1], len(blocks)))
+        if blocks or grows:
+            held = dict(enumerate(blocks))
+            self._leases[key] = _Lease(want.names, held, now + LEASE_SECONDS, len(blocks), grows)
+
+    def _refuses(self, key: Key, generation: int) -> bool:
+        other = generation != self.generation
+        if other or len(self._leases) >= MOST_LEASES:
+            why = f"this is life {self.generation}" if other else f"{MOST_LEASES} leases are the limit"
+            self.post(key[0], End(key[1], f"{why}, compute the tokens again"))
+            return True
+        return False
 
     def _room(self, lease: _Lease) -> bool:
         most = max(1, WINDOW_BYTES // self.store.block_bytes)
         return lease.next < lease.end and lease.under_way < most
 
-    def _send_piece(self, key: tuple[int, int], lease: _Lease) -> int:
+    def _send_piece(self, key: Key, lease: _Lease) -> int:
         first = lease.next
         lease.next = min(lease.end, first + blocks_of_piece(self.store.block_bytes))
         payload = self.store.read([lease.held[position] for position in range(first, lease.next)])
@@ -158,14 +231,14 @@ class Lender:
         self.bytes_sent += len(payload)
         return len(payload)
 
-    def _acknowledged(self, key: tuple[int, int], lease: _Lease, ack: Ack) -> None:
+    def _acknowledged(self, key: Key, lease: _Lease, ack: Ack) -> None:
         """What was not sent yet cannot be acknowledged."""
         sent = range(ack.first, min(ack.first + ack.count, lease.next))
         self.store.release([lease.held.pop(position) for position in sent if position in lease.held])
-        if not lease.held:
+        if not (lease.held or lease.grows):
             self._close(key)
 
-    def _close(self, key: tuple[int, int]) -> None:
+    def _close(self, key: Key) -> None:
         self.store.release(list(self._leases.pop(key).held.values()))
 
     def _release_parted(self, request: int) -> None:
@@ -174,6 +247,7 @@ class Lender:
 
     def close(self) -> None:
         """Let everything go."""
+        self._computing.clear()
         for key in list(self._leases):
             self._close(key)
         for request in list(self._parted):

@@ -1,12 +1,14 @@
 """What two attention nodes say to each other about blocks of KV, as values and as bytes.
 
-The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. An Offer asks the other end to pull,
-and Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked
+The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
+lender to compute what is wanted first; it says Coming until that is done. An Offer asks the other end to pull, and
+Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked
 here before memory is allocated for what follows. It knows no sockets and no blocks.
 """
 
 import hashlib
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +21,10 @@ Payload = bytes | bytearray | memoryview
 NAME_BYTES = 16
 MOST_NAMES = 1 << 16
 PIECE_BYTES = 1 << 20  # of blocks in one message, unless one block is larger
+MOST_TOKENS = 1 << 24  # of a prompt
 _MOST_WHY = 512
+_MOST_SALT = 1024  # bytes
+_ASKED = struct.Struct("<iH")  # priority, bytes of the salt
 MAGIC = 0x41464B56  # AFKV
 _HEAD = struct.Struct(
     "<IBxxxQQIIQQ"
@@ -105,8 +110,45 @@ class Settled:
     count: int
 
 
-Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled
-_KINDS: tuple[type[Message], ...] = (Want, Grant, Piece, Ack, Renew, Abort, End, Offer, Settled)
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute these tokens: the Want of the same transfer asks for their blocks, which are sent as they are filled.
+
+    `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked;
+    of requests the one with the lowest `priority` is first, and `salt` keeps the blocks of tenants apart.
+    """
+
+    transfer: int
+    request: int
+    generation: int
+    tokens: tuple[int, ...]
+    priority: int = 0
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """The lender still computes: `queued` tokens of prompts are before it, at `rate` tokens per second (0: unknown)."""
+
+    transfer: int
+    queued: int
+    rate: int
+
+
+Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled | Prefill | Coming
+_KINDS: tuple[type[Message], ...] = (
+    Want,
+    Grant,
+    Piece,
+    Ack,
+    Renew,
+    Abort,
+    End,
+    Offer,
+    Settled,
+    Prefill,
+    Coming,
+)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
@@ -147,6 +189,14 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = b""
         case End(_, why):
             body = why.encode()[:_MOST_WHY]
+        case Prefill(_, request, first, tokens, priority, salt):
+            named = salt.encode()
+            body, count = (
+                _ASKED.pack(priority, len(named)) + named + array("I", tokens).tobytes(),
+                len(tokens),
+            )
+        case Coming(_, count, checksum):
+            body = b""
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
 
@@ -163,6 +213,11 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
     elif kind is Piece:
         low = high = count * block_bytes
         fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
+    elif kind is Prefill:
+        low = _ASKED.size + 4 * count
+        high, fits = low + _MOST_SALT, 0 < count <= MOST_TOKENS
+    elif kind is Coming:
+        low, high, fits = 0, 0, True
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES
@@ -191,7 +246,24 @@ def decode(head: Head, body: Payload) -> Message:
         return Settled(transfer, head.count)
     if head.kind is End:
         return End(transfer, bytes(body).decode(errors="replace"))
+    if head.kind is Prefill:
+        return _prefill(head, bytes(body))
+    if head.kind is Coming:
+        return Coming(transfer, head.count, head.checksum)
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
+
+
+def _prefill(head: Head, body: bytes) -> Prefill:
+    priority, length = _ASKED.unpack_from(body)
+    salt, tokens = body[_ASKED.size :][:length], array("I")
+    rest = body[_ASKED.size + length :]
+    if len(rest) != 4 * head.count:
+        raise ProtocolError(
+            f"KV blocks: a Prefill of {head.count} tokens has {len(rest)} bytes behind its salt of {length}"
+        )
+    tokens.frombytes(rest)
+    named = salt.decode(errors="replace")
+    return Prefill(head.transfer, head.request, head.first, tuple(tokens), priority, named)
 
 
 def blocks_of_piece(block_bytes: int) -> int:

@@ -1,8 +1,9 @@
 """The end that wants blocks: it reserves memory, asks, checks what comes, and makes it findable block by block.
 
 A pull ends when everything came, or at its deadline, or when nothing has come for a while, or with the first wrong
-byte. Whatever came right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through
-`post`; it knows no sockets, and times are passed in.
+byte. One of a prompt that the owner computes first waits for as long as the owner says that it does. Whatever came
+right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through `post`; it knows no
+sockets, and times are passed in.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,12 @@ from afserve.comm.kv.messages import (
     MOST_NAMES,
     Abort,
     Ack,
+    Coming,
     End,
     Grant,
     Name,
     Piece,
+    Prefill,
     Renew,
     Want,
     checksum_of,
@@ -24,6 +27,7 @@ from afserve.comm.kv.messages import (
 from afserve.comm.kv.store import BlockStore
 
 STALL_SECONDS = 1.0  # without a block
+COMING_SECONDS = 2.0  # without a word of an owner that computes: one step of it may take long
 RENEW_SECONDS = LEASE_SECONDS / 6
 COMPLETE = "complete"
 
@@ -47,6 +51,36 @@ class Pulled:
         return self.why == COMPLETE
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order.
+
+    `request` is whose they are here."""
+
+    tokens: tuple[int, ...]
+    request: int = 0
+    priority: int = 0
+    salt: str = ""
+
+    def prefill(self, transfer: int, generation: int, blocks: int, of: int) -> Prefill:
+        """Only the first `blocks` are wanted, of the `of` that all tokens fill."""
+        count = len(self.tokens) * blocks // of
+        return Prefill(transfer, self.request, generation, self.tokens[:count], self.priority, self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a node that computes prompts said of itself at a time: tokens that are queued, tokens per second."""
+
+    at: float
+    queued: int
+    rate: float
+
+    def queued_at(self, now: float) -> float:
+        """Tokens, if nothing was added since."""
+        return max(0.0, self.queued - self.rate * (now - self.at))
+
+
 @dataclass(slots=True)
 class _Pull:
     """`blocks` has the memory for each position that may still come, `held` what came or was here before."""
@@ -63,19 +97,22 @@ class _Pull:
     until: float
     progress: float
     renewed: float
+    coming: bool = False
     received: int = 0
     bytes: int = 0
 
 
 @dataclass(slots=True)
 class Puller:
-    """Ends are in `ended`, for whoever takes them. Peers are numbers of connections."""
+    """Ends are in `ended`, for whoever takes them. Peers are numbers of connections; `loads` is what those who compute
+    prompts for this node said last."""
 
     store: BlockStore
     post: Post
     bytes_received: int = 0
     corrupt: int = 0
     ended: list[Pulled] = field(default_factory=list)
+    loads: dict[int, Load] = field(default_factory=dict)
     _pulls: dict[int, _Pull] = field(default_factory=dict)
     _numbers: int = 0
 
@@ -93,9 +130,10 @@ class Puller:
         request: int = 0,
         generation: int = 0,
         copies: bool = False,
+        prompt: Prompt | None = None,
     ) -> int:
         """Ask for a chain of blocks, those that are missing here; the number of the transfer. It takes at most `limit`
-        seconds. `copies` are kept for others."""
+        seconds. `copies` are kept for others. The owner computes `prompt` first."""
         self._numbers += 1
         here = self.store.find(names)
         missing = tuple(names[len(here) :][:MOST_NAMES])
@@ -113,9 +151,13 @@ class Puller:
             until=now + limit,
             progress=now,
             renewed=now,
+            coming=prompt is not None,
         )
         self._pulls[pull.transfer] = pull
         if blocks:
+            if prompt is not None:
+                reach = len(here) + len(blocks)
+                self.post(peer, prompt.prefill(pull.transfer, generation, reach, len(names)))
             self.post(peer, Want(pull.transfer, request, generation, pull.names))
         else:
             self._end(pull, now, "there is no room for its blocks" if missing else COMPLETE)
@@ -126,16 +168,20 @@ class Puller:
         if (pull := self._pulls.get(transfer)) is not None:
             self._give_up(pull, now, "cancelled")
 
-    def heard(self, peer: int, message: Grant | Piece | End, now: float) -> None:
+    def heard(self, peer: int, message: Grant | Piece | End | Coming, now: float) -> None:
         """Of a transfer that is over, or was never this peer's, nothing is taken."""
+        if isinstance(message, Coming):
+            self.loads[peer] = Load(now, message.queued, message.rate)
         pull = self._pulls.get(message.transfer)
         if pull is None or pull.peer != peer:
             if isinstance(message, Piece):
                 self.post(peer, Abort(message.transfer))
             return
         match message:
-            case Grant(_, count):
+            case Coming():
                 pull.progress = now
+            case Grant(_, count):
+                pull.progress, pull.coming = now, False
                 self._granted(pull, count, now)
             case Piece():
                 self._piece(pull, message, now)
@@ -144,6 +190,7 @@ class Puller:
 
     def lost(self, peer: int, now: float, why: str) -> None:
         """The connection has ended."""
+        self.loads.pop(peer, None)
         for pull in [pull for pull in self._pulls.values() if pull.peer == peer]:
             self._end(pull, now, why)
 
@@ -151,8 +198,8 @@ class Puller:
         for pull in list(self._pulls.values()):
             if now >= pull.until:
                 self._give_up(pull, now, f"it took longer than {pull.until - pull.began:.2f} s")
-            elif now - pull.progress >= STALL_SECONDS:
-                self._give_up(pull, now, f"nothing came for {STALL_SECONDS:g} s")
+            elif now - pull.progress >= (stall := COMING_SECONDS if pull.coming else STALL_SECONDS):
+                self._give_up(pull, now, f"nothing came for {stall:g} s")
             elif now - pull.renewed >= RENEW_SECONDS:
                 pull.renewed = now
                 self.post(pull.peer, Renew(pull.transfer))

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Offer, Want, decode, decode_head, encode
+from afserve.comm.kv.puller import Prompt
 from afserve.comm.kv.wires import Closed, Said
 from afserve.engine.blocks import BlockPool, block_hash
 from afserve.errors import ProtocolError
@@ -24,9 +25,18 @@ def content(name: bytes) -> bytes:
 
 
 def chain(prompt: int, length: int) -> list[bytes]:
+    return named(tokens_of(prompt, length))
+
+
+def tokens_of(prompt: int, length: int) -> tuple[int, ...]:
+    """Two fill a block."""
+    return tuple(token for number in range(length) for token in (prompt, number))
+
+
+def named(tokens: tuple[int, ...]) -> list[bytes]:
     names, parent = [], b"root"
-    for number in range(length):
-        parent = block_hash(parent, [prompt, number])
+    for at in range(0, len(tokens) - 1, 2):
+        parent = block_hash(parent, tokens[at : at + 2])
         names.append(parent)
     return names
 
@@ -147,10 +157,28 @@ class Node:
         self.world = world
         self.pulls: dict[int, tuple[float, list[bytes]]] = {}
         self.offers: set[int] = set()
+        self.prompts: dict[tuple[int, int], tuple[list[bytes], int]] = {}  # to compute, and how far it is
         self.turned = world.clock.now()
+
+    def compute_prompts(self) -> None:
+        """As a node that computes prompts for others: a block of each per turn, and some are refused."""
+        for key, prefill in self.exchange.take_asked():
+            self.prompts[key] = named(prefill.tokens), 0
+        for key in self.exchange.take_unwanted():
+            self.prompts.pop(key, None)
+        for key, (names, done) in list(self.prompts.items()):
+            self.store.compute(names[: done + 1])
+            self.prompts[key] = names, done + 1
+        self.exchange.computing(len(self.prompts), 7.5)
+        for key, (names, done) in list(self.prompts.items()):
+            if done >= len(names) or self.world.dice.random() < 0.02:
+                del self.prompts[key]
+                self.exchange.computed(key)
+                self.world.happened["computed for another"] += 1
 
     def turn(self, seconds: float) -> None:
         self.turned = self.world.clock.now()
+        self.compute_prompts()
         self.exchange.turn(seconds)
         for pulled in self.exchange.ended:
             began, names = self.pulls.pop(pulled.transfer)
@@ -261,8 +289,8 @@ class World:
 
     def ask(self, node: Node) -> None:
         dice, other = self.dice, self.dice.choice(self.nodes)
-        names = chain(dice.randrange(6), dice.randint(1, 9))
-        roll = dice.random()
+        number, length = dice.randrange(6), dice.randint(1, 9)
+        names, roll = chain(number, length), dice.random()
         if roll < 0.4:
             node.store.compute(names)
         elif roll < 0.5:
@@ -281,6 +309,7 @@ class World:
                 LIMIT,
                 request=dice.randint(0, self.requests),
                 generation=generation,
+                prompt=Prompt(tokens_of(number, length)) if dice.random() < 0.5 else None,
             )
             node.pulls[transfer] = self.clock.now(), names
 
@@ -306,7 +335,7 @@ class World:
 
     def check(self) -> None:
         for node in self.nodes:
-            assert not node.pulls and not node.offers, "something never ended"
+            assert not node.pulls and not node.offers and not node.prompts, "something never ended"
             assert not node.exchange.busy and not +node.store.held, "a block leaked"
             node.store.pool.check([])
             for block, name in node.store.pool._hash_of.items():

@@ -7,7 +7,19 @@ import pytest
 
 from afserve.clock import MonotonicClock
 from afserve.comm.kv.exchange import Exchange
-from afserve.comm.kv.messages import HEAD_BYTES, Ack, End, Offer, Piece, Want, decode, decode_head, encode
+from afserve.comm.kv.messages import (
+    HEAD_BYTES,
+    Ack,
+    Coming,
+    End,
+    Offer,
+    Piece,
+    Prefill,
+    Want,
+    decode,
+    decode_head,
+    encode,
+)
 from afserve.comm.kv.socket_wires import SocketWires, connect, listen_here, listen_on
 from afserve.errors import ProtocolError, RendezvousError
 from tests.comm.kv_world import BLOCK, Store, chain, content
@@ -133,10 +145,15 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         Ack(7, 1, 2),
         End(7, "why"),
         Piece(7, 1, 2, 5, bytes(2 * BLOCK)),
+        Prefill(7, 9, 3, (1, 2, 1 << 31), -5, "tenant ü"),
+        Coming(7, 100_000, 25),
     ):
         head, body = encode(message)
         assert len(head) == HEAD_BYTES
         assert decode(decode_head(head, BLOCK), bytes(body)) == message
+    head, body = encode(Prefill(7, 9, 3, (1, 2), 0, "tenant"))
+    with pytest.raises(ProtocolError, match="a Prefill of 2 tokens has 4 bytes behind its salt of 6"):
+        decode(decode_head(head, BLOCK), bytes(body)[:-4])
     head, _ = encode(Piece(7, 1, 2, 5, bytes(2 * BLOCK)))
     with pytest.raises(
         ProtocolError, match="a Piece of 2 blocks from 1 on with 128 bytes; blocks have 65 bytes"

@@ -20,8 +20,9 @@ from afserve.control.wire.values import (
     Tokens,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import OverloadedError, PeerError, PeerLost, RendezvousError, UnavailableError
+from afserve.member import AttentionPhase
 
 RULES = HomeRules(grace=1.0, deadline=30.0)
 ASKED = GenerationRequest(0, (1, 2, 3))
@@ -262,3 +263,86 @@ def test_a_node_that_has_requests_and_says_nothing_is_reported_while_that_lasts(
     assert scene.homes.unheard() == [Unheard(0, 0, pytest.approx(1.0))]
     scene.homes.close(request)
     assert scene.homes.unheard() == []
+
+
+# ---- phases
+
+LONG = GenerationRequest(0, tuple(range(100)))
+
+
+def phased_scene(*phases):
+    """Nodes 0, 1, ... attend in these phases."""
+    scene = Scene(*range(len(phases)))
+    tell_phases(scene, dict(enumerate(phases)))
+    return scene
+
+
+def tell_phases(scene, phases):
+    peers = (AttentionPeer(n, 0, True, f"unix:{n}", AttentionPhase(phase)) for n, phase in phases.items())
+    scene.homes.told(AttentionNodes(tuple(peers)))
+
+
+def prefills(stream):
+    source = last_submit(stream).kv_from
+    return None if source is None else (source.index, source.prefills)
+
+
+def test_a_prompt_goes_to_a_decode_node_which_has_it_computed_elsewhere():
+    scene = phased_scene("prefill", "decode", "decode")
+    scene.homes.open(LONG)
+    assert scene.submits() == [0, 1, 0] and prefills(scene.streams[1]) == (0, True)
+    scene.homes.open(ASKED)
+    assert scene.submits() == [0, 1, 1] and prefills(scene.streams[2]) is None, "it fills no block"
+    scored = SamplingParams(prompt_logprobs=1)
+    scene.homes.open(GenerationRequest(0, tuple(range(200, 300)), scored))
+    assert scene.submits() == [0, 1, 2]
+    assert prefills(scene.streams[2]) is None, "its prompt has to be computed where it is told about"
+
+
+def test_nodes_that_do_both_need_no_prefill_node():
+    scene = phased_scene("prefill", "both")
+    scene.homes.open(LONG)
+    assert scene.submits() == [0, 1] and prefills(scene.streams[1]) is None
+
+
+def test_prompts_go_to_the_prefill_node_with_the_fewest_tokens_before_them():
+    scene = phased_scene("decode", "prefill", "prefill")
+    decode = scene.streams[0]
+
+    def opened(first, tokens):
+        scene.homes.open(GenerationRequest(0, tuple(range(first, first + tokens))))
+        return prefills(decode)[0]
+
+    assert opened(0, 5000) == 1 and opened(10_000, 900) == 2 and opened(20_000, 900) == 2
+    number = decode.submitted()[0].handle
+    scene.homes.heard(decode, Tokens((TokenEvent(number, (5,)),)))
+    assert opened(30_000, 900) == 1, "the long one is done"
+    assert opened(30_000, 900) == 1, "it has seen its beginning"
+
+
+def test_without_one_side_the_other_does_it_all():
+    scene = phased_scene("prefill", "decode")
+    scene.homes.open(LONG)
+    tell_phases(scene, {1: "decode"})
+    scene.homes.open(LONG)
+    assert prefills(scene.streams[1]) is None
+    tell_phases(scene, {0: "prefill"})
+    assert len(scene.streams[0].submitted()) == 2 and prefills(scene.streams[0]) is None
+
+
+def test_a_node_that_changes_its_phase_keeps_what_it_has():
+    scene = phased_scene("prefill", "decode", "decode")
+    scene.homes.open(LONG)
+    tell_phases(scene, {0: "prefill", 1: "prefill", 2: "decode"})
+    scene.homes.open(LONG)
+    assert scene.submits() == [0, 1, 1]
+
+
+def test_a_lost_decode_nodes_requests_have_their_prompts_computed_again():
+    scene = phased_scene("prefill", "decode", "decode")
+    scene.homes.open(LONG)
+    number = scene.streams[1].submitted()[0].handle
+    scene.homes.heard(scene.streams[1], Tokens((TokenEvent(number, (5, 6)),)))
+    tell_phases(scene, {0: "prefill", 2: "decode"})
+    moved = last_submit(scene.streams[2])
+    assert moved.request.generated == (5, 6) and prefills(scene.streams[2]) == (0, True)

@@ -14,15 +14,17 @@ from afserve.control.node.copying import Copier
 from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
 from afserve.control.wire.values import AttentionNodes, AttentionPeer, KvSource
 from afserve.engine.request import GenerationRequest
-from afserve.engine.stats import KvStats
+from afserve.engine.stats import AttentionStats, KvStats
 from afserve.errors import ConfigError
+from afserve.metrics import render
+from afserve.server.kv_moves import by_phase, moved_kv
 
 BLOCK, BYTES = 16, 1000
 SOURCE = KvSource(1, 0, 77, "unix:there")
 
 
 class Node:
-    busy, prefill_rate = False, 0.0
+    busy, prefill_rate, prompt_rate, queued_tokens, room, most_room = False, 0.0, 0.0, 0, 9, 9
 
     def __init__(self):
         self.written = {}
@@ -39,6 +41,9 @@ class Node:
     def draw(self, row, what, since):
         return
 
+    def known(self, names):
+        return 0
+
 
 class Exchange:
     busy = lending = False
@@ -50,6 +55,12 @@ class Exchange:
     def pull(self, address, names, limit, *, request, generation):
         self.pulls.append((address, len(names), limit, request, generation))
         return len(self.pulls)
+
+    def take_asked(self):
+        return []
+
+    def take_unwanted(self):
+        return []
 
     def cancel(self, transfer):
         self.cancelled.append(transfer)
@@ -201,3 +212,18 @@ def test_status_says_what_moved_once_something_has():
 def test_copies_need_the_prefix_cache():
     with pytest.raises(ConfigError, match="--kv-copies: copies are found as prefixes are"):
         EngineSettings(kv_copies=1, prefix_caching=False)
+
+
+def test_status_and_metrics_say_what_prefill_nodes_did():
+    stats = AttentionStats(
+        running=2, queued_tokens=40, kv=KvStats(1, 1, handed=4, hand_seconds=2.0, straight=3)
+    )
+    nodes = [{"role": "attention", "stats": asdict(stats)}]
+    line, _ = kv_lines({"nodes": nodes})
+    assert line.startswith("prompts: 4 handed over by prefill nodes (0 in part), 500.0 ms each")
+    assert "; 3 computed by a decode node" in line
+    families = by_phase([("decode", stats), ("decode", stats), ("prefill", AttentionStats(queued_tokens=5))])
+    drawn = render(families, ())
+    assert 'afserve_phase_queued_tokens{phase="decode"} 80' in drawn
+    assert 'afserve_phase_queued_tokens{phase="prefill"} 5' in drawn
+    assert 'afserve_prompts_handed_over_total{node="a"} 4' in render(moved_kv([("a", stats)]), ())

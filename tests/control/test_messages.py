@@ -52,7 +52,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.member import Role, expert_node
+from afserve.member import AttentionPhase, Role, expert_node
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
@@ -97,10 +97,12 @@ FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9),
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
 TO_NODE = [
     Assigned(expert_node(1), 4, RUN),
+    Assigned(expert_node(1), 4, RUN.in_phase(1, AttentionPhase.DECODE)),
     Peers((ExpertPeer(0, 0, "a"), ExpertPeer(2, 4, "b"))),
     Peers(),
     Gateways(((0, ""), (3, "host:1"))),
     AttentionNodes((AttentionPeer(0, 3, True), AttentionPeer(2, 0, False)), "layer 3 has no expert 7"),
+    AttentionNodes((AttentionPeer(1, 0, True, "unix:1", AttentionPhase.PREFILL),)),
     AttentionNodes(),
     QueryAnswer(3, b"abc"),
     Drain(),

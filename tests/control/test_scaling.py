@@ -4,11 +4,14 @@ import pytest
 
 from afserve.control.changes import count_of
 from afserve.control.membership.events import (
+    ChangePhase,
+    ChangeRole,
     Dismiss,
     DrainNode,
     EndRun,
     Exited,
     Left,
+    MemberId,
     Place,
     Renew,
     Replan,
@@ -30,7 +33,7 @@ from afserve.control.wire.values import (
     Shutdown,
 )
 from afserve.errors import ConfigError
-from afserve.member import NodeId, Role, attention_node, expert_node
+from afserve.member import AttentionPhase, NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from tests.control.test_membership import join, run_of, say
 
@@ -193,3 +196,67 @@ def test_numbers_of_nodes(wanted, count):
 def test_what_is_no_number_of_nodes_is_refused(wanted):
     with pytest.raises(ConfigError, match="experts: "):
         count_of("experts", 2, wanted)
+
+
+# ---- phases
+
+
+def phased(prefill=1, decode=2):
+    """A run whose attention nodes have phases, all of which serve."""
+    membership = run_of(prefill + decode, 1, most_attention=8)
+    for index in range(prefill + decode):
+        phase = AttentionPhase.PREFILL if index < prefill else AttentionPhase.DECODE
+        membership.desired = membership.desired.in_phase(index, phase)
+    for node in membership.deployment.nodes:
+        say(membership, join(membership, node), Endpoint("a", {}), Ready(1))
+    assert membership.settled
+    return membership
+
+
+def phases_of(membership):
+    return {peer.index: str(peer.phase) for peer in membership.attention_nodes().nodes}
+
+
+def test_a_pool_of_a_phase_scales_alone():
+    membership = phased()
+    assert phases_of(membership) == {0: "prefill", 1: "decode", 2: "decode"}
+    assert membership.on(Scale(Role.ATTENTION, 2, AttentionPhase.PREFILL), 1.0) == [Start(attention_node(3))]
+    assert membership.deployment.phase(3) is AttentionPhase.PREFILL
+    assert membership.deployment.count(Role.ATTENTION) == 4
+    membership.on(Scale(Role.ATTENTION, 1, AttentionPhase.DECODE), 2.0)
+    assert membership.in_phase(AttentionPhase.DECODE) == [attention_node(1)]
+    assert membership.deployment.count(Role.ATTENTION) == 3
+
+
+def test_a_place_that_is_taken_anew_has_the_phase_that_was_asked_for():
+    membership = phased()
+    assert membership.on(Scale(Role.ATTENTION, 0, AttentionPhase.PREFILL), 1.0)
+    say(membership, MemberId(attention_node(0), 0), Drained())
+    membership.on(Scale(Role.ATTENTION, 1, AttentionPhase.BOTH), 2.0)
+    assert membership.deployment.phases == {1: "decode", 2: "decode"}
+
+
+def test_a_node_changes_its_phase_while_it_serves():
+    membership = phased()
+    membership.on(ChangePhase(attention_node(2), AttentionPhase.PREFILL), 1.0)
+    assert phases_of(membership) == {0: "prefill", 1: "decode", 2: "prefill"}
+    membership.on(ChangePhase(attention_node(0), AttentionPhase.BOTH), 1.0)
+    assert phases_of(membership) == {0: "both", 1: "decode", 2: "prefill"}
+    for node, said in ((attention_node(1), "no decode node"), (expert_node(0), "no attention node")):
+        with pytest.raises(ConfigError, match=said):
+            membership.on(ChangePhase(node, AttentionPhase.PREFILL), 1.0)
+    for event in (DrainNode(attention_node(1)), ChangeRole(attention_node(1), Role.EXPERT)):
+        with pytest.raises(ConfigError, match="no decode node"):
+            membership.on(event, 1.0)
+
+
+def test_pools_that_change_together_are_looked_at_together():
+    membership, _ = served(attention=1, most_attention=3)
+    one_each = [Scale(Role.ATTENTION, 1, phase) for phase in (AttentionPhase.PREFILL, AttentionPhase.DECODE)]
+    membership.check_scales(one_each)
+    with pytest.raises(ConfigError, match="no decode node"):
+        membership.check_scales(one_each[:1])
+    with pytest.raises(ConfigError, match="mailboxes for 3"):
+        membership.check_scales([*one_each, Scale(Role.ATTENTION, 2, AttentionPhase.BOTH)])
+    with pytest.raises(ConfigError, match="-1 prefill nodes"):
+        membership.check_scales([Scale(Role.ATTENTION, -1, AttentionPhase.PREFILL)])

@@ -26,6 +26,7 @@ PAGES = {
     "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json"],
     "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],
     "change-a-running-deployment": ["attention-1 serves", "attention-0 has gone", "expert-0 serves"],
+    "prefill-and-decode": ["attention-0 computed 56 of 56 blocks", "attention-2 serves", "afserve_prompts_handed_over"],
     "survive-losses": ["the same tokens", "expert-1 returned", "spare slots", "all nodes serve"],
     "ask-for-formats-and-tools": ['"finish_reason":"stop"', '"object":"response"'],
     "share-a-server": ["REQUESTS/MIN", "401", '"object":"embedding"', "invalid_api_key", '"key": "alice"'],

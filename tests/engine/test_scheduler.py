@@ -373,3 +373,20 @@ def test_a_shared_block_outlives_one_of_its_holders():
 def test_hashes_depend_on_everything_before():
     assert block_hash(ROOT, (1, 2)) != block_hash(block_hash(ROOT, (0, 0)), (1, 2))
     assert block_hash(ROOT, (1, 2)) != block_hash(ROOT, (2, 1))
+
+
+def test_a_step_has_few_tokens_of_prompts_where_that_is_asked_for():
+    s = scheduler(max_batch_tokens=20, micro_batches=1, kv_blocks=40)
+    s.prompt_tokens = 6
+    for handle, length in enumerate((5, 14, 9)):
+        s.submit(request(handle, length, max_tokens=9))
+    steps = []
+    for _ in range(6):
+        plan = s.plan(0)
+        steps.append([(chunk.sequence.request.handle, chunk.count, str(chunk.kind)) for chunk in plan.chunks])
+        s.commit(plan, [[3]] * sum(chunk.last for chunk in plan.chunks))
+        s.check()
+    assert steps[0] == [(0, 5, "prompt"), (1, 1, "prompt")]
+    assert steps[1] == [(0, 1, "decode"), (1, 6, "prompt")]
+    assert all(sum(count for _, count, kind in step if kind == "prompt") <= 6 for step in steps)
+    assert [kind for *_, kind in steps[-1]] == ["decode"] * 3

@@ -272,16 +272,16 @@ def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
     assert free.limited_by == "" and free.memory <= free.memory_total
 
 
-def drawn(topology, *more) -> str:
+def drawn(topology, **more) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5, *more))
+        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5, **more))
     return console.export_text()
 
 
 def test_the_banner_tells_what_rounding_lost():
     four = Wishes(1, 2, engine=EngineSettings(expert_dtype="int4"))
-    text = drawn(choose(NANO, SOURCE, machine(), four), 0.0861)
+    text = drawn(choose(NANO, SOURCE, machine(), four), expert_error=0.0861)
     assert "int4 weights" in text and "expert weights: rounded to int4, relative error 0.086" in text
 
 
@@ -330,3 +330,27 @@ def test_fp8_counts_as_sixteen_bits():
     fp8 = replace(NANO, dtype="float8_e4m3fn")
     both = [choose(spec, SOURCE, machine(), Wishes()).attention.weights for spec in (NANO, fp8)]
     assert both[0] == both[1]
+
+
+def test_phases_are_of_attention_nodes_by_index():
+    chosen = choose(NANO, SOURCE, machine(), Wishes(prefill=1, decode=2, experts=1))
+    assert chosen.deployment.count(Role.ATTENTION) == 3
+    assert chosen.deployment.phases == {0: "prefill", 1: "decode", 2: "decode"}
+    assert chosen.deployment.phase(7) == "both"
+    assert choose(NANO, SOURCE, machine(), Wishes(2, 1)).deployment.phases == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prefill": 1}, "--prefill: .* add --decode or use --attention"),
+        ({"decode": 1}, "--decode: .* add --prefill"),
+        ({"prefill": 1, "decode": 0}, "--decode: 0 is outside"),
+        ({"prefill": 1, "decode": 2, "attention": 2}, "make 3; leave --attention out"),
+        ({"prefill": 1, "decode": 1, "engine": EngineSettings(prefix_caching=False)}, "--no-prefix-caching"),
+    ],
+)
+def test_phases_that_cannot_serve_are_refused(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        choose(NANO, SOURCE, machine(), Wishes(**fields))
+    assert Wishes(prefill=1, decode=2, attention=3).attention == Wishes(prefill=1, decode=2).attention == 3

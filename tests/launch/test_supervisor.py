@@ -10,10 +10,10 @@ SCRIPT = """
 import os, signal, sys
 from afserve.errors import AfserveError, ConfigError
 from afserve.launch.supervisor import Supervisor
-from afserve.member import Role
+from afserve.member import AttentionPhase, Role
 
 def live(life):
-    print(life.number, dict(life.counts), flush=True)
+    print(life.number, dict(life.counts), dict(life.phases or {{}}), flush=True)
     {body}
 
 try:
@@ -40,11 +40,12 @@ def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted():
     said = run(
         "if life.number == 2: return",
         "life.reports.serves()",
-        "life.reports.wanted({Role.EXPERT: 3 + life.number})",
+        "life.reports.wanted({Role.EXPERT: 3 + life.number}, {1: AttentionPhase.DECODE})",
         DIE,
     )
     assert [line.partition(" ")[0] for line in said] == ["0", "1", "2", "returned"]
-    assert said[0] == "0 {}" and ": 3}" in said[1] and ": 4}" in said[2]
+    assert said[0] == "0 {} {}" and ": 3}" in said[1] and ": 4}" in said[2]
+    assert "'decode'" in said[1] and "'decode'" in said[2]
 
 
 def test_one_that_never_served_is_not_followed():

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from afserve.client import AsyncClient, Client
-from afserve.control.changes import Changed, DrainOne, Fault, NewRole, Restart, ScaleTo
+from afserve.control.changes import Changed, DrainOne, Fault, NewPhase, NewRole, Restart, ScaleTo
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.errors import ProtocolError
 
@@ -19,6 +19,7 @@ ROUTES = (
     ("POST", "/admin/drain"),
     ("POST", "/admin/restart"),
     ("POST", "/admin/role"),
+    ("POST", "/admin/phase"),
     ("POST", "/admin/fault"),
     ("POST", "/admin/routing/start"),
     ("POST", "/admin/routing/stop"),
@@ -122,6 +123,8 @@ CHANGES = (
     ("restart", {"nodes": ["expert-1", "attention-0"]}, Restart(("expert-1", "attention-0"))),
     ("restart", {"all": True}, Restart()),
     ("role", {"node": "expert-1", "role": "attention"}, NewRole("expert-1", "attention")),
+    ("phase", {"node": "attention-1", "phase": "decode"}, NewPhase("attention-1", "decode")),
+    ("scale", {"prefill": "+1", "decode": 2}, ScaleTo({"prefill": "+1", "decode": "2"})),
     ("fault", {"node": "expert-1", "fault": "stop", "seconds": 2.5}, Fault("expert-1", "stop", 2.5)),
 )
 
@@ -147,6 +150,7 @@ def test_a_change_is_passed_on_and_says_who_comes_and_goes(admin, guarded, path,
         ("scale", {"attention": 1.5}, 400, "attention"),
         ("scale", {"attention": [1]}, 400, "attention"),
         ("drain", {}, 400, "node: is missing"),
+        ("phase", {"node": "attention-1"}, 400, "its new phase"),
         ("drain", {"node": 1}, 400, "node"),
         ("drain", {"node": "expert-9"}, 404, "none of this run"),
         ("fault", {"node": "expert-1"}, 400, "say which node and how"),
@@ -180,6 +184,8 @@ def test_the_client_has_a_method_for_each_change(guarded):
         client.restart("expert-1", "attention-0")
         assert client.restart()["notes"] == ["a note"]
         client.change_role("expert-1", "attention")
+        client.change_phase("attention-1", "decode")
+        client.scale(prefill="+1", decode=2)
         client.fault("expert-1", "stop", 2.5)
     assert guarded.backend.changes == [change for _, _, change in CHANGES]
 
@@ -194,6 +200,8 @@ def test_so_has_the_async_client(guarded):
             await client.restart("expert-1", "attention-0")
             await client.restart()
             await client.change_role("expert-1", "attention")
+            await client.change_phase("attention-1", "decode")
+            await client.scale(prefill="+1", decode=2)
             await client.fault("expert-1", "stop", 2.5)
 
     asyncio.run(all_of_them())

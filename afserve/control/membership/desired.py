@@ -4,11 +4,11 @@ A value. Beside it stands what is observed (`members.py`); the machine (`state.p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from afserve.config import SAMPLES, EngineConfig, ModelSource
 from afserve.errors import ConfigError
-from afserve.member import NodeId, Role
+from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.placement import Placement
 
 SILENCE_SECONDS = 1.0
@@ -29,7 +29,8 @@ class Deployment:
     `placement` is the one that expert nodes are to be started with; its epoch is the version that was decided last.
     With a `trace_folder` every node writes its part of a trace there at its end. `verify` says how copies of the
     checkpoint are compared. A node that owes its peers work and says nothing for `silence` seconds is lost.
-    `most_attention` is how many attention nodes expert nodes keep mailboxes for.
+    `most_attention` is how many attention nodes expert nodes keep mailboxes for. `phases` has the attention nodes that
+    do not do both, by index.
     """
 
     source: ModelSource
@@ -42,6 +43,7 @@ class Deployment:
     verify: str = SAMPLES
     silence: float = SILENCE_SECONDS
     most_attention: int = 0
+    phases: Mapping[int, AttentionPhase] = field(default_factory=dict)
 
     def count(self, role: Role) -> int:
         return self.counts.get(role, 0)
@@ -70,6 +72,17 @@ class Deployment:
     def scaled(self, role: Role, count: int) -> "Deployment":
         return replace(self, counts={**self.counts, role: count})
 
+    def phase(self, index: int) -> AttentionPhase:
+        """Of an attention node."""
+        return self.phases.get(index, AttentionPhase.BOTH)
+
+    def in_phase(self, index: int, phase: AttentionPhase) -> "Deployment":
+        """With an attention node in another phase; BOTH also stands for a place that is not there."""
+        phases = {other: now for other, now in self.phases.items() if other != index}
+        if phase is not AttentionPhase.BOTH:
+            phases[index] = phase
+        return replace(self, phases=phases)
+
 
 @dataclass(frozen=True, slots=True)
 class Desired:
@@ -88,3 +101,7 @@ class Desired:
     def scaled(self, role: Role, count: int) -> "Desired":
         """The one model with another number of nodes of a role."""
         return Desired({name: self.only.scaled(role, count) for name in self.models})
+
+    def in_phase(self, index: int, phase: AttentionPhase) -> "Desired":
+        """The one model with an attention node in another phase."""
+        return Desired({name: self.only.in_phase(index, phase) for name in self.models})

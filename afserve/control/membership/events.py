@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from afserve.control.wire.values import Assigned, FromNode, Register, ToNode, Unheard
 from afserve.errors import AfserveError
-from afserve.member import NodeId, Role
+from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.placement import Placement
 
 if TYPE_CHECKING:
@@ -96,10 +96,19 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Another number of nodes of a role is wanted."""
+    """Another number of nodes of a role is wanted, or of attention nodes in one phase."""
 
     role: Role
     count: int
+    phase: AttentionPhase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePhase:
+    """An attention node is in this phase from now on. What runs on it ends there."""
+
+    node: NodeId
+    phase: AttentionPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,7 @@ Event = (
     | DrainNode
     | Renew
     | ChangeRole
+    | ChangePhase
     | Broken
     | Waited
     | Place

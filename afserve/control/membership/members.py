@@ -4,7 +4,7 @@ It knows no streams and no clock; times are passed in. A place stays when its me
 generation. A mismatch names the node and the field.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,7 +23,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import RendezvousError
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
 CONTROLLER = "the controller"
 OWN_GATEWAY = 0  # the index of the gateway in the controller's process, where there is one
@@ -283,12 +283,21 @@ class Members:
         known = [(m.node.index, m.address) for m in self.of(Role.GATEWAY)]
         return Gateways((*own, *((index, address) for index, address in known if address)))
 
-    def attention_nodes(self, refusing: str = "") -> AttentionNodes:
-        """For gateways: who serves, and who of them takes what is new. `refusing` says why nobody is to."""
+    def attention_nodes(
+        self, refusing: str = "", phase: Callable[[int], AttentionPhase] = lambda index: AttentionPhase.BOTH
+    ) -> AttentionNodes:
+        """For gateways: who serves, in which phase, and who of them takes what is new. `refusing` says why nobody is
+        to."""
         serving = [member for member in self.of(Role.ATTENTION) if member.serving]
         return AttentionNodes(
             tuple(
-                AttentionPeer(m.node.index, m.id.generation, m.state is State.READY, m.address or "")
+                AttentionPeer(
+                    m.node.index,
+                    m.id.generation,
+                    m.state is State.READY,
+                    m.address or "",
+                    phase(m.node.index),
+                )
                 for m in serving
             ),
             refusing,

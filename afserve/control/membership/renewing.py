@@ -1,17 +1,21 @@
 """Other numbers of nodes, other roles, new processes: what is asked for, and one step after the other of it."""
 
+from collections.abc import Collection, Iterable
+
 from afserve.control.membership.coming import Coming
 from afserve.control.membership.events import (
     Dismiss,
     Effect,
+    Scale,
     Start,
     Tell,
 )
 from afserve.control.membership.members import Member, State
+from afserve.control.membership.phases import check_phases
 from afserve.control.membership.scaling import Step, check_count
 from afserve.control.wire.values import Shutdown
 from afserve.errors import ConfigError, PeerLost
-from afserve.member import MODEL_ROLES, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
 
 class Renewing(Coming):
@@ -34,22 +38,79 @@ class Renewing(Coming):
                 param=role,
             )
 
-    def _scaled(self, role: Role, count: int, now: float) -> list[Effect]:
-        self.check_count(role, count)
-        self.desired = self.desired.scaled(role, count)
-        staying = [node for node in self.staying() if node.role is role]
-        self._leaving.update(staying[count:])
+    def in_phase(self, phase: AttentionPhase) -> list[NodeId]:
+        """The attention nodes that stay and are in this phase."""
+        return self._of(Role.ATTENTION, phase)
+
+    def check_scales(self, scales: Iterable[Scale]) -> None:
+        """Raises ConfigError where there cannot be so many nodes now. All of them are looked at together."""
+        total, leave, more = self.deployment.count(Role.ATTENTION), set[NodeId](), list[AttentionPhase]()
+        for scale in scales:
+            if scale.role is not Role.ATTENTION:
+                self.check_count(scale.role, scale.count)
+                continue
+            of_it = self._of(scale.role, scale.phase)
+            if scale.count < 0:
+                what = f"{scale.phase or 'attention'} nodes"
+                raise ConfigError(f"scale: {scale.count} {what} were asked for", param=scale.phase)
+            total += scale.count - len(of_it)
+            leave.update(of_it[scale.count :])
+            more += [scale.phase or AttentionPhase.BOTH] * (scale.count - len(of_it))
+        if total != self.deployment.count(Role.ATTENTION):
+            self.check_count(Role.ATTENTION, total)
+        check_phases(self._phases(leave, more), "scale")
+
+    def _scaled(self, role: Role, count: int, phase: AttentionPhase | None, now: float) -> list[Effect]:
+        of_it = self._of(role, phase)
+        wanted = self.deployment.count(role) + count - len(of_it) if phase else count
+        self.check_count(role, wanted)
+        self.desired = self.desired.scaled(role, wanted)
+        self._leaving.update(of_it[count:])
         effects: list[Effect] = []
-        for _ in range(count - len(staying)):
-            node = self.members.add(role)
+        for _ in range(count - len(of_it)):
+            node = self._add(role, phase or AttentionPhase.BOTH)
             self._since[node] = now
             effects.append(Start(node))
         return effects
+
+    def _of(self, role: Role, phase: AttentionPhase | None) -> list[NodeId]:
+        """Those that stay, of a role or of one phase of it."""
+        staying = [node for node in self.staying() if node.role is role]
+        return [node for node in staying if phase is None or self.deployment.phase(node.index) is phase]
+
+    def _phases(
+        self, leave: Collection[NodeId] = (), more: Iterable[AttentionPhase] = ()
+    ) -> list[AttentionPhase]:
+        """Of the attention nodes that there will be, without those that `leave` and with those that come."""
+        staying = (node for node in self._of(Role.ATTENTION, None) if node not in leave)
+        return [*(self.deployment.phase(node.index) for node in staying), *more]
+
+    def _add(self, role: Role, phase: AttentionPhase = AttentionPhase.BOTH) -> NodeId:
+        """A new place; one of an attention node that left may have had another phase."""
+        node = self.members.add(role)
+        if role is Role.ATTENTION:
+            self.desired = self.desired.in_phase(node.index, phase)
+        return node
+
+    def _changes_phase(self, node: NodeId, phase: AttentionPhase) -> list[Effect]:
+        """Gateways are told; what runs on it ends there."""
+        self._check_place(node)
+        if node.role is not Role.ATTENTION:
+            raise ConfigError(
+                f"phase: {node} is no attention node; only those compute prompts and decode", param="phase"
+            )
+        if node in self._leaving:
+            raise ConfigError(f"phase: {node} is leaving", param="phase")
+        check_phases(self._phases([node], [phase]), "phase")
+        self.desired = self.desired.in_phase(node.index, phase)
+        return []
 
     def _drained_one(self, node: NodeId) -> list[Effect]:
         self._check_place(node)
         if node not in self._guests and node not in self._leaving:
             self.check_count(node.role, self.deployment.count(node.role) - 1)
+            if node.role is Role.ATTENTION:
+                check_phases(self._phases([node]), "drain")
             self.desired = self.desired.scaled(node.role, self.deployment.count(node.role) - 1)
         self._leaving.add(node)
         return []
@@ -66,6 +127,8 @@ class Renewing(Coming):
         try:
             self.check_count(node.role, self.deployment.count(node.role) - 1)
             self.check_count(role, self.deployment.count(role) + 1)
+            if node.role is Role.ATTENTION:
+                check_phases(self._phases([node]), "role")
         except ConfigError as error:
             why = error.message.removeprefix("scale: ")
             raise ConfigError(f"role: {node} cannot become an {role} node: {why}", param="role") from None
@@ -86,7 +149,7 @@ class Renewing(Coming):
         self.desired = self.desired.scaled(node.role, self.deployment.count(node.role) - 1)
         self.desired = self.desired.scaled(role, self.deployment.count(role) + 1)
         self._leaving.add(node)
-        self.role_changes.ask(node, self.members.add(role))
+        self.role_changes.ask(node, self._add(role))
         return []
 
     def _follow(self, now: float) -> list[Effect]:

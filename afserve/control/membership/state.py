@@ -11,6 +11,7 @@ from afserve.control.membership.events import (
     AllDrained,
     Begun,
     Broken,
+    ChangePhase,
     ChangeRole,
     DrainAll,
     DrainNode,
@@ -128,16 +129,20 @@ class Membership(Returning):
                 return []
             case Waited(said):
                 return self._unheard("the gateway", said, now)
-            case Scale() | DrainNode() | Renew() | ChangeRole() | Place() if self._takeover is not None:
+            case Scale() | DrainNode() | Renew() | ChangeRole() | ChangePhase() | Place() if (
+                self._takeover is not None
+            ):
                 raise ConfigError("the controller was started again and still looks who is there; try again")
-            case Scale(role, count):
-                return self._scaled(role, count, now)
+            case Scale(role, count, phase):
+                return self._scaled(role, count, phase, now)
             case DrainNode(node):
                 return self._drained_one(node)
             case Renew(nodes):
                 return self._renewed(nodes)
             case ChangeRole(node, role):
                 return self._changes_role(node, role)
+            case ChangePhase(node, phase):
+                return self._changes_phase(node, phase)
             case Broken(node):
                 self._recovery.pardon(node)
                 return []

@@ -88,7 +88,7 @@ class Tables:
 
     def attention_nodes(self) -> AttentionNodes:
         """For gateways: who attends, and why new requests are refused, where they are."""
-        return self.members.attention_nodes(self._shortage.refusing)
+        return self.members.attention_nodes(self._shortage.refusing, self.deployment.phase)
 
     def absent(self) -> list[str]:
         """A phrase for every place whose member is gone."""

@@ -44,7 +44,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, ProtocolError
-from afserve.member import Role
+from afserve.member import AttentionPhase, Role
 from afserve.placement.placement import Placement
 
 PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
@@ -69,6 +69,7 @@ class AttentionEngine(Protocol):
     def step(self) -> list[TokenEvent]: ...
     def wait(self, timeout: float) -> None: ...
     def adopt(self, placement: Placement) -> None: ...
+    def in_phase(self, phase: AttentionPhase) -> None: ...
     @property
     def settled(self) -> bool: ...
 
@@ -99,7 +100,9 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     try:
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
-        AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv).run()
+        node.in_phase(assigned.deployment.phase(assigned.node.index))
+        loop = AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv, index=assigned.node.index)
+        loop.run()
     finally:
         gateways.close()
         kv.close()
@@ -143,8 +146,10 @@ class AttentionLoop:
         report: Report = silent,
         clock: Clock | None = None,
         kv: KvSide | None = None,
+        index: int = 0,
     ) -> None:
-        self._kv = kv or NoKv()
+        """`index` is this node's."""
+        self._kv, self._index = kv or NoKv(), index
         self._node = node
         self._stream = stream
         self._gateways = gateways
@@ -196,14 +201,18 @@ class AttentionLoop:
             self._report(soon=True, at_once=not busy)
 
     def _patience(self) -> float:
-        if self._node.busy:
+        if self._node.busy or self._kv.eager:
             return 0.0
         if self._kv.busy:
             return _MOVING
         return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
-        self._unsent += [event for event in self._node.step() if self._kept.add(event)]
+        for event in self._node.step():
+            if event.handle < 0:
+                self._kv.computed(event)
+            elif self._kept.add(event):
+                self._unsent.append(event)
         if self._node.stalled or self._clock.now() - self._sent >= _TOGETHER:
             self._flush()
         if self._node.stalled:
@@ -233,8 +242,11 @@ class AttentionLoop:
                 self._adopting = placement.epoch
             case Drain():
                 self._draining = True
-            case AttentionNodes():
+            case AttentionNodes(nodes):
                 self._kv.told(command)
+                for node in nodes:
+                    if node.index == self._index:
+                        self._node.in_phase(node.phase)
             case Moved():
                 return  # it has only woken the node
             case Shutdown():

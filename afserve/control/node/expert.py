@@ -3,6 +3,7 @@
 Slots of a coming placement are filled by a thread of the engine's; this loop only starts it and reports its end.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
     Assigned,
+    AttentionNodes,
     Drain,
     Drained,
     Endpoint,
@@ -25,6 +27,7 @@ from afserve.control.wire.values import (
 from afserve.engine.filler import Filler
 from afserve.engine.migrate import SlotUse
 from afserve.errors import PeerLost, ProtocolError
+from afserve.member import AttentionPhase
 from afserve.placement.placement import Placement
 
 _PARKED = 0.25  # rows wake a waiting node at once; this bounds how late a command is seen
@@ -38,6 +41,7 @@ class ExpertEngine(Protocol):
     def wait(self, timeout: float) -> object: ...
     def accept(self, epoch: int) -> None: ...
     def retire(self, epoch: int) -> None: ...
+    def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None: ...
 
 
 def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
@@ -104,6 +108,8 @@ class ExpertLoop:
                 self._running = False
             case Drain():
                 self._stream.send(Drained())
+            case AttentionNodes(nodes):
+                self._node.in_phases({node.index: node.phase for node in nodes})
             case FillSlots(placement, urgent):
                 self._fill(placement, urgent)
             case Retire(epoch):

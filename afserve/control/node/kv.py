@@ -1,7 +1,8 @@
 """Requests that bring their KV along: a node that goes on with one pulls its blocks before it is scheduled.
 
 It is pulled where that is predicted to be faster than to compute the tokens again, by rates measured here, and for no
-longer than that would take. Whatever does not come in time is computed. It knows no streams.
+longer than that would take. Whatever does not come in time is computed. Prompts that prefill nodes compute come the
+same way (`handing.py`), as do those that this node computes for others (`prefilling.py`). It knows no streams.
 """
 
 from collections import deque
@@ -14,8 +15,10 @@ from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Name
 from afserve.comm.kv.puller import Pulled
 from afserve.control.node.copying import Copier
+from afserve.control.node.handing import DecodeNode, HandOvers
+from afserve.control.node.prefilling import Prefilling, PrefillNode
 from afserve.control.wire.values import AttentionNodes, KvSource
-from afserve.engine.request import GenerationRequest
+from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
 
@@ -31,16 +34,14 @@ class Moved:
     """Delivered to the node's inbox: there is something for `KvSide.turn`."""
 
 
-class MovingNode(Protocol):
+class MovingNode(PrefillNode, DecodeNode, Protocol):
     """What this needs of `engine.attention_node.AttentionNode`."""
 
     @property
     def busy(self) -> bool: ...
     @property
     def prefill_rate(self) -> float: ...
-    def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def written_names_of(self, handle: int) -> list[Name]: ...
-    def draw(self, row: str, what: str, since: float) -> None: ...
 
 
 class KvSide(Protocol):
@@ -49,6 +50,11 @@ class KvSide(Protocol):
     @property
     def busy(self) -> bool:
         """Whether `turn` has to be called several times a second."""
+        ...
+
+    @property
+    def eager(self) -> bool:
+        """Whether `turn` has something to do at once."""
         ...
 
     @property
@@ -72,6 +78,10 @@ class KvSide(Protocol):
         """May be said of any request."""
         ...
 
+    def computed(self, event: TokenEvent) -> None:
+        """An event of what is computed here for another node: its handle is negative."""
+        ...
+
     def told(self, nodes: AttentionNodes) -> None: ...
 
     def turn(self) -> list[GenerationRequest]:
@@ -82,7 +92,7 @@ class KvSide(Protocol):
 class NoKv:
     """Of a node whose KV stays where it is."""
 
-    busy = holding = False
+    busy = eager = holding = False
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
         return False
@@ -95,6 +105,9 @@ class NoKv:
 
     def cancel(self, number: int) -> None:
         """Nothing was pulled."""
+
+    def computed(self, event: TokenEvent) -> None:
+        """Nobody asked for anything."""
 
     def told(self, nodes: AttentionNodes) -> None:
         """Nothing is copied."""
@@ -115,7 +128,9 @@ class _Waiting:
 
 
 class KvMoves:
-    """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log."""
+    """`copier` is there with `--kv-copies`; `tell` takes lines for the run's log. Prompts of at most `straight` tokens
+    are not handed over where they are predicted to be computed here sooner, and at most `waiting` requests wait for
+    room."""
 
     def __init__(
         self,
@@ -126,10 +141,14 @@ class KvMoves:
         block_bytes: int,
         copier: Copier | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        straight: int = 0,
+        waiting: int = 1024,
     ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
         self._copier, self._tell = copier, tell
+        self._prefilling = Prefilling(node, exchange, clock)
+        self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._queue: deque[_Waiting] = deque()
         self._pulls: dict[int, _Waiting] = {}
         self._rate = 0.0  # bytes per second of the pulls so far
@@ -139,13 +158,19 @@ class KvMoves:
 
     @property
     def busy(self) -> bool:
-        return bool(self._queue or self._pulls or self._exchange.busy)
+        return bool(self._queue or self._pulls or self._handing.busy or self._exchange.busy)
+
+    @property
+    def eager(self) -> bool:
+        return self._exchange.eager
 
     @property
     def holding(self) -> bool:
         return self._exchange.lending
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        if source.prefills:
+            return self._handing.ask(request, source, lambda blocks: self._predict(blocks)[0])
         names = self._node.usable_names(request)
         if not (names and source.address):
             return False
@@ -175,7 +200,11 @@ class KvMoves:
     def part(self, number: int) -> None:
         self._exchange.part(number, self._node.written_names_of(number))
 
+    def computed(self, event: TokenEvent) -> None:
+        self._prefilling.ended(event)
+
     def cancel(self, number: int) -> None:
+        self._handing.cancel(number)
         self._queue = deque(one for one in self._queue if one.request.handle != number)
         for transfer in [t for t, one in self._pulls.items() if one.request.handle == number]:
             del self._pulls[transfer]
@@ -190,12 +219,16 @@ class KvMoves:
         took, self._turned = now - self._turned, now
         if self._copier is not None:
             self._copier.turn()
+        self._prefilling.turn()
         ready = self._start_pulls(now) if self._queue else []
+        ready += self._handing.start()
         self._exchange.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
         for pulled in self._exchange.ended:
             if (waited := self._pulls.pop(pulled.transfer, None)) is not None:
                 self._note(waited, pulled)
                 ready.append(waited.request)
+            elif (request := self._handing.ended(pulled)) is not None:
+                ready.append(request)
         self._exchange.ended.clear()
         for offer, kept in self._exchange.settled:
             if self._copier is not None:
@@ -251,6 +284,11 @@ class KvMoves:
             pull_seconds=self._seconds,
             recomputed_tokens=self._recomputed,
             copied_blocks=0 if self._copier is None else self._copier.blocks,
+            handed=self._handing.handed,
+            handed_short=self._handing.short,
+            hand_seconds=self._handing.seconds,
+            straight=self._handing.went_straight,
+            prompts=self._prefilling.prompts,
         )
 
     def tiers(self) -> TierStats:

@@ -13,7 +13,7 @@ from afserve.comm.kv.messages import Name
 from afserve.control.node.kv import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, KvMoves, MovingNode
 from afserve.control.wire.values import AttentionNodes, KvSource
 from afserve.engine.kv_disk import Restored
-from afserve.engine.request import GenerationRequest
+from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import KvStats, TierStats
 
 _START_SECONDS = 0.001  # of a restoration, whatever its size
@@ -61,8 +61,15 @@ class KvOnDisk:
         return self._moves.busy or self._tier.busy
 
     @property
+    def eager(self) -> bool:
+        return self._moves.eager
+
+    @property
     def holding(self) -> bool:
         return self._moves.holding
+
+    def computed(self, event: TokenEvent) -> None:
+        self._moves.computed(event)
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
         return self._moves.pull(request, source)

@@ -49,4 +49,6 @@ def open_kv(
         kv.block_bytes,
         copier,
         lambda line: stream.send(Noted(line)),
+        engine.straight_tokens,
+        engine.max_waiting,
     )

@@ -173,7 +173,7 @@ def build_expert(
     trace = _trace(assigned)
     watch = ExpertWatch(trace) if trace else None
     port = ExpertPort(transport, device=ops.device)
-    node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch)
+    node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch, phases=deployment.phases)
     node.expert_error = bank.rounding_error
     return node, filler, _closing(transport.close, trace, deployment)
 

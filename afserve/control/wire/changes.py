@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from afserve.control.changes import Change, Changed, DrainOne, End, Fault, NewRole, Restart, ScaleTo
+from afserve.control.changes import Change, Changed, DrainOne, End, Fault, NewPhase, NewRole, Restart, ScaleTo
 from afserve.errors import ProtocolError
 
 _KINDS: dict[str, type[Change]] = {
-    kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, NewRole, Fault, End)
+    kind.__name__: kind for kind in (ScaleTo, DrainOne, Restart, NewRole, NewPhase, Fault, End)
 }
 
 

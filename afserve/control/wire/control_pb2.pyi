@@ -233,7 +233,7 @@ class Routed(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., width: _Optional[int] = ..., prefill: _Optional[bytes] = ..., decode: _Optional[bytes] = ...) -> None: ...
 
 class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv", "tiers")
+    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv", "queued_tokens", "tiers")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class AttentionStats(_message.Message):
     RESEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOMELESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
@@ -277,8 +278,9 @@ class AttentionStats(_message.Message):
     resend_seconds: float
     homeless_seconds: float
     kv: KvStats
+    queued_tokens: int
     tiers: TierStats
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ..., tiers: _Optional[_Union[TierStats, _Mapping]] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ..., queued_tokens: _Optional[int] = ..., tiers: _Optional[_Union[TierStats, _Mapping]] = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "restores", "restores_short", "restore_seconds", "damaged", "unreadable", "overwritten", "late", "refused")
@@ -311,7 +313,7 @@ class TierStats(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., restores: _Optional[int] = ..., restores_short: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., damaged: _Optional[int] = ..., unreadable: _Optional[int] = ..., overwritten: _Optional[int] = ..., late: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class KvStats(_message.Message):
-    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits")
+    __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits", "handed", "handed_short", "hand_seconds", "straight", "prompts")
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +325,11 @@ class KvStats(_message.Message):
     COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     COPY_HITS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_SHORT_FIELD_NUMBER: _ClassVar[int]
+    HAND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STRAIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     bytes_sent: int
     bytes_received: int
     leased: int
@@ -334,21 +341,30 @@ class KvStats(_message.Message):
     copied_blocks: int
     copies: int
     copy_hits: int
-    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ...) -> None: ...
+    handed: int
+    handed_short: int
+    hand_seconds: float
+    straight: int
+    prompts: int
+    def __init__(self, bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., leased: _Optional[int] = ..., lapsed: _Optional[int] = ..., pulls: _Optional[int] = ..., pulls_failed: _Optional[int] = ..., pull_seconds: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., copies: _Optional[int] = ..., copy_hits: _Optional[int] = ..., handed: _Optional[int] = ..., handed_short: _Optional[int] = ..., hand_seconds: _Optional[float] = ..., straight: _Optional[int] = ..., prompts: _Optional[int] = ...) -> None: ...
 
 class ExpertStats(_message.Message):
-    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds")
+    __slots__ = ("messages", "rows", "calls", "busy_seconds", "hold_seconds", "prompt_pieces", "prompt_seconds")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PIECES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     messages: int
     rows: int
     calls: int
     busy_seconds: float
     hold_seconds: float
-    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ...) -> None: ...
+    prompt_pieces: int
+    prompt_seconds: float
+    def __init__(self, messages: _Optional[int] = ..., rows: _Optional[int] = ..., calls: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., hold_seconds: _Optional[float] = ..., prompt_pieces: _Optional[int] = ..., prompt_seconds: _Optional[float] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "count", "token", "extra")
@@ -431,7 +447,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "placement")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "phases", "placement")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +455,13 @@ class Assigned(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class PhasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +474,7 @@ class Assigned(_message.Message):
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
     MOST_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
@@ -464,8 +488,9 @@ class Assigned(_message.Message):
     verify: str
     silence: float
     most_attention: int
+    phases: _containers.ScalarMap[int, str]
     placement: SaidPlacement
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., phases: _Optional[_Mapping[int, str]] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
 
 class SaidPlacement(_message.Message):
     __slots__ = ("data", "base")
@@ -541,16 +566,18 @@ class AttentionNodes(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[AttentionPeer, _Mapping]]] = ..., refusing: _Optional[str] = ..., serves: _Optional[bool] = ...) -> None: ...
 
 class AttentionPeer(_message.Message):
-    __slots__ = ("index", "generation", "accepting", "address")
+    __slots__ = ("index", "generation", "accepting", "address", "phase")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTING_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     accepting: bool
     address: str
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ..., address: _Optional[str] = ...) -> None: ...
+    phase: str
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., accepting: _Optional[bool] = ..., address: _Optional[str] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("index", "generation", "held", "stream")
@@ -692,7 +719,7 @@ class LostNodes(_message.Message):
     def __init__(self, role: _Optional[str] = ..., cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert")
+    __slots__ = ("name", "role", "state", "pid", "heartbeat_age", "resident_bytes", "attention", "expert", "phase")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -701,6 +728,7 @@ class NodeView(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     state: str
@@ -709,7 +737,8 @@ class NodeView(_message.Message):
     resident_bytes: int
     attention: AttentionStats
     expert: ExpertStats
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ...) -> None: ...
+    phase: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., attention: _Optional[_Union[AttentionStats, _Mapping]] = ..., expert: _Optional[_Union[ExpertStats, _Mapping]] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class QueryAnswer(_message.Message):
     __slots__ = ("number", "body", "error")
@@ -758,16 +787,18 @@ class Submit(_message.Message):
     def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("index", "generation", "request", "address")
+    __slots__ = ("index", "generation", "request", "address", "prefills")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FIELD_NUMBER: _ClassVar[int]
     index: int
     generation: int
     request: int
     address: str
-    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    prefills: bool
+    def __init__(self, index: _Optional[int] = ..., generation: _Optional[int] = ..., request: _Optional[int] = ..., address: _Optional[str] = ..., prefills: _Optional[bool] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("id", "choice", "choices", "seconds", "about")

@@ -65,7 +65,7 @@ from afserve.control.wire.values import (
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats, KvStats, TierStats
 from afserve.errors import AfserveError, ProtocolError
-from afserve.member import NodeId, Role
+from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.optimizer.problem import Ints
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
@@ -431,6 +431,8 @@ def _put_assigned(value: Assigned, proto: Proto, last: SaidLast) -> None:
     proto.role, proto.index, proto.generation = value.node.role, value.node.index, value.generation
     for role, count in deployment.counts.items():
         proto.counts[role] = count
+    for index, phase in deployment.phases.items():
+        proto.phases[index] = phase
     _put_said(deployment.placement, proto, last)
     _put_flat(deployment, proto)
     _put_flat(deployment.source, proto.source)
@@ -444,6 +446,7 @@ def _take_assigned(proto: Proto, last: SaidLast) -> Assigned:
         source=_take_flat(ModelSource, proto.source),
         engine=take_settings(EngineConfig, proto.engine),
         counts={Role(role): count for role, count in sorted(proto.counts.items())},
+        phases={index: AttentionPhase(phase) for index, phase in sorted(proto.phases.items())},
         placement=_take_said(proto, last),
     )
     return Assigned(NodeId(Role(proto.role), proto.index), proto.generation, deployment)
@@ -474,7 +477,10 @@ def _put_attention_nodes(value: AttentionNodes, proto: Proto) -> None:
 
 
 def _take_attention_nodes(proto: Proto) -> AttentionNodes:
-    peers = tuple(_take_flat(AttentionPeer, peer) for peer in proto.nodes)
+    peers = tuple(
+        _take_flat(AttentionPeer, peer, phase=AttentionPhase(peer.phase or AttentionPhase.BOTH))
+        for peer in proto.nodes
+    )
     return AttentionNodes(peers, proto.refusing, proto.serves)
 
 

@@ -12,7 +12,7 @@ from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError
-from afserve.member import NodeId
+from afserve.member import AttentionPhase, NodeId
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
 
@@ -270,6 +270,7 @@ class AttentionPeer:
     generation: int
     accepting: bool
     address: str = ""  # where other attention nodes reach its KV blocks
+    phase: AttentionPhase = AttentionPhase.BOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,17 +366,19 @@ def is_of_life(request: int, gateway: int, generation: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies)."""
+    """Where the KV of a request is: a life of an attention node, which knows it as `request` (0: it keeps copies), or
+    which `prefills` it first."""
 
     index: int
     generation: int
     request: int
     address: str
+    prefills: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """`kv_from` where the request has been computed elsewhere, and that node is still there."""
+    """`kv_from` where the request has been computed elsewhere, and that node is still there, or is to be."""
 
     request: GenerationRequest
     kv_from: KvSource | None = None

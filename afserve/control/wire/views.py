@@ -77,6 +77,7 @@ def _take_lost(proto: Proto) -> dict[str, dict[str, int]]:
 def _put_node(node: NodeView, proto: Proto) -> None:
     proto.name, proto.role, proto.state, proto.pid = node.name, node.role, node.state, node.pid
     proto.heartbeat_age, proto.resident_bytes = node.heartbeat_age, node.resident_bytes
+    proto.phase = node.phase
     put_stats(node.stats, proto)
 
 
@@ -89,4 +90,5 @@ def _take_node(proto: Proto) -> NodeView:
         proto.heartbeat_age,
         proto.resident_bytes,
         take_stats(proto),
+        proto.phase,
     )

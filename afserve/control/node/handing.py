@@ -1,0 +1,165 @@
+"""The decode side of a hand-over: a prefill node computes the prompt, and its blocks come here while it does.
+
+The request is scheduled here once the last block is there, with all of its prompt but the end in the prefix cache.
+Whatever did not come is computed here: a lost prefill node, a wrong checksum and a refusal cost time and no token.
+Calls come from the thread that steps the node.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from afserve.clock import Clock
+from afserve.comm.kv.messages import Name
+from afserve.comm.kv.puller import Load, Prompt, Pulled
+from afserve.control.node.deflection import PromptQueue, goes_straight
+from afserve.control.wire.values import KvSource
+from afserve.engine.request import GenerationRequest
+from afserve.member import attention_node
+from afserve.trace import Arrow
+
+MOST_AT_ONCE = 64
+HAND_OVER_SECONDS = 60.0  # the prefill node says that it still computes; longer, and it is computed here
+
+
+class DecodeNode(Protocol):
+    """What this needs of `engine.attention_node.AttentionNode`."""
+
+    @property
+    def queued_tokens(self) -> int: ...
+    @property
+    def prompt_rate(self) -> float: ...
+    @property
+    def room(self) -> int: ...
+    @property
+    def most_room(self) -> int: ...
+    def usable_names(self, request: GenerationRequest) -> list[Name]: ...
+    def known(self, names: list[Name]) -> int: ...
+    def draw(self, row: str, what: str, since: float) -> None: ...
+    def draw_arrow(self, row: str, identity: str, step: Arrow) -> None: ...
+
+
+class HandingExchange(Protocol):
+    """What this needs of `comm.kv.exchange.Exchange`."""
+
+    def pull(
+        self,
+        address: str,
+        names: Sequence[Name],
+        limit: float,
+        *,
+        request: int,
+        generation: int,
+        prompt: Prompt | None = None,
+    ) -> int: ...
+    def cancel(self, transfer: int) -> None: ...
+    def load(self, address: str) -> Load | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: GenerationRequest
+    source: KvSource
+    names: list[Name]
+    missing: int  # blocks, when it was asked for
+    since: float
+
+
+class HandOvers:
+    """`straight` tokens are the most that are ever computed here because that is predicted to be faster; `waiting` is
+    how many may wait for room, more are the scheduler's to take or to refuse. Counts: `handed` over, `short` ones of
+    those, `seconds` they took, and requests that `went_straight`."""
+
+    def __init__(
+        self,
+        node: DecodeNode,
+        exchange: HandingExchange,
+        clock: Clock,
+        block_size: int,
+        straight: int,
+        tell: Callable[[str], None],
+        waiting: int = 1024,
+    ) -> None:
+        self._waiting = waiting
+        self._node, self._exchange, self._clock = node, exchange, clock
+        self._block_size, self._straight, self._tell = block_size, straight, tell
+        self._queue: deque[_Waiting] = deque()
+        self._under_way: dict[int, _Waiting] = {}
+        self.handed = self.short = self.went_straight = 0
+        self.seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue or self._under_way)
+
+    def ask(self, request: GenerationRequest, source: KvSource, transfer: Callable[[int], float]) -> bool:
+        """Whether the request waits for its prompt from the prefill node `source`. `transfer` gives the seconds that so
+        many blocks take."""
+        names = self._node.usable_names(request)
+        missing = len(names) - self._node.known(names)
+        if not missing or missing > self._node.most_room or len(self._queue) >= self._waiting:
+            return False
+        now = self._clock.now()
+        load = self._exchange.load(source.address)
+        there = None if load is None else PromptQueue(load.queued_at(now), load.rate)
+        here = PromptQueue(self._node.queued_tokens, self._node.prompt_rate)
+        tokens = len(request.prompt_ids) + len(request.generated)
+        tokens -= (len(names) - missing) * self._block_size
+        if goes_straight(tokens, self._straight, here, there, transfer(missing)):
+            self.went_straight += 1
+            return False
+        self._queue.append(_Waiting(request, source, names, missing, now))
+        return True
+
+    def cancel(self, number: int) -> None:
+        """May be said of any request."""
+        self._queue = deque(one for one in self._queue if one.request.handle != number)
+        for transfer in [t for t, one in self._under_way.items() if one.request.handle == number]:
+            del self._under_way[transfer]
+            self._exchange.cancel(transfer)
+
+    def start(self) -> list[GenerationRequest]:
+        """Begin those that there is room for, in order; the requests that have waited too long for it."""
+        now, late = self._clock.now(), []
+        while self._queue:
+            one = self._queue[0]
+            if now >= one.since + HAND_OVER_SECONDS:
+                late.append(self._queue.popleft().request)
+                continue
+            if len(self._under_way) >= MOST_AT_ONCE or self._node.room < one.missing:
+                break
+            self._begin(self._queue.popleft(), now)
+        self.handed += len(late)
+        self.short += len(late)
+        return late
+
+    def ended(self, pulled: Pulled) -> GenerationRequest | None:
+        """The request that it was for, if that is still wanted."""
+        one = self._under_way.pop(pulled.transfer, None)
+        if one is None:
+            return None
+        now = self._clock.now()
+        self.handed += 1
+        self.short += not pulled.complete
+        self.seconds += now - one.since
+        owner, total = attention_node(one.source.index), len(one.names)
+        missing = total - pulled.here - pulled.received
+        self._tell(
+            f"request {one.request.handle}: {owner} computed {pulled.received} of {total} blocks in "
+            f"{1e3 * (now - one.since):.1f} ms, {pulled.here} were here, {missing} are computed here ({pulled.why})"
+        )
+        if pulled.received:
+            self._node.draw_arrow("KV blocks", f"prompt {one.request.handle}", "f")
+        self._node.draw("KV blocks", f"{pulled.received} blocks from {owner}", one.since)
+        return one.request
+
+    def _begin(self, one: _Waiting, now: float) -> None:
+        request, source = one.request, one.source
+        tokens = (*request.prompt_ids, *request.generated)[: len(one.names) * self._block_size]
+        prompt = Prompt(tokens, request.handle, request.priority, request.cache_salt)
+        left = one.since + HAND_OVER_SECONDS - now
+        transfer = self._exchange.pull(
+            source.address, one.names, left, request=0, generation=source.generation, prompt=prompt
+        )
+        self._under_way[transfer] = one

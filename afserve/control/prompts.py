@@ -1,0 +1,47 @@
+"""Which prefill node computes a request's prompt: one that has seen its beginning, unless others have much less to do.
+
+A gateway knows what it has asked of each and has no token for yet; that is the load. It opens nothing.
+"""
+
+from collections.abc import Sequence
+
+from afserve.control.affinity import Affinity
+from afserve.control.attendance import Life
+from afserve.control.requests import Request
+from afserve.control.wire.values import AttentionPeer, KvSource
+
+
+class Prompts:
+    """Prompts under way. `block_size` in tokens: what does not fill a block is never handed over."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._affinity = Affinity(block_size)
+        self._under_way: dict[Request, tuple[Life, int]] = {}
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._under_way)
+
+    def source(self, request: Request, nodes: Sequence[AttentionPeer]) -> KvSource | None:
+        """Where its prompt is computed, of prefill nodes that take requests; None: where it is decoded."""
+        self.over(request)
+        asked = request.asked
+        tokens = len(asked.prompt_ids) + len(request.generated)
+        scored = asked.params.prompt_logprobs is not None and not request.generated
+        if not nodes or tokens <= self._block_size or scored:
+            return None
+        lives = {node.index: Life(node.index, node.generation) for node in nodes}
+        load = {index: sum(at == life for at, _ in self._under_way.values()) for index, life in lives.items()}
+        pending = {index: self._tokens(life) for index, life in lives.items()}
+        route = self._affinity.pick(asked.prompt_ids, load, None, pending)
+        node = next(node for node in nodes if node.index == route.node)
+        self._under_way[request] = Life(node.index, node.generation), tokens
+        return KvSource(node.index, node.generation, 0, node.address, prefills=True)
+
+    def over(self, request: Request) -> None:
+        """It has a token, or has gone. May be said of any request."""
+        self._under_way.pop(request, None)
+
+    def _tokens(self, life: Life) -> int:
+        return sum(tokens for where, tokens in self._under_way.values() if where == life)

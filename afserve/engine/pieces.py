@@ -1,0 +1,70 @@
+"""In which pieces an expert node computes long messages while others decode: numbers in, numbers of rows out.
+
+A decode message waits for the piece that runs, so a piece is short. But every piece costs something whatever its size,
+so it is not shorter than keeps that a small part of the work. What a call and a row cost is measured. It knows no
+tensors and no clock.
+"""
+
+from dataclasses import dataclass
+
+PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
+OVERHEAD = 1 / 5  # at most so much of the rows' own time is spent on calls
+FLOOR = 1 / 16  # of the time goes to prompts at least, while decode messages never end
+_GRAIN = 16  # rows
+_DECAY = 0.98  # of what was measured before, per call
+
+
+@dataclass(slots=True)
+class PieceSize:
+    """Least squares of calls' seconds over their rows, older calls counting less."""
+
+    _weight: float = 0.0
+    _rows: float = 0.0
+    _seconds: float = 0.0
+    _squares: float = 0.0
+    _products: float = 0.0
+
+    def ran(self, rows: int, seconds: float) -> None:
+        """One call."""
+        self._weight = _DECAY * self._weight + 1
+        self._rows = _DECAY * self._rows + rows
+        self._seconds = _DECAY * self._seconds + seconds
+        self._squares = _DECAY * self._squares + rows * rows
+        self._products = _DECAY * self._products + rows * seconds
+
+    def costs(self) -> tuple[float, float]:
+        """Seconds of a call without rows, and of one row; (0, 0) while calls of one size only were seen."""
+        spread = self._weight * self._squares - self._rows**2
+        if spread <= 1e-6 * self._squares:
+            return 0.0, 0.0
+        row = max(0.0, (self._weight * self._products - self._rows * self._seconds) / spread)
+        return max(0.0, (self._seconds - row * self._rows) / self._weight), row
+
+    def rows(self, left: int) -> int:
+        """Of the next piece, of `left` rows."""
+        call, row = self.costs()
+        if not row:
+            return left
+        wanted = max(PIECE_SECONDS - call, call / OVERHEAD) / row
+        grains = max(1, int(wanted / _GRAIN))
+        return min(left, grains * _GRAIN)
+
+
+@dataclass(slots=True)
+class PromptShare:
+    """What prompts got of the time since some have been waiting."""
+
+    _prompts: float = 0.0
+    _all: float = 0.0
+
+    def ran(self, seconds: float, *, prompt: bool) -> None:
+        self._all += seconds
+        self._prompts += seconds * prompt
+
+    def none_waits(self) -> None:
+        self._prompts = self._all = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a piece comes before the decode messages that wait."""
+        return self._prompts < FLOOR * self._all

@@ -1,0 +1,119 @@
+"""A cluster whose attention nodes have phases, in one thread: prompts are handed over by wires that may fail."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from afserve.clock import FakeClock
+from afserve.comm.kv.exchange import Exchange
+from afserve.control.node.kv import KvMoves
+from afserve.control.wire.values import KvSource
+from afserve.engine.local import LocalCluster
+from afserve.engine.request import GenerationRequest
+from afserve.member import AttentionPhase
+from tests.comm.kv_world import Wires, World
+
+
+@dataclass
+class End:
+    """An attention node of the cluster, and how it moves KV."""
+
+    address: str
+    index: int
+    node: object
+    wires: Wires = None
+    moves: KvMoves = None
+
+
+class Phased(World):
+    """Attention nodes 0 .. prefill - 1 compute prompts, the others decode."""
+
+    def __init__(
+        self, cluster: LocalCluster, prefill: int, *, seed: int = 0, faulty: float = 0.0, straight: int = 0
+    ) -> None:
+        self.dice, self.clock, self.faulty = random.Random(seed), FakeClock(), faulty
+        self.links, self.happened, self.known = [], Counter(), set()
+        self.cluster, self.lost = cluster, set()
+        self.block_bytes = cluster.attention[0].kv.block_bytes
+        self.said: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        self.asked: dict[int, tuple[GenerationRequest, End]] = {}
+        self.nodes = [End(f"node-{i}", i, node) for i, node in enumerate(cluster.attention)]
+        self.prefilling, self.decoding = self.nodes[:prefill], self.nodes[prefill:]
+        self.lines: list[str] = []
+        for expert in cluster.experts:
+            expert.in_phases({end.index: AttentionPhase.PREFILL for end in self.prefilling})
+        size = cluster.attention[0].kv.pool.block_size
+        for end in self.nodes:
+            end.wires = Wires(self, end)
+            exchange = Exchange(end.node.blocks, end.wires, self.clock)
+            end.moves = KvMoves(
+                end.node,
+                exchange,
+                self.clock,
+                size,
+                self.block_bytes,
+                tell=self.lines.append,
+                straight=straight,
+            )
+
+    def submit(self, request: GenerationRequest, prefill: End, decode: End) -> None:
+        """What a gateway does."""
+        self.said.setdefault(request.handle, list(request.generated))
+        self.asked[request.handle] = request, decode
+        source = KvSource(prefill.index, 0, 0, prefill.address, prefills=True)
+        if not decode.moves.pull(request, source):
+            decode.node.submit(request)
+
+    def lose(self, end: End) -> None:
+        """As a process that was killed: its connections end, and it says nothing more."""
+        self.lost.add(end.index)
+        for link, side in end.wires.links.values():
+            link.dead = link.closed[side] = True
+
+    def move(self, handle: int, prefill: End, decode: End) -> None:
+        """The gateway lost the node where it was decoded."""
+        request, _ = self.asked[handle]
+        self.submit(replace(request, generated=tuple(self.said[handle])), prefill, decode)
+
+    def round(self) -> None:
+        for link in list(self.links):
+            for way in (0, 1):
+                self.deliver(link, way)
+                self.deliver(link, way)
+            self.notice(link)
+        if self.links and self.dice.random() < self.faulty / 20:
+            self.cut(self.dice.choice(self.links))
+        self.clock.advance(0.01)
+        for end in self.nodes:
+            if end.index not in self.lost:
+                self._turn(end)
+        for expert in self.cluster.experts:
+            expert.poll()
+
+    def _turn(self, end: End) -> None:
+        for request in end.moves.turn():
+            if self.asked[request.handle][1] is end:
+                end.node.submit(request)
+        for event in end.node.step():
+            if event.handle < 0:
+                end.moves.computed(event)
+            elif self.asked[event.handle][1] is end:
+                assert event.error is None
+                self.cached.setdefault(event.handle, event.cached_tokens)
+                self.said[event.handle] += event.token_ids
+        end.node.check()
+
+    @property
+    def busy(self) -> bool:
+        here = [end for end in self.nodes if end.index not in self.lost]
+        return any(end.moves.busy or end.node.busy for end in here)
+
+    def run(self, rounds: int = 20_000) -> None:
+        for _ in range(rounds):
+            self.round()
+            if not self.busy:
+                break
+        else:
+            raise AssertionError(f"still busy after {rounds} rounds: {self.lines}")
+        assert not any(list(end.node.blocks.held) for end in self.nodes if end.index not in self.lost)

@@ -1,0 +1,51 @@
+"""What `scale` asks for by pool, where attention nodes have phases: a scripted controller over the real membership."""
+
+import pytest
+
+from afserve.control.changes import DrainOne, NewPhase, ScaleTo
+from afserve.control.changing import Changing
+from afserve.errors import ConfigError
+from tests.control.test_scaling import phased, served
+
+
+class Controller:
+    ready = True
+
+    def __init__(self, membership):
+        self.membership = membership
+
+    @property
+    def deployment(self):
+        return self.membership.deployment
+
+    @property
+    def members(self):
+        return self.membership.members
+
+    def obey(self, event):
+        self.membership.on(event, 1.0)
+
+
+def test_pools_of_phases_are_counted_apart():
+    changing = Changing(Controller(phased()))
+    changed = changing.change(ScaleTo({"prefill": "+1", "decode": "1"}))
+    assert changed.counts == {"attention": 0, "experts": 1, "gateways": 0, "prefill": 2, "decode": 1}
+    assert (changed.coming, changed.going) == (("attention-3",), ("attention-2",))
+    changed = changing.change(ScaleTo({"attention": "+1"}))
+    assert changed.counts["attention"] == 1, "of a run with phases, those that do both"
+
+
+def test_a_run_gets_phases_while_it_serves():
+    membership, _ = served(attention=2, most_attention=3)
+    changing = Changing(Controller(membership))
+    with pytest.raises(ConfigError, match="no decode node"):
+        changing.change(NewPhase("attention-0", "prefill"))
+    changing.change(NewPhase("attention-1", "decode"))
+    changed = changing.change(NewPhase("attention-0", "prefill"))
+    assert (changed.counts["attention"], changed.counts["prefill"], changed.counts["decode"]) == (0, 1, 1)
+    with pytest.raises(ConfigError, match="'prefil' is not one of"):
+        changing.change(ScaleTo({"prefil": "1"}))
+    with pytest.raises(ConfigError, match="'sleep' is not one of both, prefill, decode"):
+        changing.change(NewPhase("attention-0", "sleep"))
+    with pytest.raises(ConfigError, match="no decode node"):
+        changing.change(DrainOne("attention-1"))

@@ -1,0 +1,252 @@
+"""Prompts that prefill nodes compute give the colocated engine's tokens, whatever happens to the hand-over."""
+
+import pytest
+import torch
+
+from afserve.clock import FakeClock
+from afserve.comm.kv.puller import COMPLETE, Load, Pulled
+from afserve.config import ModelSource
+from afserve.control.node.deflection import PromptQueue, goes_straight
+from afserve.control.node.handing import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
+from afserve.control.wire.values import KvSource
+from afserve.engine.local import LocalCluster, colocated
+from afserve.engine.request import GenerationRequest, SamplingParams
+from tests.control.phased import Phased
+from tests.engine.driving import FAMILIES, config, drive, prompts, requests
+
+ASKED = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=16, temperature=0.9, seed=5, ignore_eos=True)
+LENGTHS = (5, 41, 120, 150)
+SMALL = {"max_batch_tokens": 32, "kv_blocks": 64}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_checkpoint):
+    """The colocated engine's tokens, by family and parameters."""
+    known = {}
+
+    def tokens(name, params):
+        if (name, params) not in known:
+            node = colocated(ModelSource(str(tiny_checkpoint(name)), name), config(**SMALL))
+            said = {}
+            for event in drive(node, requests(prompts(LENGTHS), params)):
+                said.setdefault(event.handle, []).extend(event.token_ids)
+            known[name, params] = said
+        return known[name, params]
+
+    return tokens
+
+
+def phased(path, name, prefill, decode, experts, **fields):
+    source = ModelSource(str(path), name)
+    sizes = SMALL | {"kv_blocks": fields.pop("kv_blocks", SMALL["kv_blocks"])}
+    cluster = LocalCluster.build(
+        source, config(**sizes, micro_batches=2), attention=prefill + decode, experts=experts
+    )
+    return Phased(cluster, prefill, **fields)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_the_colocated_engine(name, shape, tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint(name), name, *shape)
+    params = DRAWN if shape[0] == 2 else ASKED
+    for request in requests(prompts(LENGTHS), params):
+        at = request.handle
+        prefill = world.prefilling[at % len(world.prefilling)]
+        world.submit(request, prefill, world.decoding[at % len(world.decoding)])
+    world.run()
+    assert world.said == alone(name, params)
+    assert world.cached == {0: 0, 1: 40, 2: 112, 3: 144}, "all but the end came from prefill nodes"
+    stats = [end.moves.stats() for end in world.nodes]
+    assert sum(one.handed for one in stats) == sum(one.prompts for one in stats) == 3
+    assert not sum(one.handed_short for one in stats)
+
+
+def test_blocks_come_while_the_prompt_is_still_computed(tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
+    (prefill,), (decode,) = world.prefilling, world.decoding
+    world.submit(requests(prompts(LENGTHS), ASKED)[3], prefill, decode)
+    early = False
+    while not decode.moves.stats().handed:
+        world.round()
+        early = early or (prefill.node.queued_tokens > 0 and decode.moves.stats().bytes_received > 0)
+    assert early
+    world.run()
+    assert world.said[3] == alone("qwen3", ASKED)[3]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("v3"), "v3", 2, 1, 1, seed=seed, faulty=0.3)
+    for request in requests(prompts(LENGTHS), ASKED):
+        world.submit(request, world.prefilling[request.handle % 2], world.decoding[0])
+    while world.busy:
+        world.round()
+    assert world.said == alone("v3", ASKED)
+
+
+def test_nodes_with_little_memory_wait_and_preempt(tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1, kv_blocks=24)
+    for request in requests(prompts(LENGTHS), ASKED):
+        world.submit(request, world.prefilling[0], world.decoding[0])
+    world.run()
+    assert world.said == alone("qwen3", ASKED)
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_either_side_may_be_lost_in_the_middle(side, after, tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("mixtral-window"), "mixtral-window", 1, 2, 2)
+    (prefill,), (decode, other) = world.prefilling, world.decoding
+    for request in requests(prompts(LENGTHS), ASKED):
+        world.submit(request, prefill, decode)
+    for _ in range(after):
+        world.round()
+    world.lose(prefill if side == "prefill" else decode)
+    if side == "decode":
+        for handle in list(world.asked):
+            if len(world.said[handle]) < ASKED.max_tokens:
+                world.move(handle, prefill, other)
+    world.run()
+    assert world.said == alone("mixtral-window", ASKED)
+
+
+def test_a_request_that_was_cancelled_ends_at_both(tiny_checkpoint):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
+    (prefill,), (decode,) = world.prefilling, world.decoding
+    world.submit(requests(prompts(LENGTHS), ASKED)[3], prefill, decode)
+    while not prefill.node.busy:
+        world.round()
+    decode.moves.cancel(3)
+    world.run()
+    assert world.said[3] == [] and prefill.moves.stats().prompts == 0
+
+
+def test_tenants_find_their_own_blocks_only(tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
+    prompt = prompts(LENGTHS)[2]
+    for handle, salt in enumerate(("a", "b")):
+        request = GenerationRequest(handle, prompt, ASKED, cache_salt=salt)
+        world.submit(request, world.prefilling[0], world.decoding[0])
+        world.run()
+        assert world.decoding[0].moves.stats().handed == handle + 1, "the other tenant's are not found"
+    assert world.said == {0: alone("qwen3", ASKED)[2], 1: alone("qwen3", ASKED)[2]}
+
+
+# ---- which prompts go straight
+
+
+def test_a_short_prompt_goes_straight_where_that_is_sooner():
+    idle, loaded = PromptQueue(0, 1000.0), PromptQueue(4000, 1000.0)
+    assert goes_straight(100, 256, idle, idle, 0.01), "a transfer costs more than none"
+    assert not goes_straight(257, 256, idle, idle, 0.01), "it would hold up those who decode"
+    assert not goes_straight(100, 256, loaded, idle, 0.01)
+    assert goes_straight(100, 256, loaded, PromptQueue(5000, 1000.0), 0.01)
+    slow = PromptQueue(0, 100.0)
+    assert not goes_straight(100, 256, slow, idle, 0.5) and goes_straight(100, 256, slow, idle, 0.95)
+    assert goes_straight(100, 256, PromptQueue(0, 0.0), idle, 0.01), "taken to be as fast as the other"
+    assert not goes_straight(100, 256, idle, None, 0.01) and not goes_straight(9, 256, idle, slow_start(), 0)
+
+
+def slow_start():
+    return PromptQueue(0, 0.0)
+
+
+class Node:
+    queued_tokens, prompt_rate, room, most_room = 0, 0.0, 1000, 1000
+
+    def usable_names(self, request):
+        return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // 16)]
+
+    def known(self, names):
+        return 0
+
+    def draw(self, row, what, since):
+        return
+
+    def draw_arrow(self, row, identity, step):
+        return
+
+
+class Scripted:
+    def __init__(self):
+        self.pulls, self.loads = [], {}
+
+    def pull(self, address, names, limit, **said):
+        self.pulls.append((address, len(names), limit, said["prompt"]))
+        return len(self.pulls)
+
+    def cancel(self, transfer):
+        self.pulls[transfer - 1] = None
+
+    def load(self, address):
+        return self.loads.get(address)
+
+
+THERE = KvSource(1, 0, 0, "unix:there", prefills=True)
+
+
+def asked(handle, blocks=4):
+    return GenerationRequest(handle, tuple(range(blocks * 16 + 3)), priority=2, cache_salt="x")
+
+
+def test_a_queue_that_was_told_grows_shorter_with_time():
+    node, exchange, clock = Node(), Scripted(), FakeClock(9.0)
+    handing = HandOvers(node, exchange, clock, 16, 256, lambda line: None)
+    assert handing.ask(asked(1), THERE, lambda blocks: 0.0), "nothing is known yet"
+    exchange.loads["unix:there"] = Load(9.0, 1000, 100.0)
+    node.queued_tokens = 500
+    assert not handing.ask(asked(2), THERE, lambda blocks: 0.0) and handing.went_straight == 1
+    clock.advance(5.1)
+    assert handing.ask(asked(3), THERE, lambda blocks: 0.0), "490 tokens are left there by now"
+
+
+def test_hand_overs_wait_for_room_and_not_for_ever():
+    node, exchange, clock = Node(), Scripted(), FakeClock(9.0)
+    handing = HandOvers(node, exchange, clock, 16, 0, lambda line: None)
+    node.room = 3
+    assert handing.ask(asked(1), THERE, lambda blocks: 0.0)
+    assert handing.start() == [] and not exchange.pulls and handing.busy
+    node.room = 4
+    clock.advance(1.0)
+    assert handing.start() == []
+    ((address, blocks, limit, prompt),) = exchange.pulls
+    assert (address, blocks, limit) == ("unix:there", 4, HAND_OVER_SECONDS - 1.0)
+    assert (len(prompt.tokens), prompt.request, prompt.priority, prompt.salt) == (64, 1, 2, "x")
+    node.room = 0
+    assert handing.ask(asked(2), THERE, lambda blocks: 0.0)
+    clock.advance(HAND_OVER_SECONDS)
+    assert handing.start() == [asked(2)] and handing.short == 1
+    assert handing.ended(Pulled(1, 0, 4, 2, 0, 10, 0.5, "it broke")) == asked(1) and handing.short == 2
+    assert handing.ended(Pulled(1, 0, 4, 4, 0, 10, 0.5, COMPLETE)) is None and not handing.busy
+
+
+def test_few_are_handed_over_at_once():
+    node, exchange, clock = Node(), Scripted(), FakeClock(9.0)
+    handing = HandOvers(node, exchange, clock, 16, 0, lambda line: None)
+    for handle in range(MOST_AT_ONCE + 1):
+        assert handing.ask(asked(handle), THERE, lambda blocks: 0.0)
+    handing.start()
+    assert len(exchange.pulls) == MOST_AT_ONCE
+    handing.cancel(MOST_AT_ONCE)
+    handing.cancel(0)
+    handing.start()
+    assert len(exchange.pulls) == MOST_AT_ONCE and exchange.pulls[0] is None
+
+
+def test_what_never_fits_or_would_wait_behind_too_many_is_the_schedulers():
+    node, exchange, clock = Node(), Scripted(), FakeClock(9.0)
+    handing = HandOvers(node, exchange, clock, 16, 0, lambda line: None, waiting=2)
+    node.room, node.most_room = 0, 4
+    assert not handing.ask(asked(1, blocks=5), THERE, lambda blocks: 0.0), "it would wait for ever"
+    assert all(handing.ask(asked(handle), THERE, lambda blocks: 0.0) for handle in (2, 3))
+    assert not handing.ask(asked(4), THERE, lambda blocks: 0.0)

@@ -1,0 +1,55 @@
+"""Prefill and decode nodes as processes: prompts are handed over, and no client sees who computed what, or was lost."""
+
+import asyncio
+
+import pytest
+
+from afserve.control.membership.events import ChangePhase
+from afserve.member import AttentionPhase, attention_node
+from tests.e2e.test_lost_attention import Stream, homes, kill, serving, until
+
+pytestmark = pytest.mark.process
+LONG = {"prompt": "import os\nimport sys\n" * 150, "max_tokens": 30}
+OTHER = {"prompt": "class Tree:\n    pass\n" * 100, "max_tokens": 30, "temperature": 0.9, "seed": 7}
+
+
+def stats(run, index):
+    return run.controller.members.at(attention_node(index)).stats
+
+
+def ready(run):
+    return len(run._gateway._attendance.usable()) == 3
+
+
+def test_prompts_are_handed_over_and_either_side_may_be_lost():
+    async def scenario():
+        async with serving(attention=None, prefill=1, decode=2) as (run, client):
+            asked = [LONG, OTHER]
+            await until(lambda: ready(run))
+            streams = [Stream(client, one) for one in asked]
+            await asyncio.gather(*(stream.read() for stream in streams))
+            first = [stream.answer() for stream in streams]
+            await until(lambda: stats(run, 1).kv.handed + stats(run, 2).kv.handed >= 2)
+            assert not stats(run, 0).generated_tokens - stats(run, 0).kv.prompts, (
+                "it has drawn nothing itself"
+            )
+
+            again = {**LONG, "prompt": "x = 1\n" + LONG["prompt"]}
+            stream = Stream(client, again)
+            reading = asyncio.create_task(stream.read())
+            await until(lambda: homes(run))
+            kill(run, 0)
+            await reading
+            await until(lambda: ready(run))
+            run.controller.obey(ChangePhase(attention_node(1), AttentionPhase.BOTH))
+            other = Stream(client, again)
+            reading = asyncio.create_task(other.read())
+            await until(lambda: homes(run))
+            kill(run, next(iter(homes(run))))
+            await reading
+            assert stream.answer() == other.answer()
+            await until(lambda: ready(run))
+            repeated = [await Stream(client, one).read() for one in asked]
+            assert [one.answer() for one in repeated] == first
+
+    asyncio.run(scenario())

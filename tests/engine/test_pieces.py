@@ -1,0 +1,161 @@
+"""Prompts' messages in pieces beside decode: which comes first, how long a piece is, and what prompts get at least."""
+
+import pytest
+
+from afserve.engine.pieces import FLOOR, OVERHEAD, PIECE_SECONDS, PieceSize, PromptShare
+from afserve.member import AttentionPhase
+from tests.engine.test_expert_node import LAYERS, Rig, TimedBank
+
+CALL, ROW = 20e-6, 4e-6  # seconds
+
+
+class PricedBank(TimedBank):
+    """A call costs something, and each row does."""
+
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH):
+        self.seconds = CALL + ROW * len(x_RH)
+        super().forward(layer, x_RH, slot_RK, weight_RK, out_RH)
+
+
+def rig(**phases):
+    made = Rig(attention=3, longest_hold=0.0)
+    made.bank = made.node._bank = PricedBank(made.clock)
+    made.node.in_phases({int(name[1:]): AttentionPhase(phase) for name, phase in phases.items()})
+    return made
+
+
+def decode(made, turns):
+    """Node 2 decodes one message after the other, which are computed as they come; what was computed beside them."""
+    for turn in range(turns):
+        ticket = made.send(2, turn % LAYERS, rows=1 + turn % 3)
+        made.node.poll()
+        made.take(2, ticket, turn % LAYERS)
+
+
+def learnt(**phases):
+    made = rig(**phases)
+    decode(made, 9)
+    made.bank.calls.clear()
+    return made
+
+
+def test_what_a_call_and_a_row_cost_is_measured():
+    size = PieceSize()
+    size.ran(4, CALL + 4 * ROW)
+    assert size.costs() == (0.0, 0.0) and size.rows(500) == 500, "one size tells nothing"
+    for rows in (1, 4, 2, 300, 7):
+        size.ran(rows, CALL + rows * ROW)
+    assert size.costs() == pytest.approx((CALL, ROW))
+    assert size.rows(500) == 32 and size.rows(20) == 20
+    assert 32 * ROW + CALL <= PIECE_SECONDS
+
+
+def test_a_piece_is_long_enough_for_what_a_call_costs():
+    size = PieceSize()
+    for rows in (16, 64, 200):
+        size.ran(rows, 1e-3 + rows * ROW)
+    pieces = size.rows(100_000)
+    assert pieces * ROW * OVERHEAD == pytest.approx(1e-3, rel=0.02)
+    for _ in range(400):
+        size.ran(16, 0.1e-6 * 16)
+        size.ran(32, 0.1e-6 * 32)
+    assert size.rows(100_000) == pytest.approx(2000, abs=16), "calls cost nothing any more"
+
+
+def test_alone_a_prompts_message_is_one_call():
+    made = learnt()
+    made.clock.advance(1.0)
+    chunk = made.send(0, 1, rows=300)
+    assert made.node.poll() == 1 and made.bank.calls == [(1, 300)]
+    made.take(0, chunk, 1)
+
+
+def test_beside_decode_it_is_computed_in_pieces_and_decode_comes_first():
+    made = learnt()
+    chunk = made.send(0, 1, rows=300)
+    order = []
+    while not made.links[0].ready(chunk):
+        ticket = made.send(2, 2, rows=2)
+        waited = made.clock.now()
+        made.node.poll()
+        made.take(2, ticket, 2)
+        order += made.bank.calls
+        assert made.bank.calls[0] == (2, 2), "decode first"
+        assert made.clock.now() - waited <= 2 * CALL + 2 * ROW + PIECE_SECONDS
+        made.bank.calls.clear()
+    made.take(0, chunk, 1)
+    pieces = [rows for layer, rows in order if layer == 1]
+    assert sum(pieces) == 300 and set(pieces[:-1]) == {32}
+    assert made.node.stats().prompt_pieces == len(pieces)
+
+
+def test_prompts_get_a_share_while_decode_never_ends():
+    """Whenever the node looks, a decode message is there."""
+    made = learnt()
+    made.send(0, 1, rows=300)
+    send, poll = made.send, made.node._port.poll
+    ready = []
+
+    def flooded():
+        for ticket in list(ready):
+            if made.links[2].ready(ticket):
+                made.links[2].combine(ticket)
+                ready.remove(ticket)
+        if not ready:
+            ready.append(send(2, 2, rows=2))
+        return poll()
+
+    made.node._port.poll = flooded
+    began = made.clock.now()
+    for _ in range(300):
+        made.node.poll()
+    rows = sum(rows for layer, rows in made.bank.calls if layer == 1)
+    share = made.node.stats().prompt_seconds / (made.clock.now() - began)
+    assert rows == 300 or share == pytest.approx(FLOOR, rel=0.3)
+    assert rows >= 96
+
+
+def test_what_a_prefill_node_sends_is_a_prompts_whatever_its_size():
+    made = learnt(n0="prefill", n1="decode")
+    few, many = made.send(0, 1, rows=5), made.send(1, 1, rows=200)
+    assert made.node.poll() == 2
+    assert made.bank.calls == [(1, 200), (1, 5)], "many that decode come first, and are not cut"
+    made.take(0, few, 1)
+    made.take(1, many, 1)
+
+
+def test_a_node_that_leaves_in_the_middle_of_a_prompt():
+    made = learnt()
+    made.send(0, 1, rows=300)
+    made.node.poll()
+    assert made.node._prompts
+    made.links[0].close()
+    for _ in range(3):
+        made.node.wait(0.0)
+        made.node.poll()
+    again = made.send(1, 1, rows=300)
+    while not made.links[1].ready(again):
+        made.node.poll()
+    made.take(1, again, 1)
+
+
+def test_a_newer_dispatch_replaces_one_of_which_a_part_is_done():
+    made = learnt()
+    made.send(0, 0, rows=300)
+    made.node.poll()
+    ticket = made.send(0, 2, rows=200)
+    while not made.links[0].ready(ticket):
+        made.node.poll()
+    made.take(0, ticket, 2)
+
+
+def test_a_share_is_of_the_time_in_which_prompts_wait():
+    share = PromptShare()
+    assert not share.is_due
+    share.ran(1.0, prompt=False)
+    assert share.is_due
+    share.ran(0.1, prompt=True)
+    assert not share.is_due
+    share.none_waits()
+    share.ran(0.1, prompt=True)
+    assert not share.is_due
