@@ -63,10 +63,11 @@ def sampling(
 
 
 def connect(url: str, api_key_file: str | None) -> Client:
-    return Client(url, api_key=_key(api_key_file))
+    return Client(url, api_key=key_of(api_key_file))
 
 
-def _key(path: str | None) -> str | None:
+def key_of(path: str | None) -> str | None:
+    """The first key of a file. Raises ConfigError."""
     if path is None:
         return None
     try:
