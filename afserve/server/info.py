@@ -20,19 +20,21 @@ class Info:
         self._service = service
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        names = self._service.backend.model.names
+        return json_response({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        served = self._service.backend.model.name
-        if name != served:
-            raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
-        return json_response(self._model())
+        names = self._service.backend.model.names
+        if name not in names:
+            served = " and ".join(map(repr, names))
+            raise NotFoundError(f"model: {shown(name)} is not served here, {served} is", param="model")
+        return json_response(self._model(name))
 
-    def _model(self) -> dict[str, object]:
+    def _model(self, name: str) -> dict[str, object]:
         model = self._service.backend.model
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": model.created,
             "owned_by": "afserve",
@@ -62,19 +64,12 @@ class Info:
         return json_response({"server_load": len(self._service.inflight)})
 
     async def tags(self, request: Request) -> Response:
-        """The model, as Ollama lists its own."""
+        """The model's names, as Ollama lists its own."""
         model = self._service.backend.model
         since = datetime.fromtimestamp(model.created, UTC).isoformat()
         details = {"format": "safetensors", "family": "moe", "parameter_size": "", "quantization_level": ""}
-        entry = {
-            "name": model.name,
-            "model": model.name,
-            "modified_at": since,
-            "size": 0,
-            "digest": "",
-            "details": details,
-        }
-        return json_response({"models": [entry]})
+        common = {"modified_at": since, "size": 0, "digest": "", "details": details}
+        return json_response({"models": [{"name": name, "model": name, **common} for name in model.names]})
 
     async def count(self, request: Request) -> Response:
         return await self._text(request, Kind.MESSAGE_COUNT)
@@ -93,7 +88,7 @@ class Info:
         view = await backend.view()
         return json_response(
             {
-                "model": self._model(),
+                "model": self._model(backend.model.name),
                 "ready": backend.ready() and not self._service.inflight.draining,
                 "version": __version__,
                 "epoch": view.epoch,

@@ -99,6 +99,7 @@ class TextModel:
     max_model_len: int
     vocab_size: int
     max_sequences: int
+    aliases: Sequence[str] = ()
 
 
 class Elsewhere(Exception):
@@ -250,9 +251,11 @@ class Preparer:
     # ---- checks and steps
 
     def _check_model(self, name: str | None) -> None:
-        served = self._model.name
-        if name is not None and name != served:
-            raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
+        names = (self._model.name, *self._model.aliases)
+        if name is not None and name not in names:
+            raise NotFoundError(
+                f"model: {shown(name)} is not served here, {' and '.join(map(repr, names))} is", param="model"
+            )
 
     def _check_sequences(self, prompts: int, sampling: Fields) -> None:
         n = sampling.integer("n", 1, 128) or 1
