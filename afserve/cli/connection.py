@@ -15,13 +15,20 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def server_options(command: Command) -> Command:
-    """--url and --api-key-file."""
+    """--url and --api-key-file; also AFSERVE_URL and AFSERVE_API_KEY_FILE."""
     key = click.option(
-        "--api-key-file", type=click.Path(dir_okay=False), help="File whose first line is the key."
+        "--api-key-file",
+        type=click.Path(dir_okay=False),
+        envvar="AFSERVE_API_KEY_FILE",
+        help="File whose first line is the key.",
     )
-    return click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is.")(
-        key(command)
-    )
+    return _url(key(command))
+
+
+def _url(command: Command) -> Command:
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, envvar="AFSERVE_URL", help="Where the server is."
+    )(command)
 
 
 def admin_options(command: Command) -> Command:
@@ -36,9 +43,10 @@ def admin_options(command: Command) -> Command:
             "--api-key-file",
             "admin_key_file",
             type=click.Path(dir_okay=False),
+            envvar="AFSERVE_ADMIN_KEY_FILE",
             help="File whose first line is the admin key.",
         ),
-        click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is."),
+        _url,
     ):
         command = option(command)
     return command

@@ -36,6 +36,7 @@ COMMANDS = {
     "render": ("afserve.cli.render:render", "Files for Kubernetes, KubeRay or Slurm, from a cluster file."),
     "host": ("afserve.cli.host:host", "Start what a cluster file has on this host, for `up` elsewhere."),
     "certs": ("afserve.cli.certs:certs", "A private authority, and certificates for its hosts."),
+    "completion": ("afserve.cli.completion:completion", "Let a shell complete `afserve`: bash, zsh, fish."),
     "doctor": ("afserve.cli.doctor:doctor", "What this machine has, what is used, what is missing."),
     "version": ("afserve.cli.version:version", "Versions of afserve and what it stands on."),
 }
