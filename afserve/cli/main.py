@@ -16,6 +16,7 @@ from afserve.errors import AfserveError
 # name -> (where it lives, what `afserve --help` says). A command whose module is not installed is not shown.
 COMMANDS = {
     "up": ("afserve.cli.up:up", "Start everything on this machine and serve the OpenAI API."),
+    "pull": ("afserve.cli.pull:pull", "Fetch a checkpoint from the Hugging Face hub."),
     "chat": ("afserve.cli.chat:chat", "Talk to a running server."),
     "complete": ("afserve.cli.complete:complete", "Continue a text on a running server."),
     "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
