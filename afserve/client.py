@@ -35,6 +35,7 @@ from afserve.errors import PeerLost
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 RESUME_SECONDS = 30.0
+RETRIES = 2
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 Prompt = str | Sequence[int]
@@ -49,7 +50,8 @@ class Client:
 
     `resume`: how long, in seconds, a request may be without a connection before it is given up; the client connects
     again meanwhile, with pauses of up to one second. 0 turns it off: then a broken connection is an error. A server
-    that cannot keep requests is asked without.
+    that cannot keep requests is asked without. `retries`: how often a request is sent again to a server that has no
+    room for it, after the pause that it asks for, at most a minute.
     """
 
     def __init__(
@@ -59,10 +61,11 @@ class Client:
         api_key: str | None = None,
         timeout: float = 600.0,
         resume: float = RESUME_SECONDS,
+        retries: int = RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._resume = resume
+        self._resume, self._retries = resume, retries
         self._http = httpx.Client(
             base_url=self.url,
             headers=_headers(api_key),
@@ -168,7 +171,7 @@ class Client:
             return _object(_checked(self._http.post(path, json=payload)))
 
     def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, payload, self._resume)
+        attempts = Attempts(self.url, path, payload, self._resume, self._retries)
         with _clear_errors(self.url):
             while True:
                 try:
@@ -181,7 +184,7 @@ class Client:
                 time.sleep(pause)
 
     def _stream(self, path: str, payload: Mapping[str, object]) -> Generator[Delta, None, None]:
-        attempts, parser = Attempts(self.url, path, payload, self._resume), Deltas()
+        attempts, parser = Attempts(self.url, path, payload, self._resume, self._retries), Deltas()
         try:
             with _clear_errors(self.url):
                 while not parser.done:
@@ -221,10 +224,11 @@ class AsyncClient:
         api_key: str | None = None,
         timeout: float = 600.0,
         resume: float = RESUME_SECONDS,
+        retries: int = RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._resume = resume
+        self._resume, self._retries = resume, retries
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=_headers(api_key),
@@ -315,7 +319,7 @@ class AsyncClient:
             return _object(_checked(await self._http.post(path, json=payload)))
 
     async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, payload, self._resume)
+        attempts = Attempts(self.url, path, payload, self._resume, self._retries)
         with _clear_errors(self.url):
             while True:
                 try:
@@ -328,7 +332,7 @@ class AsyncClient:
                 await asyncio.sleep(pause)
 
     async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
-        attempts, parser = Attempts(self.url, path, payload, self._resume), Deltas()
+        attempts, parser = Attempts(self.url, path, payload, self._resume, self._retries), Deltas()
         try:
             with _clear_errors(self.url):
                 while not parser.done:

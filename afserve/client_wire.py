@@ -19,6 +19,7 @@ from afserve.errors import (
     ProtocolError,
     RequestError,
     TooLargeError,
+    UnavailableError,
 )
 
 _BY_STATUS: dict[int, type[AfserveError]] = {
@@ -165,6 +166,8 @@ def error_of(status: int, text: str, retry_after: str | None) -> AfserveError:
     try:
         error = json.loads(text)["error"]
         kind = _BY_KIND.get(error["type"], kind) if status == 503 else kind
+        if status == 503 and kind is CapacityError and retry_after is not None:
+            kind = UnavailableError
     except (ValueError, LookupError, TypeError):
         error = {"message": f"the server answered {status}: {text[:200]}"}
     return _error(kind, error, retry_after)
@@ -173,9 +176,17 @@ def error_of(status: int, text: str, retry_after: str | None) -> AfserveError:
 def _error(kind: type[AfserveError], error: Mapping[str, object], retry_after: str | None) -> AfserveError:
     message = str(error.get("message"))
     if issubclass(kind, OverloadedError):
-        return kind(message, retry_after=float(retry_after or 1.0))
+        return kind(message, retry_after=_seconds(retry_after))
     param = error.get("param")
     return kind(message, param=param if isinstance(param, str) else None)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of the header; a date, or none, is taken for one second."""
+    try:
+        return max(0.0, float(retry_after or 1.0))
+    except ValueError:
+        return 1.0
 
 
 def unreachable(url: str, error: Exception) -> AfserveError:
