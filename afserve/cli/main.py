@@ -19,6 +19,7 @@ COMMANDS = {
     "pull": ("afserve.cli.pull:pull", "Fetch a checkpoint from the Hugging Face hub."),
     "chat": ("afserve.cli.chat:chat", "Talk to a running server."),
     "complete": ("afserve.cli.complete:complete", "Continue a text on a running server."),
+    "run-batch": ("afserve.cli.run_batch:run_batch", "Answer a file of requests in OpenAI's batch form."),
     "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
     "top": ("afserve.cli.top:top", "The same, live."),
     "scale": ("afserve.cli.scale:scale", "Change how many nodes a running server has."),
