@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from afserve.cli.bench.serve import serve
-from tests.cli.scripted import Script, serving
+from bench.scripted_server import Script, serving
 
 LONGEST = 30_000  # ms: a machine may stall
 

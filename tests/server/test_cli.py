@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from afserve.cli.chat import chat
 from afserve.cli.complete import complete
+from afserve.cli.top import top
 from afserve.errors import PeerLost
 
 
@@ -42,6 +43,15 @@ def test_chat_once(server):
     assert done.output == server.backend.reply + "\n"
     prompt = server.backend.tokenizer.decode(server.backend.requests[0].prompt_ids, skip_special_tokens=False)
     assert prompt == "<|system|>be brief<|end|><|user|>hello<|end|><|assistant|>"
+
+
+def test_top_as_json(server, nodes):
+    server.backend.nodes = nodes
+    done = run(top, "--json", "--frames", "2", "--every", "0.1", "--url", server.url)
+    first, second = map(json.loads, done.output.splitlines())
+    assert first["model"] == "tiny" and second["tokens_per_s"] == 0
+    assert first["nodes"][0] | {"node": "attention-0", "running": 2, "KV": "25%"} == first["nodes"][0]
+    assert "running" not in first["nodes"][1]
 
 
 def test_nothing_to_answer():

@@ -63,8 +63,10 @@ def serve(url: str, api_key_file: str | None, **flags: object) -> None:
     if report.plot is not None:
         draw(runs, report.plot)
     if not any(one.completed for one in found):
-        reasons = "; ".join(dict.fromkeys(why for one in found for why in one.reasons)) or "none was sent"
-        raise PeerLost(url, f"not one request was answered: {reasons}")
+        reasons = list(dict.fromkeys(why for one in found for why in one.reasons))
+        more = f", and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
+        said = "; ".join(reasons[:3]) + more or "none was sent"
+        raise PeerLost(url, f"not one request was answered: {said}")
 
 
 def _model(url: str, api_key_file: str | None) -> str:

@@ -108,7 +108,7 @@ class Loop:
     def name(self) -> str:
         """Of one turn, for people."""
         if self.kind == "closed":
-            return f"{self.concurrency[0]} streams"
+            return f"{self.concurrency[0]} stream{'s' * (self.concurrency[0] > 1)}"
         rate = f" {self.rate[0]:g}/s" if self.rate else ""
         return f"{self.kind}{rate}"
 

@@ -1,11 +1,18 @@
-"""An OpenAI-compatible server on a real socket that answers by script: known delays, counts, refusals and breaks."""
+"""`python -m bench.scripted_server`: an OpenAI-compatible server that answers by script, to check load clients with.
 
+Its delays are known, and tests have it refuse and break off too.
+"""
+
+import argparse
 import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+PROMPT = 7  # tokens that every prompt is said to have
 
 
 @dataclass
@@ -24,10 +31,12 @@ class Script:
 
 
 @contextlib.contextmanager
-def serving(script: Script) -> Iterator[str]:
+def serving(script: Script, port: int = 0) -> Iterator[str]:
     """Its URL."""
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(lambda r, w: _client(script, r, w), "127.0.0.1", 0))
+    server = loop.run_until_complete(
+        asyncio.start_server(lambda r, w: _client(script, r, w), "127.0.0.1", port)
+    )
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -57,7 +66,7 @@ async def _client(script: Script, reader: asyncio.StreamReader, writer: asyncio.
             )
             body = await reader.readexactly(length)
             if head.startswith("GET"):
-                _plain(writer, 200, {"data": [{"id": "scripted"}]})
+                _plain(writer, 200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
             else:
                 number = len(script.bodies)
                 script.bodies.append(json.loads(body))
@@ -84,25 +93,66 @@ async def _answer(script: Script, number: int, writer: asyncio.StreamWriter) -> 
     if isinstance(error, int):
         _plain(writer, error, {"error": {"message": "as scripted"}})
         return
+    if not asked.get("stream"):
+        await asyncio.sleep(script.first + script.gap * (wanted(asked) - 1))
+        _plain(writer, 200, _whole(asked))
+        return
     framing = "Transfer-Encoding: chunked" if script.chunked else "Connection: close"
     writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n\r\n".encode())
-    for token in range(asked["max_tokens"]):
-        await asyncio.sleep(script.gap if token else script.first)
+    tokens = wanted(asked)
+    loop = asyncio.get_running_loop()
+    due = loop.time() + script.first
+    for token in range(tokens):
+        await asyncio.sleep(max(0.0, due + script.gap * token - loop.time()))  # lateness does not add up
         if error == "break" and token == 1:
             writer.close()
             return
-        choice = {"index": 0, "finish_reason": "length" if token + 1 == asked["max_tokens"] else None}
+        choice = {"index": 0, "finish_reason": "length" if token + 1 == tokens else None}
         choice |= {"delta": {"content": "x"}} if "messages" in asked else {"text": "x"}
-        _event(script, writer, json.dumps({"choices": [choice]}))
+        _event(script, writer, json.dumps({"id": "scripted", "model": "scripted", "choices": [choice]}))
     if script.usage:
-        usage = {"prompt_tokens": 7, "completion_tokens": asked["max_tokens"]}
-        _event(script, writer, json.dumps({"choices": [], "usage": usage}))
+        usage = {"prompt_tokens": PROMPT, "total_tokens": PROMPT + tokens, "completion_tokens": tokens}
+        _event(
+            script, writer, json.dumps({"id": "scripted", "model": "scripted", "choices": [], "usage": usage})
+        )
     _event(script, writer, "[DONE]")
     writer.write(b"0\r\n\r\n" if script.chunked else b"")
     if not script.chunked:
         writer.close()
 
 
+def wanted(asked: dict) -> int:
+    """Tokens that a request asks for, under either name."""
+    return int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
+
+
+def _whole(asked: dict) -> dict:
+    tokens, choice = wanted(asked), {"index": 0, "finish_reason": "length"}
+    text = "x" * tokens
+    choice |= {"message": {"role": "assistant", "content": text}} if "messages" in asked else {"text": text}
+    usage = {"prompt_tokens": PROMPT, "completion_tokens": tokens, "total_tokens": PROMPT + tokens}
+    return {"id": "scripted", "object": "answer", "model": "scripted", "choices": [choice], "usage": usage}
+
+
 def _event(script: Script, writer: asyncio.StreamWriter, data: str) -> None:
     event = f"data: {data}\n\n".encode()
     writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n" if script.chunked else event)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--first", type=float, default=0.1, help="seconds before the first token")
+    parser.add_argument("--gap", type=float, default=0.02, help="seconds between tokens")
+    options = parser.parse_args()
+    with (
+        serving(Script(options.first, options.gap), options.port) as url,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        print(f"{url}: {options.first:g} s, then a token every {options.gap:g} s; Ctrl-C ends it", flush=True)
+        while True:
+            time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
