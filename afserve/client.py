@@ -21,6 +21,7 @@ from afserve.client_wire import (
     Delta,
     Deltas,
     Reply,
+    ToolCall,
     chat_payload,
     completion_payload,
     error_of,
@@ -40,9 +41,10 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, object]]
+Extra = Mapping[str, object] | None
 Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as many as there are
 
-__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply"]
+__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply", "ToolCall"]
 
 
 class Client:
@@ -90,10 +92,18 @@ class Client:
         return reply_of(self._ask(COMPLETIONS, completion_payload(prompt, params)))
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> Reply:
-        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left."""
-        return reply_of(self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left.
+
+        `extra` are further fields of the request, such as {"tools": [...]} or {"response_format": {...}}.
+        """
+        return reply_of(self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited, extra=extra)))
 
     def complete_stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -102,9 +112,15 @@ class Client:
         return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> Generator[Delta, None, None]:
-        return self._stream(CHAT, chat_payload(messages, params, unlimited=unlimited, stream=True))
+        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
+        return self._stream(CHAT, payload)
 
     def models(self) -> tuple[str, ...]:
         return texts_of(self._get("/v1/models"), "id")
@@ -252,9 +268,15 @@ class AsyncClient:
         return reply_of(await self._ask(COMPLETIONS, completion_payload(prompt, params)))
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> Reply:
-        return reply_of(await self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+        payload = chat_payload(messages, params, unlimited=unlimited, extra=extra)
+        return reply_of(await self._ask(CHAT, payload))
 
     def complete_stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -262,9 +284,15 @@ class AsyncClient:
         return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> AsyncGenerator[Delta, None]:
-        return self._stream(CHAT, chat_payload(messages, params, unlimited=unlimited, stream=True))
+        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
+        return self._stream(CHAT, payload)
 
     async def models(self) -> tuple[str, ...]:
         return texts_of(await self._get("/v1/models"), "id")

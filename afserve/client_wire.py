@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import httpx
 
@@ -37,6 +38,19 @@ _BY_KIND: dict[str, type[AfserveError]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wants. `arguments` is JSON text as the model wrote it, a piece of it in a stream.
+
+    In a stream `index` says which call a piece belongs to; `id` and `name` come with its first piece.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice of a stream. `finish_reason` comes with its last one."""
 
@@ -44,11 +58,17 @@ class Delta:
     finish_reason: str | None = None
     index: int = 0
     completion_tokens: int | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. `body` is the JSON as received, for logprobs and whatever else was asked."""
+    """A whole answer; text, reasoning and calls are those of its first choice, `texts` has the text of all.
+
+    `cached_tokens` of the prompt were not computed again. `body` is the JSON as received, for logprobs and whatever
+    else was asked.
+    """
 
     text: str
     finish_reason: str | None
@@ -56,6 +76,9 @@ class Reply:
     completion_tokens: int
     texts: tuple[str, ...]
     body: Mapping[str, object]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    cached_tokens: int = 0
 
 
 def completion_payload(
@@ -71,13 +94,14 @@ def chat_payload(
     *,
     unlimited: bool = False,
     stream: bool = False,
+    extra: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     sampling = _sampling(params)
     if unlimited:
         sampling.pop("max_tokens", None)
     if "logprobs" in sampling:
         sampling["top_logprobs"], sampling["logprobs"] = sampling["logprobs"], True
-    payload = {"messages": [dict(message) for message in messages], **sampling}
+    payload = {"messages": [dict(message) for message in messages], **sampling, **(extra or {})}
     return _streaming(payload) if stream else payload
 
 
@@ -117,9 +141,32 @@ def reply_of(body: Mapping[str, object]) -> Reply:
     choices = body["choices"]
     usage = body["usage"]
     assert isinstance(choices, list) and isinstance(usage, dict)
-    texts = tuple(c["text"] if "text" in c else c["message"]["content"] for c in choices)
-    reason = choices[0]["finish_reason"]
-    return Reply(texts[0], reason, usage["prompt_tokens"], usage["completion_tokens"], texts, body)
+    texts = tuple((c["text"] if "text" in c else c["message"]["content"]) or "" for c in choices)
+    message = choices[0].get("message") or {}
+    return Reply(
+        texts[0],
+        choices[0]["finish_reason"],
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        texts,
+        body,
+        message.get("reasoning") or "",
+        _calls(message),
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )
+
+
+def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """Of a message, or of a piece of one."""
+    return tuple(
+        ToolCall(
+            call.get("id") or "",
+            (call.get("function") or {}).get("name") or "",
+            (call.get("function") or {}).get("arguments") or "",
+            call.get("index", number),
+        )
+        for number, call in enumerate(message.get("tool_calls") or ())
+    )
 
 
 def texts_of(body: Mapping[str, object], key: str) -> tuple[str, ...]:
@@ -151,9 +198,16 @@ class Deltas:
         if not body["choices"]:
             yield Delta("", completion_tokens=(body.get("usage") or {}).get("completion_tokens"))
         for choice in body["choices"]:
-            text = choice["text"] if "text" in choice else choice["delta"].get("content")
-            if text or choice["finish_reason"]:
-                yield Delta(text or "", choice["finish_reason"], choice["index"])
+            piece = choice.get("delta") or {"content": choice.get("text")}
+            text, thought, calls = piece.get("content"), piece.get("reasoning"), _calls(piece)
+            if text or thought or calls or choice["finish_reason"]:
+                yield Delta(
+                    text or "",
+                    choice["finish_reason"],
+                    choice["index"],
+                    reasoning=thought or "",
+                    tool_calls=calls,
+                )
 
     def finish(self) -> None:
         if not self.done:

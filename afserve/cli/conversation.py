@@ -34,7 +34,7 @@ class Said:
         if not self.tokens:
             self.first_after = since
         self.text += delta.text
-        self.tokens += bool(delta.text)
+        self.tokens += bool(delta.text or delta.reasoning)
         self.tokens = delta.completion_tokens or self.tokens
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.seconds = since
@@ -97,7 +97,10 @@ class Conversation:
             with closing(stream) as deltas, self._show() as shown:
                 for delta in deltas:
                     said.add(delta, time.monotonic() - start)
-                    shown.add(delta.text)
+                    if delta.reasoning:
+                        shown.think(delta.reasoning)
+                    if delta.text:
+                        shown.add(delta.text)
         except KeyboardInterrupt:
             said.interrupted = True
         except AfserveError:

@@ -51,6 +51,17 @@ def test_an_answer_is_rendered_however_it_comes(step, monkeypatch):
     assert [printed.count(word) for word in ("Title", "x = 1", "y = 2", "• two")] == [1, 1, 1, 1]
 
 
+def test_reasoning_is_shown_before_the_answer_and_apart(monkeypatch):
+    out = io.StringIO()
+    made = Console(file=out, width=60, force_terminal=False)
+    monkeypatch.setattr("rich.console.Console", lambda: made)
+    with MarkdownText() as shown:
+        shown.think("Let me [see]")
+        shown.think(".")
+        shown.add("**Four**")
+    assert [line.strip() for line in out.getvalue().splitlines() if line.strip()] == ["Let me [see].", "Four"]
+
+
 def test_history_lies_where_the_user_keeps_state(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert state_folder() == tmp_path / "afserve"

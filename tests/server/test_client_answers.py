@@ -1,4 +1,4 @@
-"""Client and AsyncClient before a server that has no room: they come again when it asked them to."""
+"""What Client and AsyncClient make of answers: typed values, and another try where a server has no room."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from afserve import AsyncClient, Client, client_resume
+from afserve.client import ToolCall
 from afserve.errors import CapacityError, OverloadedError, RequestError, UnavailableError
 
 WHOLE = {
@@ -91,3 +92,40 @@ def test_what_will_not_get_better_is_not_asked_again(pauses):
         assert server.asked == 1 and not pauses
     with pytest.raises(UnavailableError):
         asked(Scripted(refusal(503, "capacity_error")), 0, stream=True, awaited=False)
+
+
+def test_reasoning_and_calls_are_typed():
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}}
+    message = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]}
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
+    whole = {"choices": [{"message": message, "finish_reason": "tool_calls", "index": 0}], "usage": usage}
+    tools = {"tools": [{"type": "function", "function": {"name": "add"}}]}
+    seen = []
+
+    def answer(request):
+        seen.append(json.loads(request.content))
+        return httpx.Response(200, json=whole)
+
+    with Client("http://x", transport=httpx.MockTransport(answer)) as client:
+        reply = client.chat([{"role": "user", "content": "1+1"}], extra=tools)
+    assert (reply.text, reply.reasoning, reply.cached_tokens) == ("", "hm", 8)
+    assert reply.tool_calls == (ToolCall("c1", "add", '{"x":1}'),) and seen[0]["tools"] == tools["tools"]
+
+
+def test_reasoning_and_calls_of_a_stream_are_typed():
+    first = {"index": 1, "id": "c1", "function": {"name": "add", "arguments": ""}}
+    pieces = [
+        {"reasoning": "hm"},
+        {"tool_calls": [first]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+    ]
+    lines = [{"choices": [{"index": 0, "delta": piece, "finish_reason": None}]} for piece in pieces]
+    text = "".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n"
+    with Client(
+        "http://x", transport=httpx.MockTransport(lambda _: httpx.Response(200, text=text))
+    ) as client:
+        deltas = list(client.chat_stream([]))
+    assert [delta.reasoning for delta in deltas] == ["hm", "", ""]
+    assert deltas[1].tool_calls == (ToolCall("c1", "add", "", 1),) and deltas[2].tool_calls == (
+        ToolCall("", "", "{}", 1),
+    )
