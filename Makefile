@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 WORKERS ?= 2
+AGAIN := --reruns 1 -r R
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,10 +27,11 @@ up: setup
 	@$(BIN)/afserve up $(ARGS)
 
 # Tests without processes of their own share the cores between workers; the others need them for themselves.
+# A test that fails is run once more and named in the summary: other work on the machine can take its cores for seconds.
 test: setup
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not process" -n $(WORKERS) --dist loadfile
-	$(BIN)/pytest -m "process and not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not process" -n $(WORKERS) --dist loadfile $(AGAIN)
+	$(BIN)/pytest -m "process and not long" $(AGAIN)
 else
 	$(BIN)/pytest -m "not long" $(ARGS)
 endif

@@ -8,58 +8,29 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from afserve.config import EngineSettings, ModelSource
-from afserve.engine.request import FinishReason, GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, ConfigError
-from afserve.families.table import load_spec
-from afserve.launch.gpus import Gpus, check_device, probe_gpus
-from afserve.launch.hosts import HostAssignment
-from afserve.launch.launcher import Launcher
-from afserve.launch.local_run import LocalRun
-from afserve.launch.machine import this_machine
-from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
-from afserve.launch.ray_launcher import RayLauncher
-from afserve.launch.ray_run import set_aside
 from afserve.launch.ray_settings import RaySettings
-from afserve.launch.rebalance import balance_rules
-from afserve.launch.topology import Topology, choose
-from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import Wishes
-from afserve.server.choice import ChoiceDecoder, Piece
+from afserve.server.completion import Completion
 from afserve.settings import build, check, keywords, settings_of
-from afserve.spec import ModelSpec
-from afserve.tls import check_exposed
-from afserve.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from afserve.launch.local_run import LocalRun
+    from afserve.launch.offline import OfflineRun
+    from afserve.launch.topology import Topology
+    from afserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
 _LOSSES = {"on_loss", "silence", "expert_copies", "redundant_experts", "spare_slots", "most_attention"}
 _BY_NAME = _LOSSES | {one.name for one in settings_of(EngineSettings)}
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One generated continuation; `index` counts the n of one prompt.
-
-    With the finish_reason "error" the model's numbers failed for it, `error` says where; other continuations go on.
-    """
-
-    prompt_ids: tuple[int, ...]
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    cached_tokens: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    error: str | None = None
 
 
 class LLM:
@@ -113,9 +84,7 @@ class LLM:
         self._certs = None if certs is None else Path(certs)
         self._insecure = insecure_nodes
         self._processes = NodeProcesses(warm=self._ray.ray is None)
-        self._launcher: Launcher = self._processes
-        self._run: LocalRun | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._run: OfflineRun | None = None
 
     def __enter__(self) -> "LLM":
         return self.start()
@@ -143,27 +112,23 @@ class LLM:
             self._thread.join()
 
     @property
-    def topology(self) -> Topology:
-        return self._running().topology
+    def topology(self) -> "Topology":
+        return self._running().run.topology
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        self._running()
-        assert self._tokenizer is not None
-        return self._tokenizer
+    def tokenizer(self) -> "Tokenizer":
+        return self._running().tokenizer
 
     @property
-    def run(self) -> LocalRun:
+    def run(self) -> "LocalRun":
         """The run below, for measurements: its nodes' processes and statistics."""
-        return self._running()
+        return self._running().run
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
     ) -> list[Completion]:
         """Continuations of texts or of lists of token ids, prompt by prompt, `params.n` for each."""
-        self._running()
-        requests = self._requests_of(_listed(prompts), params or SamplingParams())
-        return self.call(self._generate(requests))
+        return self.call(self._running().generate(_listed(prompts), params or SamplingParams()))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop's thread. One failed request is raised as itself, not as a group."""
@@ -179,85 +144,19 @@ class LLM:
     # ---- in the loop's thread
 
     async def _start(self) -> None:
-        self._processes.start()
-        found = find_model(self._model, self._processes.folder)
-        source = replace(self._source, path=str(found.folder), name=found.name)
-        check_device(self._wishes.engine.device)
-        balance = balance_rules(self._rebalance, self._wishes.redundant_experts)
-        self._wishes = replace(self._wishes, rebalance=balance.act)
-        if self._ray.ray is None:
-            topology, assignment = await self._choose_here(source, found)
-        else:
-            topology, assignment = await asyncio.to_thread(self._choose_on_ray, source, found)
-        self._run = LocalRun(
-            topology,
-            found,
-            found.name,
-            self._launcher,
-            topology.keeping(balance),
-            assignment,
-            on_loss=self._wishes.on_loss,
-            certs=self._certs,
+        self._processes.start()  # it imports torch, and this process what the run needs
+        from afserve.launch.offline import Offline, OfflineRun
+
+        asked = Offline(
+            self._model, self._source, self._wishes, self._rebalance, self._ray, self._certs, self._insecure
         )
+        self._run = OfflineRun(asked, self._processes)
         await self._run.start()
-        self._tokenizer = await asyncio.to_thread(Tokenizer.from_folder, found.tokenizer)
-        await self._run.wait_ready()
-
-    async def _choose_here(self, source: ModelSource, found: FoundModel) -> tuple[Topology, HostAssignment]:
-        wishes, gpus = self._wishes, Gpus()
-        if wishes.engine.device != "cpu":
-            gpus = await asyncio.to_thread(probe_gpus)
-            wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
-        topology = choose(_spec(source, found), source, this_machine(), wishes)
-        assignment = HostAssignment.all_here(topology.deployment, gpus)
-        choice = choose_transport("auto", assignment.hosted, gpus)
-        return topology.over(choice.kind, choice.reason), assignment
-
-    def _choose_on_ray(self, source: ModelSource, found: FoundModel) -> tuple[Topology, HostAssignment]:
-        self._launcher = launcher = RayLauncher(self._processes, insecure=self._insecure)
-        launcher.start()
-        plan = set_aside(launcher, self._ray, self._wishes, found, None)
-        check_exposed("nodes on Ray", plan.assignment.listen, self._certs, self._insecure)
-        topology = choose(_spec(source, found), source, plan.machine, plan.wishes)
-        certified = self._certs is not None
-        choice = choose_transport("auto", plan.devices, plan.gpus, certified=certified)
-        return topology.over(choice.kind, choice.reason), plan.assignment
 
     async def _stop(self) -> None:
         if self._run is not None:
             await self._run.stop()
-        self._launcher.stop()
-
-    async def _generate(self, requests: Sequence[tuple[int, GenerationRequest]]) -> list[Completion]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(index, request)) for index, request in requests]
-        return [task.result() for task in tasks]
-
-    async def _one(self, index: int, request: GenerationRequest) -> Completion:
-        decoder = ChoiceDecoder(self.tokenizer, request.params)
-        events: list[TokenEvent] = []
-        pieces: list[Piece] = []
-        async with aclosing(self._running().frontend.generate(request)) as arriving:
-            async for event in arriving:
-                events.append(event)
-                if event.finish_reason == "error":
-                    break
-                pieces.append(decoder.feed(event))
-                if pieces[-1].finish_reason is not None:
-                    break
-        ended: Piece | TokenEvent = events[-1] if events[-1].error else pieces[-1]
-        taken = [e.token_ids[: piece.tokens] for e, piece in zip(events, pieces, strict=False)]
-        return Completion(
-            request.prompt_ids,
-            index,
-            "".join(piece.text for piece in pieces),
-            tuple(token for tokens in taken for token in tokens),
-            ended.finish_reason,  # type: ignore[arg-type]
-            events[0].cached_tokens,
-            tuple(entry for piece in pieces for entry in piece.logprobs),
-            events[0].prompt_logprobs,
-            events[-1].error,
-        )
+        self._processes.stop()
 
     # ---- in the caller's thread
 
@@ -267,20 +166,10 @@ class LLM:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
-    def _running(self) -> LocalRun:
+    def _running(self) -> "OfflineRun":
         if self._run is None or not self._thread.is_alive():
             raise ConfigError("this LLM is not started; use `with LLM(...) as llm:` or call start()")
         return self._run
-
-    def _requests_of(
-        self, prompts: Sequence[Prompt], params: SamplingParams
-    ) -> list[tuple[int, GenerationRequest]]:
-        requests: list[tuple[int, GenerationRequest]] = []
-        for prompt in prompts:
-            ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
-            for index, one in enumerate(params.choices()):
-                requests.append((index, GenerationRequest(len(requests), ids, one)))
-        return requests
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
@@ -288,12 +177,3 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
-
-
-def _spec(source: ModelSource, found: FoundModel) -> ModelSpec:
-    spec = load_spec(found.folder)
-    if source.load_format != "dummy" and not found.weights:
-        raise ConfigError(
-            f"{found.name}: there are no weights here; add load_format='dummy', or pass a checkpoint folder"
-        )
-    return spec if source.layers is None else spec.cut(source.layers)

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from afserve.client import AsyncClient
+from afserve.engine.request import SamplingParams
+from afserve.errors import AfserveError
+
 PROMPTS = tuple(
     f"{head}\n"
     for head in (
@@ -25,6 +29,7 @@ PROMPTS = tuple(
         "def add(x, y):",
     )
 )
+RESUME_S = 30.0
 WINDOW_S = 2.0  # a gap belongs to a moment if it begins before this much later
 
 
@@ -47,11 +52,15 @@ class Answer:
 
 
 class Load:
-    """`async with` begins and ends it; on the way out everything that has begun is read to its end."""
+    """`async with` begins and ends it; on the way out everything that has begun is read to its end.
 
-    def __init__(self, url: str, rate: float, tokens: int) -> None:
+    `resumes`: by afserve's own client, which goes on with a request whose connection broke; else by plain HTTP.
+    """
+
+    def __init__(self, url: str, rate: float, tokens: int, *, resumes: bool = False) -> None:
         self.answers: list[Answer] = []
         self._rate, self._tokens = rate, tokens
+        self._own = AsyncClient(url, resume=RESUME_S) if resumes else None
         self._client = httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=None))
         self._reading: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
@@ -65,6 +74,8 @@ class Load:
         self._asking.cancel()
         await asyncio.gather(*self._reading)
         await self._client.aclose()
+        if self._own is not None:
+            await self._own.close()
 
     async def reference(self) -> dict[str, str]:
         """What each prompt is answered while nothing happens."""
@@ -101,6 +112,9 @@ class Load:
             task.add_done_callback(self._reading.discard)
 
     async def _read(self, answer: Answer) -> None:
+        if self._own is not None:
+            await self._read_by(self._own, answer)
+            return
         body = {"prompt": answer.prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
         try:
             async with self._client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
@@ -112,6 +126,16 @@ class Load:
                     hear(answer, line)
         except httpx.HTTPError as error:
             answer.error = f"{type(error).__name__}: {error}"
+
+    async def _read_by(self, client: AsyncClient, answer: Answer) -> None:
+        params = SamplingParams(max_tokens=self._tokens, temperature=0, ignore_eos=True)
+        try:
+            async for delta in client.complete_stream(answer.prompt, params):
+                answer.text += delta.text
+                answer.times.append(time.monotonic())
+            answer.ends, answer.error = 1, ""
+        except AfserveError as error:
+            answer.error = error.message
 
 
 def hear(answer: Answer, line: str) -> None:

@@ -6,6 +6,7 @@ Each case looks at a moment in which nothing happens before each fault: the undi
 import asyncio
 import statistics
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.faults_deployment import CONTROLLER, FOR_EVER, Deployment
@@ -23,7 +24,8 @@ Row = dict[str, object]
 class Case:
     """One kind of fault. `stopped` in seconds: None kills, FOR_EVER lasts longer than the case.
 
-    `rare`: it takes long, and happens a quarter as often. `rest` in seconds lies between two faults.
+    `rare`: it takes long, and happens a quarter as often. `rest` in seconds lies between two faults. `resumes`:
+    connections of clients break with it, and they go on by themselves.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Case:
     stopped: float | None = None
     rare: bool = False
     rest: float = 0.0
+    resumes: bool = False
 
 
 CASES = (
@@ -39,6 +42,7 @@ CASES = (
     Case("attention node killed", "attention", COPIES),
     Case("expert node killed, experts reloaded", "expert", ()),
     Case("controller killed", CONTROLLER, (*COPIES, "--gateways", "1"), rest=PROVEN_S),
+    Case("gateway killed, clients resume", "gateway", (*COPIES, "--gateways", "2"), resumes=True),
     Case("expert node stopped for 1 s", "expert", COPIES, 1.0, rare=True),
     Case("expert node stopped for 10 s", "expert", COPIES, 10.0, rare=True),
     Case("expert node stopped for ever", "expert", COPIES, FOR_EVER, rare=True),
@@ -61,7 +65,7 @@ class Seen:
 
 async def play(case: Case, here: Deployment, faults: int, rate: float, tokens: int) -> Row:
     """All faults of one case under one load."""
-    seen, load = Seen(), Load(here.url, rate, tokens)
+    seen, load = Seen(), Load(here.url, rate, tokens, resumes=case.resumes)
     reference = await load.reference()
     async with load:
         await asyncio.sleep(AROUND_S)
@@ -86,6 +90,7 @@ async def play(case: Case, here: Deployment, faults: int, rate: float, tokens: i
         "tokens": tokens,
         "rate": rate,
         "failed": failed(load.answers),
+        "errors": Counter(a.error for a in load.answers if a.error).most_common(3),
         "altered": altered(load.answers, reference),
         "stall_p50_ms": milliseconds(percentile(seen.stalls, 0.5)),
         "stall_p99_ms": milliseconds(percentile(seen.stalls, 0.99)),

@@ -29,7 +29,7 @@ from afserve.clock import AwakeClock
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.controller import Controller
 from afserve.control.membership.balancing import BalanceRules
-from afserve.control.membership.desired import SILENCE_SECONDS, Deployment
+from afserve.control.membership.desired import SILENCE_SECONDS, Deployment, shortest_silence
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.node.heartbeat import heartbeat_seconds
 from afserve.control.node.report import routed_seconds
@@ -86,6 +86,7 @@ def placement(nodes: int) -> Placement:
 
 async def controller_part(attention: int, experts: int, silence: float) -> None:
     """Prints its address, then one line for each thing that happens; ends when its standard input does."""
+    silence = max(silence, shortest_silence(attention + experts))  # as `up` does
     deployment = Deployment(
         source=ModelSource("/nowhere", "deepseek-v3"),
         engine=EngineConfig(max_model_len=4096, kv_blocks=1024),
@@ -117,9 +118,9 @@ async def controller_part(attention: int, experts: int, silence: float) -> None:
 class _Nodes:
     """All scripted nodes, on one event loop. What is the same for many is decoded once."""
 
-    def __init__(self, address: str, attention: int) -> None:
+    def __init__(self, address: str, attention: int, experts: int) -> None:
         self.address = address
-        self.attention = attention
+        self.attention, self.experts = attention, experts
         self.silence = SILENCE_SECONDS
         self.registered_at = 0.0
         self.told_at: dict[NodeId, float] = {}  # attention nodes: when the last Peers came
@@ -200,7 +201,7 @@ class _Nodes:
         """Heartbeats, and routing counts of attention nodes, as often as real nodes send them."""
         random = np.random.default_rng(node.index)
         counts_LE = random.integers(0, 64, (LAYERS, EXPERTS))
-        every = heartbeat_seconds(self.silence)
+        every = heartbeat_seconds(self.silence, self.attention + self.experts)
         routed = routed_seconds(every, self.attention)
         await asyncio.sleep(float(random.random()) * every)
         steps, last = 0, time.monotonic() - float(random.random()) * routed
@@ -218,7 +219,7 @@ class _Nodes:
 
 async def nodes_part(address: str, attention: int, experts: int) -> None:
     """Each line of its standard input is a question; the answer is one line of JSON."""
-    nodes = _Nodes(address, attention)
+    nodes = _Nodes(address, attention, experts)
     nodes.start(Role.ATTENTION, attention)
     nodes.start(Role.EXPERT, experts)
     lost = NodeId(Role.EXPERT, experts - 1)

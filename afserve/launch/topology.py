@@ -4,11 +4,12 @@ It keeps what the user fixed, chooses the rest, and gives a reason for every cho
 is needed by role, what there is, and the ways on. All sizes are bytes.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, ModelSource
 from afserve.control.membership.balancing import BalanceRules
-from afserve.control.membership.desired import MOST_NODES, Deployment
+from afserve.control.membership.desired import MOST_NODES, Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.gpus import Gpus
@@ -118,13 +119,22 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         counts,
         spec.fingerprint(),
         placement,
-        silence=wishes.silence,
+        silence=_silence(wishes, counts, picked),
         most_attention=_most_attention(wishes, nodes),
     )
     kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
     expert = Need(weights.expert) if nodes.experts else None
     need = Need(weights.attention, kv)
     return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
+
+
+def _silence(wishes: Wishes, counts: Mapping[Role, int], picked: dict[str, str]) -> float:
+    nodes = sum(counts.values())
+    shortest = shortest_silence(nodes)
+    if shortest <= wishes.silence:
+        return wishes.silence
+    picked["silence"] = f"{shortest:.1f} s, for the heartbeats of {nodes:,} nodes"
+    return shortest
 
 
 def _counts(spec: ModelSpec, machine: Machine, wishes: Wishes, picked: dict[str, str]) -> Share:

@@ -5,6 +5,7 @@ Inside a host a node listens on a Unix socket without a file (`unix:NAME`), betw
 peers may send before they are answered (`lender.WINDOW_BYTES`) and by the size of a message, which is checked first.
 """
 
+import errno
 import itertools
 import logging
 import queue
@@ -24,6 +25,10 @@ log = logging.getLogger("afserve.kv")
 DIAL_SECONDS = 0.5
 _BUFFER_BYTES = 4 << 20
 _READS = 16  # of one connection before others have a turn
+
+
+def _gone(error: OSError) -> str:
+    return f"its connection has ended ({error.strerror})"
 
 
 def listen_here() -> socket.socket:
@@ -106,7 +111,7 @@ class _Stream:
             except BlockingIOError:
                 break
             if not count:
-                raise OSError("its connection has ended")
+                raise ConnectionResetError(errno.ECONNRESET, "closed")
             self._done += count
             while self._done == len(self._into):
                 if (message := self._complete()) is not None:
@@ -278,8 +283,11 @@ class SocketWires:
         if events & selectors.EVENT_READ and stream.peer in self._streams:
             try:
                 messages = stream.read()
-            except (OSError, ProtocolError) as error:
-                self._end(stream.peer, error.message if isinstance(error, ProtocolError) else str(error))
+            except ProtocolError as error:
+                self._end(stream.peer, error.message)
+                return
+            except OSError as error:
+                self._end(stream.peer, _gone(error))
                 return
             self._tell([Said(stream.peer, message) for message in messages])
 
@@ -287,7 +295,7 @@ class SocketWires:
         try:
             stream.write()
         except OSError as error:
-            self._end(stream.peer, f"its connection has ended ({error.strerror})")
+            self._end(stream.peer, _gone(error))
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.out else 0)
         self._selector.modify(stream.connection, wanted, stream)

@@ -4,10 +4,14 @@ import threading
 import time
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
 from afserve.config import ModelSource
-from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.membership.desired import MOST_HEARTBEATS, shortest_silence
+from afserve.control.node.heartbeat import HeartbeatThread, heartbeat_seconds
 from afserve.control.node.report import Reporter
 from afserve.control.wire.values import Heartbeat, Routed
 from afserve.engine.local import colocated
@@ -111,3 +115,18 @@ def test_a_change_that_should_be_seen_has_a_heartbeat_of_its_own():
         )
     finally:
         heartbeat.stop()
+
+
+@pytest.mark.parametrize(
+    "silence, nodes, seconds", [(1.0, 5, 1 / 3), (10.0, 5, 1.0), (1.0, 300, 1 / 3), (6.0, 9, 1.0)]
+)
+def test_a_node_says_three_heartbeats_while_it_may_be_silent(silence, nodes, seconds):
+    assert heartbeat_seconds(silence, nodes) == pytest.approx(seconds)
+
+
+@given(nodes=st.integers(1, 2048), asked=st.floats(0.2, 3600.0))
+def test_all_nodes_together_say_no_more_heartbeats_than_the_controller_takes(nodes, asked):
+    silence = max(asked, shortest_silence(nodes))
+    seconds = heartbeat_seconds(silence, nodes)
+    assert seconds <= silence / 3
+    assert nodes / seconds <= MOST_HEARTBEATS * 1.001

@@ -1,6 +1,8 @@
 """What is chosen for a machine and what is said about it: topology, models, machine, banner. Values only."""
 
 import json
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +149,14 @@ def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
     assert needs(spec, source, here, "int8") != needs(spec, source, here)
 
 
+def test_many_nodes_are_given_longer_than_was_asked_and_it_is_said():
+    here = machine(memory=4096)
+    few, many = (choose(NANO, SOURCE, here, Wishes(count, 2, spare_slots=0)) for count in (2, 448))
+    assert few.deployment.silence == Wishes().silence and "silence" not in few.picked
+    assert many.deployment.silence == pytest.approx(1.5)
+    assert "450 nodes" in many.picked["silence"]
+
+
 def test_a_small_machine_shortens_what_it_can_and_says_so():
     chosen = choose(NANO, SOURCE, machine(memory=(2 * NODE_OVERHEAD / GIB + 0.012) / 0.9), Wishes())
     assert chosen.deployment.engine.max_model_len < NANO.max_position
@@ -178,6 +188,20 @@ def test_every_known_shape_is_found_or_refused_by_name(name, tmp_path: Path):
         return
     assert not found.weights
     assert load_spec(found.folder).experts > 1
+
+
+@pytest.mark.parametrize("name", shapes())
+def test_a_known_shape_has_as_many_parameters_as_its_card_says(name, tmp_path: Path):
+    """A width or a count that was copied wrongly shows: cards round to two or three digits."""
+    notes = tomllib.loads((CONFIGS / "models" / f"{name}.toml").read_text())["meta"]["notes"]
+    said = re.match(r"([\d.]+)B, ", notes)
+    try:
+        spec = load_spec(find_model(name, tmp_path).folder)
+    except AfserveError:
+        return  # it is not served
+    if said is not None:
+        billions = (spec.routed_parameters() + spec.attention_parameters()) / 1e9
+        assert billions == pytest.approx(float(said[1]), rel=0.02)
 
 
 def test_models_by_folder_alias_and_id(tmp_path: Path, monkeypatch):

@@ -85,6 +85,8 @@ class Members:
     def __init__(self, nodes: tuple[NodeId, ...], version: str, colocated: bool, first: int = 0) -> None:
         """Generations are given out from `first` on."""
         self._places: dict[NodeId, Member | None] = dict.fromkeys(sorted(nodes))  # always in this order
+        self._of: dict[Role, list[NodeId]] = {}  # the same by role
+        self._order()
         self._generation: dict[NodeId, int] = {}
         self._first = first
         self._version = version
@@ -98,7 +100,7 @@ class Members:
         return iter([m for m in self._places.values() if m is not None and m.state is not State.GONE])
 
     def places(self, role: Role) -> list[NodeId]:
-        return [node for node in self._places if node.role is role]
+        return list(self._of.get(role, ()))
 
     def at(self, node: NodeId) -> Member | None:
         """The last member of a place, also one that is gone."""
@@ -110,11 +112,12 @@ class Members:
         return found if found is not None and found.id == member and found.alive else None
 
     def of(self, role: Role) -> list[Member]:
-        return [member for member in self if member.id.node.role is role]
+        known = [self._places[node] for node in self._of.get(role, ())]
+        return [m for m in known if m is not None and m.state is not State.GONE]
 
     def add(self, role: Role) -> NodeId:
         """A place with the lowest index that is free."""
-        taken = {node.index for node in self._places if node.role is role}
+        taken = {node.index for node in self.places(role)}
         if role is Role.GATEWAY and self._own_gateway:
             taken.add(OWN_GATEWAY)
         node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
@@ -128,6 +131,7 @@ class Members:
 
     def remove(self, node: NodeId) -> None:
         self._places.pop(node, None)
+        self._order()
 
     def missing(self) -> list[NodeId]:
         """Places without a member."""
@@ -230,6 +234,10 @@ class Members:
         self._places[node] = member
         if new:
             self._places = {known: self._places[known] for known in sorted(self._places)}
+            self._order()
+
+    def _order(self) -> None:
+        self._of = {role: [node for node in self._places if node.role is role] for role in Role}
 
     # ---- what all must have in common
 
@@ -276,7 +284,7 @@ class Members:
 
     def attention_nodes(self, refusing: str = "") -> AttentionNodes:
         """For gateways: who serves, and who of them takes what is new. `refusing` says why nobody is to."""
-        serving = (member for member in self.of(Role.ATTENTION) if member.serving)
+        serving = [member for member in self.of(Role.ATTENTION) if member.serving]
         return AttentionNodes(
             tuple(
                 AttentionPeer(m.node.index, m.id.generation, m.state is State.READY, m.address or "")

@@ -9,6 +9,7 @@ import threading
 
 import psutil
 
+from afserve.control.membership.desired import shortest_silence
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Heartbeat
 from afserve.engine.stats import AttentionStats, ExpertStats
@@ -20,9 +21,12 @@ ORPHAN_SECONDS = 5.0
 ORPHAN_EXIT = 70
 
 
-def heartbeat_seconds(silence: float) -> float:
-    """Between two heartbeats: whoever says nothing for `silence` seconds has missed three."""
-    return min(SECONDS, silence / 3)
+def heartbeat_seconds(silence: float, nodes: int) -> float:
+    """Between two heartbeats: whoever says nothing for `silence` seconds has missed three.
+
+    Each of many nodes says fewer, MOST_HEARTBEATS a second together, where `silence` lets them.
+    """
+    return min(silence / 3, max(SECONDS, shortest_silence(nodes) / 3))
 
 
 class HeartbeatThread:

@@ -73,7 +73,8 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
 
 
 def _serve(stream: ControlStream, assigned: Assigned, serve: Serve) -> None:
-    seconds = heartbeat_seconds(assigned.deployment.silence)
+    deployment = assigned.deployment
+    seconds = heartbeat_seconds(deployment.silence, len(deployment.nodes))
     heartbeat = HeartbeatThread(stream, _EMPTY.get(assigned.node.role), seconds)
     heartbeat.start()
     try:

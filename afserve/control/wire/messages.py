@@ -154,19 +154,29 @@ def _decode(envelope: Proto, data: bytes, table: dict[type, Codec]) -> Any:
 # ---- flat values: dataclass fields and protobuf fields have the same names
 
 
+_known: dict[type, tuple[tuple[str, bool], ...]] = {}
+
+
+def _names(cls: type) -> tuple[tuple[str, bool], ...]:
+    """Of its fields, and whether each may be None. Heartbeats of thousands of nodes ask for them."""
+    if cls not in _known:
+        _known[cls] = tuple((field.name, "None" in str(field.type)) for field in fields(cls))
+    return _known[cls]
+
+
 def _put_flat(value: Any, proto: Proto) -> None:
     """Fields that are None stay unset, which is what `optional` in the proto stands for."""
-    for field in fields(value):
-        item = getattr(value, field.name)
+    for name, _ in _names(type(value)):
+        item = getattr(value, name)
         if isinstance(item, _PLAIN):
-            setattr(proto, field.name, item)
+            setattr(proto, name, item)
 
 
 def _take_flat(cls: type[Value], proto: Proto, **others: object) -> Value:
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in others:
-            absent = "None" in str(field.type) and not proto.HasField(field.name)
-            others[field.name] = None if absent else getattr(proto, field.name)
+    for name, optional in _names(cls):
+        if name not in others:
+            absent = optional and not proto.HasField(name)
+            others[name] = None if absent else getattr(proto, name)
     return cls(**others)
 
 

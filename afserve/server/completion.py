@@ -1,0 +1,23 @@
+"""What `LLM.generate` returns."""
+
+from dataclasses import dataclass
+
+from afserve.engine.request import FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One generated continuation; `index` counts the n of one prompt.
+
+    With the finish_reason "error" the model's numbers failed for it, `error` says where; other continuations go on.
+    """
+
+    prompt_ids: tuple[int, ...]
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    error: str | None = None
