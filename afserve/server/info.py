@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
 from afserve.errors import NotFoundError, shown
-from afserve.server.prepare import Kind
+from afserve.server.prepare import Kind, listed
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 
@@ -27,8 +27,7 @@ class Info:
         name = request.path_params["name"]
         names = self._service.backend.model.names
         if name not in names:
-            served = " and ".join(map(repr, names))
-            raise NotFoundError(f"model: {shown(name)} is not served here, {served} is", param="model")
+            raise NotFoundError(f"model: {shown(name)} is not served here, {listed(names)}", param="model")
         return json_response(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:

@@ -102,6 +102,11 @@ class TextModel:
     aliases: Sequence[str] = ()
 
 
+def listed(names: Sequence[str]) -> str:
+    """For messages: which ones are served."""
+    return f"{' and '.join(map(repr, names))} {'are' if len(names) > 1 else 'is'}"
+
+
 class Elsewhere(Exception):
     """A template or a grammar is asked for where none is rendered or compiled."""
 
@@ -253,9 +258,7 @@ class Preparer:
     def _check_model(self, name: str | None) -> None:
         names = (self._model.name, *self._model.aliases)
         if name is not None and name not in names:
-            raise NotFoundError(
-                f"model: {shown(name)} is not served here, {' and '.join(map(repr, names))} is", param="model"
-            )
+            raise NotFoundError(f"model: {shown(name)} is not served here, {listed(names)}", param="model")
 
     def _check_sequences(self, prompts: int, sampling: Fields) -> None:
         n = sampling.integer("n", 1, 128) or 1

@@ -24,7 +24,8 @@ class Repository:
     ranges: bool = True
     served: list[tuple[str, str]] = field(default_factory=list)  # file and its range
     lies: dict[str, bytes] = field(default_factory=dict)  # other bytes than are listed
-    address: str = ""
+    cdn: str = ""  # another host for the files
+    told: dict[str, str | None] = field(default_factory=dict)  # host and the key that it was sent
 
     def listing(self) -> dict:
         return {
@@ -57,17 +58,22 @@ def serving(repository: Repository) -> Iterator[str]:
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
+            repository.told[self.headers["host"].partition(":")[0]] = self.headers["authorization"]
             if repository.busy:
                 repository.busy -= 1
                 self.answer(503, b"")
-            elif repository.token and self.headers["authorization"] != f"Bearer {repository.token}":
+            elif (
+                repository.token
+                and not path.startswith("/cdn/")
+                and self.headers["authorization"] != f"Bearer {repository.token}"
+            ):
                 self.answer(401, b"")
             elif path.startswith(f"/api/models/{repository.name}/revision/"):
                 known = path.rpartition("/")[2] in ("main", "v1", COMMIT)
                 self.answer(200 if known else 404, json.dumps(repository.listing()).encode())
             elif path.startswith(f"/{repository.name}/resolve/{COMMIT}/"):
                 self.send_response(302)
-                self.send_header("location", "/cdn/" + path.rpartition("/")[2])
+                self.send_header("location", repository.cdn + "/cdn/" + path.rpartition("/")[2])
                 self.send_header("content-length", "0")
                 self.end_headers()
             elif path.startswith("/cdn/"):

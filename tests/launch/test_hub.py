@@ -192,3 +192,13 @@ def test_pull_and_then_a_run_finds_it(tmp_path, monkeypatch, capsys):
     for flag, values in (("revision", ("v1", None)), ("download", (None, lambda model, revision: tmp_path))):
         with pytest.raises(ConfigError, match=f"--{flag}: nano is no Hugging Face id"):
             find_model("nano", tmp_path, *values)
+
+
+def test_the_token_stays_with_the_hub(shards):
+    """The files are behind a redirect to another host: that one is not told."""
+    shards.token = "secret"
+    with serving(shards) as other:
+        shards.cdn = other.replace("127.0.0.1", "localhost")
+        with serving(shards) as endpoint:
+            fetch(endpoint, token="secret")
+    assert shards.told == {"127.0.0.1": "Bearer secret", "localhost": None}

@@ -22,7 +22,7 @@ def test_a_model_has_several_names(http, server, monkeypatch):
     assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny", "small"]
     assert [model["name"] for model in http.get("/api/tags").json()["models"]] == ["tiny", "small"]
     assert http.get("/v1/models/small").json()["id"] == "small"
-    assert "'tiny' and 'small' is" in http.get("/v1/models/large").json()["error"]["message"]
+    assert "'tiny' and 'small' are" in http.get("/v1/models/large").json()["error"]["message"]
 
 
 def test_requests_may_say_an_alias(make_backend, run_server):

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 
@@ -81,7 +81,7 @@ def _fetch(hub: Hub, cached: CachedModel, commit: str, files: Sequence[HubFile],
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         running = [threads.submit(one, file) for file in files]
         try:
-            for future in running:
+            for future in wait(running, return_when=FIRST_EXCEPTION).done:
                 future.result()
         except BaseException:
             over.set()
