@@ -25,6 +25,7 @@ class Script:
     usage: bool = True
     chunked: bool = True
     close_after: bool = False
+    together: int = 0  # so many requests are there before the first one is answered
     bodies: list[dict] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     connections: int = 0
@@ -100,6 +101,8 @@ async def _answer(script: Script, number: int, writer: asyncio.StreamWriter) -> 
     framing = "Transfer-Encoding: chunked" if script.chunked else "Connection: close"
     writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n\r\n".encode())
     tokens = wanted(asked)
+    while len(script.bodies) < script.together:
+        await asyncio.sleep(0.005)
     loop = asyncio.get_running_loop()
     due = loop.time() + script.first
     for token in range(tokens):
