@@ -32,8 +32,9 @@ def _url(command: Command) -> Command:
 
 
 def admin_options(command: Command) -> Command:
-    """--url and --admin-key-file, and --no-wait for what goes on after the answer."""
+    """--url and --admin-key-file, --no-wait for what goes on after the answer, and --json."""
     for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end."),
         click.option(
             "--timeout", default=600.0, show_default=True, type=Within(0, 86_400), help="Seconds to wait."
         ),
