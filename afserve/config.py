@@ -10,6 +10,7 @@ A new setting of the engine is one field of `EngineSettings` and the code that o
 from dataclasses import MISSING, dataclass
 
 from afserve.config_ranges import Range
+from afserve.config_sizes import bytes_of
 from afserve.errors import ConfigError
 from afserve.settings import check, flag_of, in_range, setting
 
@@ -72,6 +73,12 @@ class EngineSettings:
         metavar="N",
         shows_range=True,
     )
+    kv_ssd: str = setting(
+        "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
+    )
+    kv_ssd_size: str = setting(
+        "10GiB", "With --kv-ssd: what each attention node keeps there at most.", metavar="SIZE"
+    )
     max_waiting: int = setting(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",
@@ -106,6 +113,13 @@ class EngineSettings:
                 "--kv-copies: copies are found as prefixes are, and --no-prefix-caching turns that off; leave out one",
                 param="kv_copies",
             )
+        if self.kv_ssd and not self.prefix_caching:
+            raise ConfigError(
+                "--kv-ssd: blocks are found as prefixes are, and --no-prefix-caching turns that off; leave out one",
+                param="kv_ssd",
+            )
+        if self.kv_ssd:
+            bytes_of(flag_of("kv_ssd_size"), self.kv_ssd_size)
 
 
 @dataclass(frozen=True, slots=True)

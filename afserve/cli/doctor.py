@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -10,14 +11,20 @@ _MARK = {"ok": ("+", "green"), "note": ("-", "yellow"), "missing": ("!", "red")}
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def doctor(as_json: bool) -> int:
+@click.option(
+    "--io",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Measure how this folder of --kv-ssd is read fastest, and use that from now on (256 MiB, seconds).",
+)
+def doctor(as_json: bool, io: Path | None) -> int:
     """What this machine has, what is used, what is missing and how to get it.
 
     Exit code 1 when something that afserve cannot do without is missing.
     """
-    from afserve.launch.checkup import BAD, findings
+    from afserve.launch.checkup import BAD, disk, findings
 
-    found = list(findings())
+    found = [*findings(), *(disk(io) if io is not None else ())]
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found]))
     else:

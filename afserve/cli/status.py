@@ -29,7 +29,7 @@ def status(url: str, api_key_file: str | None, as_json: bool) -> None:
     console.print(table(answer))
     for line in missing_lines(answer):
         console.print(line, style="bold", markup=False)
-    for line in [*placement_lines(answer), *kv_lines(answer), *incident_lines(answer)]:
+    for line in [*placement_lines(answer), *kv_lines(answer), *disk_lines(answer), *incident_lines(answer)]:
         console.print(line, style="dim", markup=False, highlight=False)
 
 
@@ -75,6 +75,21 @@ def kv_lines(answer: Fields) -> list[str]:
         f"KV: {total['bytes_received'] / 1e6:,.1f} MB moved between attention nodes, {total['pulls']:,} requests "
         f"brought theirs along ({total['pulls_failed']:,} in part), {total['copied_blocks']:,} blocks copied, "
         f"{total['copies']:,} copies held, {total['leased']:,} blocks leased"
+    ]
+
+
+def disk_lines(answer: Fields) -> list[str]:
+    """KV blocks on the disks of attention nodes, if any node has one."""
+    found = [n["stats"]["tiers"] for n in answer["nodes"] if n["role"] == "attention" and n["stats"]]
+    total = {name: sum(tiers[name] for tiers in found) for name in (found[0] if found else ())}
+    if not (total and total["capacity"]):
+        return []
+    lost = ("damaged", "unreadable", "overwritten", "late", "refused")
+    dropped = ", ".join(f"{total[why]:,} {why}" for why in lost if total[why]) or "none"
+    return [
+        f"KV on disk: {total['blocks']:,} of {total['capacity']:,} blocks, {total['hit_tokens']:,} prompt tokens found "
+        f"there, {total['bytes_read'] / 1e6:,.1f} MB read, {total['bytes_written'] / 1e6:,.1f} MB written, "
+        f"blocks dropped: {dropped}"
     ]
 
 

@@ -321,8 +321,8 @@ class Controller:
         match value:
             case Routed(rows):
                 self.balancing.heard(rows, self._clock.now())
-            case Noted(text):
-                log.info("%s: %s", member.node, text)
+            case Noted(text, warning):
+                log.log(logging.WARNING if warning else logging.INFO, "%s: %s", member.node, text)
             case Query():
                 self._spawn(self._answer(member, value))
             case _:

@@ -294,13 +294,21 @@ class Homes:
         load = {life.index: self.requests.load(life) for life in usable}
         source = self._kv_source(request)
         copied = source.index if source is not None and not source.request else None
-        index = self._affinity.pick(request.asked.prompt_ids, load, copied)
-        home = next(life for life in usable if life.index == index)
+        pending = {life.index: self.requests.pending(life) for life in usable}
+        route = self._affinity.pick(request.asked.prompt_ids, load, copied, pending)
+        home = next(life for life in usable if life.index == route.node)
         stream = self.attendance.stream(home)
         assert stream is not None, "a usable node has a stream"
         if source is not None and (source.index, source.generation) == (home.index, home.generation):
             source = None
-        stream.send(self.requests.place(request, home, self._clock.now(), source))
+        elif source is None and route.source is not None:
+            source = self._kv_of(next(life for life in usable if life.index == route.source))
+        stream.send(self.requests.place(request, home, self._clock.now(), source, route.missing))
+
+    def _kv_of(self, life: Life) -> KvSource | None:
+        """This node's blocks, of any request. Whether to pull or to compute them is the home's choice."""
+        peer = self.attendance.peer(life)
+        return KvSource(life.index, life.generation, 0, peer.address) if peer and peer.address else None
 
     def _kv_source(self, request: Request) -> KvSource | None:
         """Where what was computed of a request is: at the node that it leaves, or where copies of that are."""

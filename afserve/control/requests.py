@@ -20,6 +20,7 @@ from afserve.errors import AfserveError
 class Request:
     """One open request. `number` is its handle at `home`, the node that computes it; without one it waits.
 
+    `missing` tokens of its prompt are to be computed there before its first token comes, as far as is known here.
     `last` is where it was before. It waits since `since`, and for its next attempt until `again`. With `keep` it may
     outlive this gateway.
     """
@@ -27,7 +28,7 @@ class Request:
     def __init__(self, asked: GenerationRequest, keep: Keep | None = None) -> None:
         self.asked = asked
         self.keep = keep
-        self.number = 0
+        self.number = self.missing = 0
         self.home: Life | None = None
         self.last: Life | None = None
         self.since = self.again = 0.0
@@ -66,6 +67,7 @@ class Requests:
         self._resting: dict[int, Request] = {}
         self._waiting: dict[Request, None] = {}  # the one that has waited longest first
         self._load: Counter[Life] = Counter()
+        self._pending: Counter[Life] = Counter()
         self._busy: dict[Life, float] = {}  # since when it has requests
         self._next = first_request(index, generation)
 
@@ -79,9 +81,13 @@ class Requests:
         self._waiting[request] = None
         return request
 
-    def place(self, request: Request, home: Life, now: float, kv_from: KvSource | None = None) -> Submit:
-        """What to tell its new home."""
+    def place(
+        self, request: Request, home: Life, now: float, kv_from: KvSource | None = None, missing: int = 0
+    ) -> Submit:
+        """What to tell its new home, which has to compute `missing` tokens of it first."""
         del self._waiting[request]
+        request.missing = missing
+        self._pending[home] += missing
         request.number, request.home = self._next, home
         self._next += 1
         self._placed[request.number] = request
@@ -134,11 +140,17 @@ class Requests:
 
     def _leave(self, request: Request) -> None:
         assert request.home is not None
+        self._began(request, request.home)
         del self._placed[request.number]
         self._load[request.home] -= 1
         if not self._load[request.home]:
-            del self._load[request.home], self._busy[request.home]
+            del self._load[request.home], self._busy[request.home], self._pending[request.home]
         request.last, request.home = request.home, None
+
+    def _began(self, request: Request, home: Life) -> None:
+        """Its home computes its prompt no more."""
+        self._pending[home] -= request.missing
+        request.missing = 0
 
     def homes(self) -> list[Life]:
         """Those that have requests."""
@@ -153,6 +165,10 @@ class Requests:
 
     def load(self, home: Life) -> int:
         return self._load[home]
+
+    def pending(self, home: Life) -> int:
+        """Tokens of prompts that are to be computed there."""
+        return self._pending[home]
 
     def find(self, number: int) -> Request | None:
         """One that is computed."""
@@ -174,6 +190,8 @@ class Requests:
             if event.finish_reason is not None:
                 ended.append(event.handle)
             if (request := self._placed.get(event.handle)) is not None:
+                if request.missing and request.home is not None:
+                    self._began(request, request.home)
                 request.put(event)
         return tuple(ended)
 

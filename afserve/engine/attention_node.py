@@ -24,7 +24,7 @@ from afserve.engine.micro_batch import MicroBatch, Step, T
 from afserve.engine.pace import Pace
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats, KvStats
+from afserve.engine.stats import AttentionStats, KvStats, TierStats
 from afserve.errors import RequestError
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
@@ -176,9 +176,13 @@ class AttentionNode(Generic[T]):
         elif self._guides is not None:
             self._guides.wait(timeout)
 
-    def stats(self, moved: KvStats = KvStats()) -> AttentionStats:  # noqa: B008  a frozen value
+    def stats(
+        self,
+        moved: KvStats = KvStats(),  # noqa: B008  a frozen value
+        tiers: TierStats = TierStats(),  # noqa: B008
+    ) -> AttentionStats:
         """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
-        exchanged with other nodes."""
+        exchanged with other nodes, `tiers` what is on the disk."""
         s, recovery = self._scheduler, self._link.recovery()
         return AttentionStats(
             running=s.running,
@@ -202,6 +206,7 @@ class AttentionNode(Generic[T]):
             resend_seconds=recovery.stalled.get("resend", 0.0),
             homeless_seconds=recovery.stalled.get("homeless", 0.0),
             kv=replace(moved, copies=s.pool.copies, copy_hits=s.pool.copy_hits),
+            tiers=replace(tiers, hit_tokens=s.disk_hits),
         )
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:

@@ -14,6 +14,7 @@ from afserve.engine.free_blocks import FreeBlocks
 
 Hash = bytes
 OnEvict = Callable[[int, Hash], None]
+OnIdle = Callable[[Sequence[tuple[int, Hash]]], None]
 ROOT: Hash = b""
 
 
@@ -40,7 +41,9 @@ def salted(root: Hash, salt: str) -> Hash:
 
 class BlockPool:
     """`root` is the name before the first block of every sequence. `on_evict` is told each block that loses its name,
-    with that name, once: before the block is given out, so that what it holds can still be read."""
+    with that name, once: before the block is given out, so that what it holds can still be read. `on_idle` is told the
+    named blocks that nobody holds any more and that are no copies, those of one release together, in the order of their
+    chain."""
 
     def __init__(
         self,
@@ -50,11 +53,12 @@ class BlockPool:
         caching: bool = True,
         root: Hash = ROOT,
         on_evict: OnEvict = lambda block, name: None,
+        on_idle: OnIdle = lambda blocks: None,
     ) -> None:
         self.block_size = block_size
         self.caching = caching
         self.root = root
-        self._on_evict = on_evict
+        self._on_evict, self._on_idle = on_evict, on_idle
         self._free = FreeBlocks(blocks)
         self._references = [0] * blocks
         self._hash_of: dict[int, Hash] = {}
@@ -63,6 +67,7 @@ class BlockPool:
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._copies: OrderedDict[int, int] = OrderedDict()
         self._releases = 0
+        self._restored: set[int] = set()  # blocks that came from a file and were not yet used
         self.copy_hits = 0
 
     @property
@@ -125,6 +130,7 @@ class BlockPool:
             block, _ = self._next_evicted().popitem(last=False)
             name = self._hash_of.pop(block)
             del self._block_of[name]
+            self._restored.discard(block)
             self._on_evict(block, name)
         self._references[block] = 1
         return block
@@ -145,6 +151,7 @@ class BlockPool:
     def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
         """Give back in reverse, so that the tail of a prefix is reused before its head. `copies` are kept for another
         node."""
+        idle: list[tuple[int, Hash]] = []
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released twice"
             self._references[block] -= 1
@@ -152,8 +159,24 @@ class BlockPool:
                 if block in self._hash_of:
                     self._releases += 1
                     (self._copies if copies else self._cached)[block] = self._releases
+                    if not copies:
+                        idle.append((block, self._hash_of[block]))
                 else:
                     self._free.add(block)
+        if idle:
+            self._on_idle(idle[::-1])
+
+    def restored(self, blocks: Iterable[int]) -> None:
+        """These named blocks came from a file."""
+        self._restored.update(block for block in blocks if block in self._hash_of)
+
+    def take_restored(self, blocks: Iterable[int]) -> int:
+        """How many of them came from a file; each is counted once."""
+        if not self._restored:
+            return 0
+        found = self._restored.intersection(blocks)
+        self._restored -= found
+        return len(found)
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Integrity: reference counts equal what `holders` hold, and every block is in exactly one state."""

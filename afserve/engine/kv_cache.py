@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from afserve.config import EngineConfig
-from afserve.engine.blocks import BlockPool, Hash, OnEvict, root_hash
+from afserve.engine.blocks import BlockPool, Hash, OnEvict, OnIdle, root_hash
 from afserve.errors import ProtocolError, RendezvousError
 from afserve.kernels.cache import LAYOUT, LayerShape
 from afserve.models.decoder import AttentionModel
@@ -67,7 +67,7 @@ class KvCache:
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told each block whose contents can no longer be found, with its
-    name, while they can still be read.
+    name, while they can still be read; `on_idle` is told the named blocks that nobody holds any more.
     """
 
     def __init__(self, model: AttentionModel, config: EngineConfig, weights: str = "") -> None:
@@ -85,8 +85,10 @@ class KvCache:
             caching=config.prefix_caching,
             root=root_hash(self.fingerprint.model, self.fingerprint.dtype),
             on_evict=self._evicted,
+            on_idle=self._idle,
         )
         self.on_evict: OnEvict | None = None
+        self.on_idle: OnIdle | None = None
         self.evictions = 0
         self._ops = model.ops
         self._memory = model.ops.open_cache(keeps, config.kv_blocks, config.block_size, model.dtype)
@@ -128,6 +130,10 @@ class KvCache:
         self.evictions += 1
         if self.on_evict is not None:
             self.on_evict(block, name)
+
+    def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
+        if self.on_idle is not None:
+            self.on_idle(blocks)
 
 
 def layout_of(layers: Iterable[LayerShape]) -> str:

@@ -42,6 +42,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.disk_hits = 0
 
     # -- what may come in ------------------------------------------------------------------------------
 
@@ -186,6 +187,7 @@ class Scheduler:
             sequence.cached_tokens = sequence.computed
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.computed
+            self.disk_hits += self.pool.take_restored(found) * self.pool.block_size
         self._running[micro_batch].append(sequence)
 
     def _reserve(self, sequence: Sequence, count: int) -> int:

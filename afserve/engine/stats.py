@@ -30,11 +30,35 @@ class KvStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """KV blocks on this node's disk. `blocks` of at most `capacity` are there now; all else are totals.
+
+    `hit_tokens` of prompts were found on the disk. `restores` took `restore_seconds` in sum, and `restores_short` of
+    them did not bring everything. Blocks were dropped because they were `damaged` or `unreadable`, `overwritten` by
+    others, left memory before they were written (`late`), or could not be written (`refused`).
+    """
+
+    blocks: int = 0
+    capacity: int = 0
+    hit_tokens: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    restores: int = 0
+    restores_short: int = 0
+    restore_seconds: float = 0.0
+    damaged: int = 0
+    unreadable: int = 0
+    overwritten: int = 0
+    late: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionStats:
     """Totals count from the node's start. Seconds: computing, only waiting, and rows under way (summed over
     `dispatches`, which overlap).
 
-    The last six are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
+    Six are about lost expert nodes: rows sent again, rows given up, and of the dispatches that waited longer
     for it (`stalled`) the seconds until the loss was known, until replicas answered, and until an expert that no node
     held had one again.
     """
@@ -60,6 +84,7 @@ class AttentionStats:
     resend_seconds: float = 0.0
     homeless_seconds: float = 0.0
     kv: KvStats = KvStats()
+    tiers: TierStats = TierStats()
 
 
 @dataclass(frozen=True, slots=True)

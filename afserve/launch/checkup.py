@@ -45,6 +45,17 @@ def findings() -> Iterator[Finding]:
     yield _start(machine)
 
 
+def disk(folder: Path) -> Iterator[Finding]:
+    """Measures how fast a folder for KV is read, and leaves there what was fastest. Raises ConfigError."""
+    from afserve.comm.disk.ways import measure, save
+
+    found = sorted(measure(folder), key=lambda one: -one.rate)
+    save(folder, found[0])
+    for one in found:
+        yield Finding("disk", OK, f"{one.rate / 1e9:5.2f} GB/s by {one.way}")
+    yield Finding("disk", OK, f"--kv-ssd {folder} is read by {found[0].way} from the next start on")
+
+
 def _cores(machine: Machine) -> Finding:
     flags = cpu_flags()
     isa = [name for name in _ISA if name in flags]

@@ -22,6 +22,7 @@ from afserve.metrics import (
     render,
 )
 from afserve.server.kv_moves import moved_kv
+from afserve.server.kv_tiers import tiers
 from afserve.server.losses import losses
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.
@@ -137,6 +138,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield from losses(view)
     yield from _attention_nodes(attention)
     yield from moved_kv(attention)
+    yield from tiers(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)
 

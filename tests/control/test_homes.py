@@ -232,7 +232,7 @@ def test_a_lost_nodes_requests_go_where_copies_are():
 def test_a_buddy_that_is_too_busy_is_asked_for_the_copies():
     scene, _ = kv_scene(copies=1)
     scene.homes.attendance.told(AttentionNodes((AttentionPeer(1, 0, True, "unix:1"),)))
-    for handle in range(10):
+    for handle in range(20):
         scene.homes.open(GenerationRequest(handle, (7, 8, handle)))
     tell_with_addresses(scene, 1, 2)
     moved = last_submit(scene.streams[2])

@@ -3,10 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from afserve.control.affinity import Affinity
 from afserve.control.attendance import Life
 from afserve.control.membership.members import Members, State
 from afserve.control.requests import Requests
@@ -187,31 +184,3 @@ def test_no_two_gateways_and_no_two_lives_give_out_the_same_number():
 
     opened = [number(index, life) for index in range(4) for life in range(3)]
     assert len(set(opened)) == 12 and [gateway_of(one) for one in opened] == [i // 3 for i in range(12)]
-
-
-def test_equal_beginnings_share_a_node_until_it_is_too_busy():
-    affinity = Affinity(4)
-    system = list(range(12))
-    home = affinity.pick([*system, 90], {0: 0, 1: 0, 2: 0})
-    load = {0: 0, 1: 0, 2: 0}
-    load[home] = 3
-    assert affinity.pick([*system, 91, 92], load) == home
-    load[home] = 50
-    other = affinity.pick([*system, 93], load)
-    assert other != home
-    assert affinity.pick([1, 2], load) != home  # too short for a block: the least busy one
-    del load[other]
-    assert affinity.pick([*system, 93], load) in load  # where it was is not there any more
-    assert affinity.pick([*system, 93], {7: 99}) == 7
-
-
-@given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=20), st.integers(0, 2)), max_size=60))
-def test_affinity_never_overloads_a_node(requests):
-    affinity, load = Affinity(4), {0: 0, 1: 0, 2: 0}
-    for prompt, ends in requests:
-        load[affinity.pick(prompt, load)] += 1
-        most, least = max(load.values()), min(load.values())
-        assert most <= max(least + 5, least * 1.5 + 1)
-        if least:
-            load = {node: count - 1 for node, count in load.items()}
-        del ends

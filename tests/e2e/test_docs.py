@@ -34,7 +34,14 @@ PAGES = {
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],
 }  # fmt: skip
 
-NOT_RUN = {"add-a-family", "add-a-transport", "ray", "measure-a-server", "run-as-a-service"}
+NOT_RUN = {
+    "add-a-family",
+    "add-a-transport",
+    "keep-kv-on-disk",
+    "ray",
+    "measure-a-server",
+    "run-as-a-service",
+}
 
 
 def script_of(page: str) -> str:

@@ -130,3 +130,32 @@ def test_a_copy_that_is_used_is_counted_and_is_a_copy_no_more():
     pool.release([block])
     assert pool.copies == 0 and pool.available == 2
     pool.check([])
+
+
+def test_named_blocks_that_nobody_holds_any_more_are_told_in_the_order_of_their_chain():
+    told = []
+    pool = BlockPool(8, 4, on_idle=lambda blocks: told.append(list(blocks)))
+    blocks = pool.allocate(4)
+    for block, name in zip(blocks[:3], (b"a", b"b", b"c"), strict=True):
+        pool.publish(block, name)
+    pool.hold(blocks[:1])
+    pool.release(blocks)
+    assert told == [[(blocks[1], b"b"), (blocks[2], b"c")]]
+    pool.release(blocks[:1])
+    assert told[1:] == [[(blocks[0], b"a")]]
+    pool.hold(blocks[1:2])
+    pool.release(blocks[1:2], copies=True)
+    assert len(told) == 2  # its owner tells it
+
+
+def test_blocks_from_a_file_are_counted_once_and_not_under_another_name():
+    pool = BlockPool(3, 4)
+    blocks = pool.allocate(3)
+    pool.publish(blocks[0], b"a")
+    pool.publish(blocks[1], b"b")
+    pool.restored(blocks)
+    pool.release(blocks)
+    assert pool.take_restored(blocks[:1]) == 1 and pool.take_restored(blocks[:1]) == 0
+    again = pool.allocate(3)
+    assert pool.take_restored(again) == 0
+    pool.release(again)

@@ -74,15 +74,18 @@ class AttentionEngine(Protocol):
 
 
 def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
+    from afserve.control.node.kv_disk_open import open_disk
     from afserve.control.node.kv_open import listen, open_kv
     from afserve.control.node.wiring import build_attention
 
     progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
     rendezvous = meet(stream, address_of(listener))
     node, first, close = build_attention(assigned, progress, rendezvous, tell, stream.certificates)
-    kv = open_kv(node, listener, stream, assigned)
+    kv = open_disk(open_kv(node, listener, stream, assigned), node, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
-    report = Reporter(heartbeat, stream, lambda: node.stats(kv.stats()), node.take_routed, attention=nodes)
+    report = Reporter(
+        heartbeat, stream, lambda: node.stats(kv.stats(), kv.tiers()), node.take_routed, attention=nodes
+    )
     freeze_heap()
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
 
@@ -297,7 +300,8 @@ class AttentionLoop:
         if request.handle in self._kept:
             return  # said twice
         self._kept.open(request, gateway, keep)
-        if kv_from is None or not self._kv.pull(request, kv_from):
+        pulls = kv_from is not None and self._kv.pull(request, kv_from)
+        if not (pulls or self._kv.restore(request)):
             self._begin(request)
 
     def _begin(self, request: GenerationRequest) -> None:

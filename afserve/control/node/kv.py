@@ -16,7 +16,7 @@ from afserve.comm.kv.puller import Pulled
 from afserve.control.node.copying import Copier
 from afserve.control.wire.values import AttentionNodes, KvSource
 from afserve.engine.request import GenerationRequest
-from afserve.engine.stats import KvStats
+from afserve.engine.stats import KvStats, TierStats
 from afserve.member import attention_node
 
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
@@ -60,6 +60,10 @@ class KvSide(Protocol):
         """Whether the request waits for its blocks; `turn` returns it."""
         ...
 
+    def restore(self, request: GenerationRequest) -> bool:
+        """Whether the request, which nobody has blocks for, waits for blocks from the disk; `turn` returns it."""
+        ...
+
     def part(self, number: int) -> None:
         """This request goes on elsewhere, and may ask for its blocks."""
         ...
@@ -81,6 +85,9 @@ class NoKv:
     busy = holding = False
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        return False
+
+    def restore(self, request: GenerationRequest) -> bool:
         return False
 
     def part(self, number: int) -> None:
@@ -155,6 +162,9 @@ class KvMoves:
             limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
             self._queue.append(_Waiting(request, source, names, self._clock.now(), limit))
         return worth
+
+    def restore(self, request: GenerationRequest) -> bool:
+        return False
 
     def _predict(self, blocks: int) -> tuple[float, float]:
         """Seconds to move so many blocks and to compute them; 0 for what was not measured yet."""
@@ -242,6 +252,10 @@ class KvMoves:
             recomputed_tokens=self._recomputed,
             copied_blocks=0 if self._copier is None else self._copier.blocks,
         )
+
+    def tiers(self) -> TierStats:
+        """Nothing is on a disk."""
+        return TierStats()
 
     def close(self) -> None:
         self._exchange.close()

@@ -185,10 +185,12 @@ class Unheard(_message.Message):
     def __init__(self, attention: _Optional[int] = ..., generation: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Noted(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "warning")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    warning: bool
+    def __init__(self, text: _Optional[str] = ..., warning: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("fraction", "what")
@@ -229,7 +231,7 @@ class Routed(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., experts: _Optional[int] = ..., width: _Optional[int] = ..., prefill: _Optional[bytes] = ..., decode: _Optional[bytes] = ...) -> None: ...
 
 class AttentionStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv")
+    __slots__ = ("running", "waiting", "kv_blocks", "kv_blocks_used", "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generated_tokens", "steps", "dispatches", "busy_seconds", "parked_seconds", "under_way_seconds", "resent_rows", "given_up_rows", "stalled", "unnoticed_seconds", "resend_seconds", "homeless_seconds", "kv", "tiers")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +253,7 @@ class AttentionStats(_message.Message):
     RESEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOMELESS_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks: int
@@ -272,7 +275,38 @@ class AttentionStats(_message.Message):
     resend_seconds: float
     homeless_seconds: float
     kv: KvStats
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ...) -> None: ...
+    tiers: TierStats
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., dispatches: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., parked_seconds: _Optional[float] = ..., under_way_seconds: _Optional[float] = ..., resent_rows: _Optional[int] = ..., given_up_rows: _Optional[int] = ..., stalled: _Optional[int] = ..., unnoticed_seconds: _Optional[float] = ..., resend_seconds: _Optional[float] = ..., homeless_seconds: _Optional[float] = ..., kv: _Optional[_Union[KvStats, _Mapping]] = ..., tiers: _Optional[_Union[TierStats, _Mapping]] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("blocks", "capacity", "hit_tokens", "bytes_read", "bytes_written", "restores", "restores_short", "restore_seconds", "damaged", "unreadable", "overwritten", "late", "refused")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_SHORT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    OVERWRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    capacity: int
+    hit_tokens: int
+    bytes_read: int
+    bytes_written: int
+    restores: int
+    restores_short: int
+    restore_seconds: float
+    damaged: int
+    unreadable: int
+    overwritten: int
+    late: int
+    refused: int
+    def __init__(self, blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., restores: _Optional[int] = ..., restores_short: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., damaged: _Optional[int] = ..., unreadable: _Optional[int] = ..., overwritten: _Optional[int] = ..., late: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class KvStats(_message.Message):
     __slots__ = ("bytes_sent", "bytes_received", "leased", "lapsed", "pulls", "pulls_failed", "pull_seconds", "recomputed_tokens", "copied_blocks", "copies", "copy_hits")

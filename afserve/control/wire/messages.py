@@ -63,7 +63,7 @@ from afserve.control.wire.values import (
     Unheard,
 )
 from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
-from afserve.engine.stats import AttentionStats, ExpertStats, KvStats
+from afserve.engine.stats import AttentionStats, ExpertStats, KvStats, TierStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import NodeId, Role
 from afserve.placement.optimizer.problem import Ints
@@ -281,12 +281,15 @@ def put_stats(stats: Stats, proto: Proto) -> None:
         _put_flat(stats, body)
         if isinstance(stats, AttentionStats):
             _put_flat(stats.kv, body.kv)
+            _put_flat(stats.tiers, body.tiers)
 
 
 def take_stats(proto: Proto) -> Stats:
     match proto.WhichOneof("stats"):
         case "attention":
-            return _take_flat(AttentionStats, proto.attention, kv=_take_flat(KvStats, proto.attention.kv))
+            body = proto.attention
+            tiers, kv = _take_flat(TierStats, body.tiers), _take_flat(KvStats, body.kv)
+            return _take_flat(AttentionStats, body, kv=kv, tiers=tiers)
         case "expert":
             return _take_flat(ExpertStats, proto.expert)
     return None

@@ -147,9 +147,10 @@ class Unheard:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """A line for the run's log, at level info: nodes have none that a user sees."""
+    """A line for the run's log, at level info, or a `warning`: nodes have none that a user sees."""
 
     text: str
+    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

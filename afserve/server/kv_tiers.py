@@ -1,0 +1,57 @@
+"""What /metrics says of where prompts' KV was found, and of the KV that attention nodes keep on disk."""
+
+from collections.abc import Iterator
+
+from afserve.engine.stats import AttentionStats
+from afserve.metrics import MetricFamily, Sample, gauge
+
+_REASONS = ("damaged", "unreadable", "overwritten", "late", "refused")
+_TOTALS = (
+    ("kv_restores", "Requests whose beginning was read from the disk.", "restores"),
+    ("kv_restores_short", "Those of which not everything came.", "restores_short"),
+    ("kv_restore_seconds", "Time that requests waited for the disk.", "restore_seconds"),
+)
+Nodes = list[tuple[str, AttentionStats]]
+
+
+def tiers(nodes: Nodes) -> Iterator[MetricFamily]:
+    """Hits by tier are always drawn; the rest where a node has a disk."""
+    hits = [
+        (name, tier, value)
+        for name, stats in nodes
+        for tier, value in (
+            ("memory", stats.prefix_hits - stats.tiers.hit_tokens),
+            ("disk", stats.tiers.hit_tokens),
+        )
+    ]
+    yield _counter("kv_hit_tokens", "Prompt tokens whose KV was found, by where it was.", "tier", hits)
+    nodes = [(name, stats) for name, stats in nodes if stats.tiers.capacity]
+    if nodes:
+        yield from _disks(nodes)
+
+
+def _disks(nodes: Nodes) -> Iterator[MetricFamily]:
+    moved = [
+        (name, way, value)
+        for name, stats in nodes
+        for way, value in (("read", stats.tiers.bytes_read), ("written", stats.tiers.bytes_written))
+    ]
+    yield _counter("kv_disk_bytes", "Bytes of KV blocks read from the disk, or written.", "way", moved)
+    dropped = [(name, why, getattr(stats.tiers, why)) for name, stats in nodes for why in _REASONS]
+    yield _counter(
+        "kv_disk_dropped_blocks", "Blocks that the disk does not have, or no more.", "reason", dropped
+    )
+    for name, help, field in _TOTALS:
+        samples = tuple(Sample(getattr(s.tiers, field), (("node", node),), "_total") for node, s in nodes)
+        yield MetricFamily((f"afserve_{name}",), "counter", help, samples)
+    for name, help, field in (
+        ("kv_disk_blocks", "Blocks on the disk.", "blocks"),
+        ("kv_disk_capacity_blocks", "Blocks that may be there at most.", "capacity"),
+    ):
+        values = [((("node", node),), getattr(s.tiers, field)) for node, s in nodes]
+        yield gauge((f"afserve_{name}",), help, values)
+
+
+def _counter(name: str, help: str, label: str, found: list[tuple[str, str, int]]) -> MetricFamily:
+    samples = tuple(Sample(value, (("node", node), (label, of)), "_total") for node, of, value in found)
+    return MetricFamily((f"afserve_{name}",), "counter", help, samples)

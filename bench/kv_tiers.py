@@ -1,0 +1,240 @@
+"""How fast KV comes back from the disk, beside the disk's own sequential read, and what that does to a first token.
+
+    python -m bench.kv_tiers --folder DIR            # 1 GiB of blocks of three sizes, restored from a cold page cache
+    python -m bench.kv_tiers --folder DIR --first    # first tokens of 3,000-token follow-ups, two ways
+
+A restoration is everything from the wish to the last block being findable in memory: read, checksum, copy. The plain
+read fills one buffer after another from the same file. Both read in the way and with the threads that were measured as
+fastest at first, and begin with the file out of the page cache; rounds alternate. --first starts nano twice: the first
+life writes the prompts, the second reads them.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from afserve.clock import MonotonicClock
+from afserve.comm.disk.files import File
+from afserve.comm.disk.store import DiskStore
+from afserve.comm.disk.ways import Way, measure, read_seconds, save
+from afserve.comm.disk.workers import DiskWorkers
+from afserve.engine.blocks import BlockPool, block_hash
+from afserve.engine.kv_cache import Fingerprint, KvBlocks
+from afserve.engine.kv_disk import DiskTier
+from afserve.engine.kv_store import PooledBlocks
+from afserve.engine.request import SamplingParams
+from afserve.kernels.cache import LayerShape
+from afserve.kernels.ops import open_ops
+from afserve.llm import LLM
+from bench.origin import ROOT, origin
+
+OUT = ROOT / "bench" / "results" / "kv_tiers.jsonl"
+MIB = 1 << 20
+BLOCK_TOKENS = 16
+SHAPES = {
+    "nano": [LayerShape(1, 96)] * 5,  # 15 KiB
+    "8 layers of DeepSeek's latent rows": [LayerShape(1, 576)] * 8,  # 144 KiB
+    "DeepSeek-V3": [LayerShape(1, 576)] * 61,  # 1.1 MiB
+}
+
+
+class Cache:
+    """A KV cache without a model: what `PooledBlocks` and `DiskTier` need of `KvCache`."""
+
+    def __init__(self, shape: list[LayerShape], blocks: int) -> None:
+        self.on_idle = self.on_evict = None
+        self.memory = open_ops("cpu", 1).open_cache(shape, blocks, BLOCK_TOKENS, torch.bfloat16)
+        self.pool = BlockPool(
+            blocks, BLOCK_TOKENS, on_idle=lambda found: self.on_idle and self.on_idle(found)
+        )
+        self.block_bytes = self.memory.block_bytes
+        self.fingerprint = Fingerprint("bench", "bfloat16", "v1", BLOCK_TOKENS)
+
+    def read(self, blocks: list[int]) -> KvBlocks:
+        return KvBlocks(self.fingerprint, self.memory.read(blocks))
+
+    def write(self, blocks: list[int], contents: KvBlocks) -> None:
+        self.memory.write(blocks, contents.bytes_NY)
+
+
+class Node:
+    """A cache with a disk, and the loop around it."""
+
+    def __init__(self, folder: Path, shape: list[LayerShape], total: int, way: Way) -> None:
+        self.news = threading.Event()
+        self.count = max(1, total // Cache(shape, 1).block_bytes)
+        self.cache = Cache(shape, self.count * 33 // 32 + 33)
+        blocks = PooledBlocks(self.cache)  # type: ignore[arg-type]
+        digest, size = self.cache.fingerprint.digest, self.cache.block_bytes
+        store = DiskStore.open(folder, digest, size, 2 * total, direct=way.direct)
+        self.disk = DiskWorkers(store, self.news.set, readers=way.readers)
+        self.tier = DiskTier(self.cache, blocks, self.disk, MonotonicClock())  # type: ignore[arg-type]
+        self.disk.start()
+        self.names, parent = [], b"root"
+        for number in range(self.count):
+            parent = block_hash(parent, [number])
+            self.names.append(parent)
+
+    def turn_until(self, ended: Callable[[], bool]) -> None:
+        while not ended():
+            self.tier.turn(0.02)
+            self.news.wait(0.001)
+            self.news.clear()
+
+    def fill(self) -> float:
+        """Write all blocks; seconds until the files have them."""
+        pool = self.cache.pool
+        blocks = pool.allocate(self.count)
+        for block, name in zip(blocks, self.names, strict=True):
+            pool.publish(block, name)
+        began = time.perf_counter()
+        pool.release(blocks)
+        self.turn_until(lambda: self.tier.settled)
+        return time.perf_counter() - began
+
+    def restore(self) -> float:
+        pool = self.cache.pool
+        pool.release(pool.allocate(pool.available))  # everything is forgotten
+        began = time.perf_counter()
+        assert self.tier.restore(self.names, 600.0) is not None
+        self.turn_until(lambda: bool(self.tier.ended))
+        seconds = time.perf_counter() - began
+        (found,) = self.tier.ended
+        self.tier.ended.clear()
+        assert found.received == self.count, found
+        return seconds
+
+    @property
+    def data(self) -> Path:
+        return self.disk.store.folder / "data"
+
+
+def forget(path: Path) -> None:
+    """Out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fdatasync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def plain_read(path: Path, size: int, way: Way) -> float:
+    file = File(path, direct=way.direct)
+    try:
+        return read_seconds(file, size, way.readers)
+    finally:
+        file.close()
+
+
+def restores(folder: Path, mib: int, rounds: int) -> list[dict[str, object]]:
+    rows = []
+    found_ways = measure(folder)
+    for one in found_ways:
+        print(f"{one.rate / 1e9:5.2f} GB/s by {one.way}")
+    way = max(found_ways, key=lambda one: one.rate).way
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            node = Node(Path(own), shape, mib * MIB, way)
+            size = node.count * node.cache.block_bytes
+            written = size / node.fill() / 1e9
+            found: dict[str, list[float]] = {"restore": [], "plain": []}
+            for turn in range(rounds):
+                acts = [("restore", node.restore), ("plain", lambda: plain_read(node.data, size, way))]  # noqa: B023
+                for what, act in acts if turn % 2 else acts[::-1]:
+                    forget(node.data)
+                    found[what].append(size / act() / 1e9)
+            node.tier.close()
+        rates = {what: statistics.median(one) for what, one in found.items()}
+        share = statistics.median(r / p for r, p in zip(found["restore"], found["plain"], strict=True))
+        print(
+            f"{name:36} {size / MIB:8,.0f} MiB   restored {rates['restore']:5.2f} GB/s   plain read "
+            f"{rates['plain']:5.2f} GB/s   {share:4.0%}   written {written:5.2f} GB/s"
+        )
+        block = node.cache.block_bytes
+        row = {
+            "what": "restore",
+            "shape": name,
+            "block_bytes": block,
+            "bytes": size,
+            "rounds": rounds,
+            "by": str(way),
+        }
+        rows.append({**row, "gb_s": rates, "write_gb_s": written, "share": share, "all": found})
+    return rows
+
+
+def prompts(count: int, tokens: int) -> list[list[int]]:
+    """Ids that no two prompts share from the first block on."""
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(10, 400, (tokens,), generator=generator).tolist() for _ in range(count)]
+
+
+def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str, object]:
+    """Milliseconds to the first token of a prompt that goes on from one that was asked in an earlier life."""
+    known, unknown = prompts(rounds, tokens), prompts(2 * rounds + 1, tokens)[rounds:]
+    asked = SamplingParams(max_tokens=1, temperature=0.0)
+    found: dict[str, list[float]] = {"disk": [], "computed": []}
+    best = max(measure(folder), key=lambda one: one.rate)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        save(Path(own), best)
+        settings = {"attention": 1, "experts": 1, "kv_ssd": own, "kv_tokens": 4 * tokens}
+        with LLM(model, **settings) as llm:
+            for prompt in known:
+                llm.generate([prompt], asked)
+        for path in Path(own).rglob("data"):
+            forget(path)
+        with LLM(model, **settings) as llm:
+            llm.generate([unknown.pop()], asked)  # warm
+            for old, new in zip(known, unknown, strict=False):
+                for what, prompt in (("disk", [*old, *new[:20]]), ("computed", [*new, *old[:20]])):
+                    began = time.perf_counter()
+                    (answer,) = llm.generate([prompt], asked)
+                    found[what].append(1e3 * (time.perf_counter() - began))
+                    cached = answer.cached_tokens
+                    assert (cached > 0.9 * tokens) == (what == "disk"), f"{what}: {cached} tokens were found"
+    medians = {what: statistics.median(one) for what, one in found.items()}
+    print(
+        f"{model}, {tokens:,} tokens and 20 more: first token after {medians['disk']:,.1f} ms from the disk, "
+        f"{medians['computed']:,.1f} ms computed: {medians['computed'] / medians['disk']:.1f}x (median of {rounds})"
+    )
+    return {
+        "what": "first token",
+        "model": model,
+        "tokens": tokens,
+        "rounds": rounds,
+        "ms": medians,
+        "all": found,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.kv_tiers", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="on the disk to be measured")
+    parser.add_argument("--first", action="store_true", help="measure first tokens instead")
+    parser.add_argument("--mib", type=int, default=1024, help="restored at once")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--model", default="nano", help="for --first")
+    parser.add_argument("--tokens", type=int, default=3000, help="of the prompt, for --first")
+    parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.first:
+        rows = [first_tokens(options.folder, options.rounds, options.model, options.tokens)]
+    else:
+        rows = restores(options.folder, options.mib, options.rounds)
+    if options.save:
+        with Path(options.save).open("a") as file:
+            file.writelines(json.dumps({**row, **origin()}) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

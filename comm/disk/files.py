@@ -1,0 +1,132 @@
+"""The two files of a store, written and read in whole spans at given places. They belong to whoever holds the lock.
+
+Calls raise OSError as the system does. It knows neither records nor blocks.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from afserve.comm.disk.record import Bytes
+
+log = logging.getLogger("afserve.disk")
+MOST_LANES = 64
+_MOST_VECTORS = 512  # below the system's limit for one call
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600  # what users said stands in there
+
+
+class File:
+    """One open file. Several threads may read and write at once."""
+
+    def __init__(self, path: Path, *, direct: bool = False) -> None:
+        """`direct`: reads go past the page cache, where the file system can do that and buffers begin at a page."""
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+        self._reads_from = self._open_direct() if direct else self._descriptor
+
+    def _open_direct(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError as error:
+            log.info("%s is read through the page cache: %s", self.path, error)
+            return self._descriptor
+
+    @property
+    def direct(self) -> bool:
+        return self._reads_from != self._descriptor
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Bytes read, fewer than asked only where the file ends."""
+        if self.direct:
+            try:
+                return self._read(self._reads_from, buffer, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                log.debug("%s: bytes at %d are not aligned for a direct read", self.path, offset)
+        return self._read(self._descriptor, buffer, offset)
+
+    def _read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(descriptor, [buffer[done:]], offset + done)
+            if not count:
+                break
+            done += count
+        return done
+
+    def read(self, offset: int, size: int) -> bytes:
+        buffer = bytearray(max(0, min(size, self.size - offset)))
+        return bytes(memoryview(buffer)[: self.read_into(memoryview(buffer), offset)])
+
+    def write(self, parts: Sequence[Bytes], offset: int) -> None:
+        """One part behind the other."""
+        for at in range(0, len(parts), _MOST_VECTORS):
+            views = [memoryview(part).cast("B") for part in parts[at : at + _MOST_VECTORS]]
+            while views:
+                count = os.pwritev(self._descriptor, views, offset)
+                offset += count
+                while views and count >= len(views[0]):
+                    count -= len(views.pop(0))
+                if views:
+                    views[0] = views[0][count:]
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def free_bytes(self) -> int:
+        """What its file system has left for this user."""
+        found = os.fstatvfs(self._descriptor)
+        return found.f_bavail * found.f_frsize
+
+    def forget(self) -> None:
+        """Everything is on the disk and nothing in the page cache, where the system obeys."""
+        os.fdatasync(self._descriptor)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self.direct:
+            os.close(self._reads_from)
+        os.close(self._descriptor)
+
+
+class Lane:
+    """A folder that one process has for itself while it lives: the kernel gives the lock back with its end."""
+
+    def __init__(self, folder: Path, lock: int, *, direct: bool) -> None:
+        self.folder = folder
+        self._lock: int | None = lock
+        self.index, self.data = File(folder / "index"), File(folder / "data", direct=direct)
+
+    @classmethod
+    def take(cls, folder: Path, first: int, *, direct: bool = False) -> "Lane":
+        """The lane of that number below `folder`, or the next one that nobody has; `direct` as of `File`. Raises
+        OSError."""
+        for number in range(first, first + MOST_LANES):
+            own = folder / str(number)
+            own.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
+            lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(own, lock, direct=direct)
+            except BlockingIOError:
+                os.close(lock)
+            except OSError:
+                os.close(lock)
+                raise
+        raise OSError(f"{folder}: all of {MOST_LANES} folders from {first} on are in use by other processes")
+
+    def close(self) -> None:
+        """May be said again."""
+        if self._lock is not None:
+            self.index.close()
+            self.data.close()
+            os.close(self._lock)
+            self._lock = None

@@ -1,0 +1,222 @@
+"""Named blocks in files: found after a restart, never more than a given size, and never other bytes than were written.
+
+A write forgets what stands in the slots, in memory and in the file, then writes the blocks, then their records. So a
+process that is killed leaves slots without a record. Whatever else may happen to the files, a block is given out only
+where its checksum is right. All calls may come from any thread, writes from one at a time.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afserve.comm.disk.files import Lane
+from afserve.comm.disk.record import (
+    HEAD_BYTES,
+    NO_RECORD,
+    RECORD_BYTES,
+    Bytes,
+    Kind,
+    Name,
+    Record,
+    checksum_of,
+    decode_records,
+    encode_head,
+    encode_record,
+    is_head_of,
+)
+from afserve.comm.disk.ring import Ring
+
+_ALIGNED = 512  # bytes between slots are a multiple: reads past the page cache need that
+SPARED_BYTES = 1 << 30  # of the file system stay free
+_FOLDER_DIGITS = 16
+DAMAGED, UNREADABLE = "damaged", "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Blocks side by side in the data file, from slot `first` on; `begin` is the place of the first in what was
+    asked."""
+
+    begin: int
+    first: int
+    names: tuple[Name, ...]
+    records: tuple[Record, ...]
+
+
+class DiskStore:
+    """`limit` bytes at most are kept. `dropped` counts blocks that were given up when they were read, by reason."""
+
+    def __init__(self, lane: Lane, kind: Kind, limit: int, spared: int = SPARED_BYTES) -> None:
+        """Takes the lane over. Raises OSError."""
+        self._lane, self.kind, self._spared = lane, kind, spared
+        self._guard = threading.Lock()
+        self.dropped: Counter[str] = Counter()
+        self.bytes_read = self.bytes_written = 0
+        self._ring = Ring(max(1, limit // kind.pitch), self._restart())
+        end = self._ring.capacity * kind.pitch
+        if lane.data.size > end:
+            lane.data.cut(end)
+            lane.index.cut(HEAD_BYTES + self._ring.capacity * RECORD_BYTES)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        what: str,
+        block_bytes: int,
+        limit: int,
+        lane: int = 0,
+        *,
+        spared: int = SPARED_BYTES,
+        direct: bool = False,
+    ) -> "DiskStore":
+        """The store of blocks of `what` (a digest) below `folder`, in this lane or the next free one. Raises OSError.
+
+        Blocks of another kind are in another folder. `direct` reads go past the page cache.
+        """
+        kind = Kind(what, block_bytes, -(-block_bytes // _ALIGNED) * _ALIGNED)
+        own = Lane.take(folder / what[:_FOLDER_DIGITS], lane, direct=direct)
+        try:
+            return cls(own, kind, limit, spared)
+        except BaseException:
+            own.close()
+            raise
+
+    def _restart(self) -> list[tuple[int, Record]]:
+        """What an earlier process left; of another kind, or without a head, it is thrown away."""
+        index = self._lane.index
+        if is_head_of(self.kind, index.read(0, HEAD_BYTES)):
+            return list(decode_records(index.read(HEAD_BYTES, index.size)))
+        index.cut(0)
+        self._lane.data.cut(0)
+        index.write([encode_head(self.kind)], 0)
+        return []
+
+    # ---- what is there
+
+    @property
+    def folder(self) -> Path:
+        return self._lane.folder
+
+    @property
+    def blocks(self) -> int:
+        return len(self._ring)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks."""
+        return self._ring.capacity
+
+    @property
+    def overwritten(self) -> int:
+        return self._ring.overwritten
+
+    def run(self, names: Sequence[Name]) -> int:
+        """How many of these are there, from the first on."""
+        with self._guard:
+            return self._ring.run(names)
+
+    def wants(self, name: Name) -> bool:
+        """Whether it is worth writing: it is not there, or would be overwritten soon."""
+        with self._guard:
+            return name not in self._ring or self._ring.is_ageing(name)
+
+    # ---- writing
+
+    def write(self, names: Sequence[Name], payload: Bytes) -> None:
+        """Keep these blocks, one behind the other in `payload`. Raises OSError once nothing can be kept any more."""
+        size = self.kind.block_bytes
+        view, done = memoryview(payload).cast("B"), 0
+        assert len(view) == len(names) * size, f"{len(view)} bytes for {len(names)} blocks of {size}"
+        while done < len(names):
+            slots = self._take(len(names) - done)
+            blocks = [view[(done + i) * size : (done + i + 1) * size] for i in range(len(slots))]
+            try:
+                self._fill(slots, names[done : done + len(slots)], blocks)
+            except OSError:
+                with self._guard:
+                    if not self._ring.end_at(slots.start):
+                        raise
+                continue
+            done += len(slots)
+
+    def _take(self, count: int) -> range:
+        """Where the file would grow and the file system is nearly full, the ring ends and begins anew."""
+        with self._guard:
+            used = self._ring.used
+            slots = self._ring.take(count)
+        grows = (slots.stop - used) * self.kind.pitch
+        if grows > 0 and self._lane.data.free_bytes() < grows + self._spared:
+            with self._guard:
+                if not self._ring.end_at(used):
+                    raise OSError(f"less than {self._spared >> 20} MiB are free")
+                slots = range(slots.start, min(slots.stop, used)) or self._ring.take(count)
+        return slots
+
+    def _fill(self, slots: range, names: Sequence[Name], blocks: Sequence[memoryview]) -> None:
+        index, pitch = self._lane.index, self.kind.pitch
+        place = HEAD_BYTES + slots.start * RECORD_BYTES
+        index.write([NO_RECORD * len(slots)], place)
+        gap = bytes(pitch - self.kind.block_bytes)
+        parts = [part for block in blocks for part in (block, gap)] if gap else blocks
+        self._lane.data.write(parts, slots.start * pitch)
+        sums = [checksum_of(name, block) for name, block in zip(names, blocks, strict=True)]
+        with self._guard:
+            records = [self._ring.put(*one) for one in zip(slots, names, sums, strict=True)]
+            self.bytes_written += len(slots) * self.kind.block_bytes
+        index.write([b"".join(map(encode_record, slots, records))], place)
+
+    # ---- reading
+
+    def spans(self, names: Sequence[Name], most_bytes: int) -> list[Span]:
+        """Where the first of these are that are there, in spans of at most so many bytes (one block at least)."""
+        most = max(1, most_bytes // self.kind.pitch)
+        with self._guard:
+            found = [self._ring.find(name) for name in names[: self._ring.run(names)]]
+        places = [one for one in found if one is not None]
+        spans, begin = [], 0
+        for at in range(1, len(places) + 1):
+            if at == len(places) or places[at][0] != places[at - 1][0] + 1 or at - begin == most:
+                records = tuple(record for _, record in places[begin:at])
+                spans.append(Span(begin, places[begin][0], tuple(names[begin:at]), records))
+                begin = at
+        return spans
+
+    def read(self, span: Span, buffer: memoryview) -> int:
+        """Fill `buffer` with the span's slots; how many of its blocks are right, from the first on.
+
+        Wrong ones are forgotten. A block that was overwritten meanwhile is wrong, and none that is dropped.
+        """
+        pitch, size = self.kind.pitch, self.kind.block_bytes
+        view = buffer[: len(span.names) * pitch]
+        try:
+            came, reason = self._lane.data.read_into(view, span.first * pitch), DAMAGED
+        except OSError:
+            came, reason = 0, UNREADABLE
+        right = 0
+        for at, (name, record) in enumerate(zip(span.names, span.records, strict=True)):
+            block = view[at * pitch : at * pitch + size]
+            whole = at * pitch + size <= came and checksum_of(name, block) == record.checksum
+            if whole and right == at:
+                right += 1
+            elif not whole:
+                self._give_up(name, record, reason)
+        with self._guard:
+            self.bytes_read += right * size
+        return right
+
+    def _give_up(self, name: Name, record: Record, reason: str) -> None:
+        with self._guard:
+            if self._ring.forget(name, record):
+                self.dropped[reason] += 1
+
+    def check(self) -> None:
+        """Integrity; for tests."""
+        with self._guard:
+            self._ring.check()
+
+    def close(self) -> None:
+        """Nothing has to be written: the files always say what is in them."""
+        self._lane.close()

@@ -1,0 +1,392 @@
+"""The store on disk: whatever happens to its files or its process, a block that it gives is the block that was kept."""
+
+import errno
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from afserve.comm.disk.files import File
+from afserve.comm.disk.record import HEAD_BYTES, RECORD_BYTES, Kind, Record, decode_records, encode_record
+from afserve.comm.disk.ring import Ring
+from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
+from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, measure, save
+from afserve.comm.disk.workers import DiskWorkers
+from afserve.errors import ConfigError
+
+WHAT = "5c" * 32
+SIZE = 700  # of a block; slots lie 1,024 bytes apart
+CAPACITY = 12
+LIMIT = CAPACITY * 1024
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def name_of(number):
+    return hashlib.blake2b(f"{number}".encode(), digest_size=16).digest()
+
+
+def block_of(name):
+    return (name * (SIZE // 16 + 1))[:SIZE]
+
+
+def names(*numbers):
+    return [name_of(number) for number in numbers]
+
+
+def opened(folder, limit=LIMIT, spared=0, lane=0, direct=False):
+    return DiskStore.open(Path(folder), WHAT, SIZE, limit, lane, spared=spared, direct=direct)
+
+
+def keep(store, chain):
+    store.write(chain, b"".join(map(block_of, chain)))
+
+
+def read(store, chain, most=4 * 1024):
+    """The names that came back, each with the right bytes."""
+    buffer, found = memoryview(bytearray(16 * 1024)), []
+    for span in store.spans(chain, most):
+        right = store.read(span, buffer)
+        for at, name in enumerate(span.names[:right]):
+            assert buffer[at * 1024 : at * 1024 + SIZE] == block_of(name)
+        found += span.names[:right]
+        if right < len(span.names):
+            break
+    store.check()
+    return found
+
+
+def test_blocks_are_found_in_order_and_over_a_restart(tmp_path):
+    store, chain = opened(tmp_path), names(*range(7))
+    keep(store, chain[:5])
+    keep(store, chain[5:])
+    assert store.run(chain) == 7 and store.run(names(1, 9, 2)) == 1 and store.run(names(9)) == 0
+    assert [len(span.names) for span in store.spans(chain, 4096)] == [4, 3]
+    assert read(store, chain) == chain
+    store.close()
+    again = opened(tmp_path)
+    assert (again.blocks, again.capacity) == (7, CAPACITY) and read(again, chain) == chain
+    keep(again, names(*range(7, 19)))
+    assert again.blocks == CAPACITY and again.overwritten == 7 and again.run(chain) == 0
+    assert (again.folder / "data").stat().st_size <= LIMIT
+    again.close()
+
+
+def test_a_block_that_is_overwritten_soon_is_wanted_again(tmp_path):
+    store = opened(tmp_path)
+    keep(store, names(*range(CAPACITY)))
+    assert [store.wants(name) for name in names(0, 2, 3, 11, 99)] == [True, True, False, False, True]
+    keep(store, names(0, 1))
+    assert read(store, names(0, 1)) == names(0, 1) and store.blocks == CAPACITY
+    store.close()
+
+
+def test_a_smaller_store_keeps_what_fits(tmp_path):
+    store = opened(tmp_path)
+    keep(store, names(*range(CAPACITY)))
+    store.close()
+    small = opened(tmp_path, limit=5 * 1024)
+    assert small.blocks == small.capacity == 5 and read(small, names(*range(5))) == names(*range(5))
+    assert (small.folder / "data").stat().st_size == 5 * 1024
+    small.close()
+
+
+def test_blocks_of_another_kind_are_thrown_away(tmp_path):
+    store = opened(tmp_path)
+    keep(store, names(1))
+    store.close()
+    other = DiskStore.open(tmp_path, WHAT, SIZE + 1, LIMIT, spared=0)  # same digest, by a newer program
+    assert other.folder == store.folder and other.blocks == 0 and other.run(names(1)) == 0
+    other.close()
+    assert DiskStore.open(tmp_path, "6d" * 32, SIZE, LIMIT).folder.parent != store.folder.parent
+
+
+def test_two_owners_never_share_files(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path)
+    assert first.folder != second.folder
+    keep(first, names(1))
+    assert second.run(names(1)) == 0
+    second.close()
+    third = opened(tmp_path, lane=0)
+    assert third.folder == second.folder
+    first.close()
+    third.close()
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_of_the_system(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        opened(tmp_path / "file")
+
+
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_a_full_disk_makes_the_ring_smaller(tmp_path, monkeypatch, failing):
+    """The write that fails has written a part."""
+    store, calls, write = opened(tmp_path), [], File.write
+
+    def full(self, parts, offset):
+        calls.append(offset)
+        if len(calls) >= failing and offset >= 3 * 1024 and self.path.name == "data":
+            write(self, [b"".join(map(bytes, parts))[:100]], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, parts, offset)
+
+    monkeypatch.setattr(File, "write", full)
+    for start in range(0, 30, 3):
+        keep(store, names(*range(start, start + 3)))
+        assert read(store, names(*range(start, start + 3))) == names(*range(start, start + 3))
+    assert 3 <= store.capacity < CAPACITY
+    store.close()
+    again = opened(tmp_path)
+    for number in range(30):
+        read(again, names(number))
+    again.close()
+
+
+def test_a_disk_without_room_at_all_says_so(tmp_path):
+    store = opened(tmp_path, spared=1 << 60)
+    with pytest.raises(OSError, match="MiB are free"):
+        keep(store, names(1))
+    assert store.blocks == 0
+    store.close()
+
+
+def test_what_cannot_be_read_is_dropped(tmp_path, monkeypatch):
+    store, chain = opened(tmp_path), names(1, 2, 3)
+    keep(store, chain)
+
+    def broken(self, buffer, offset):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(File, "read_into", broken)
+    assert read(store, chain) == [] and store.dropped[UNREADABLE] == 3 and store.blocks == 0
+    store.close()
+
+
+def test_a_record_belongs_to_its_slot():
+    record = Record(name_of(1), 4, 77)
+    raw = encode_record(2, record)
+    assert list(decode_records(bytes(2 * RECORD_BYTES) + raw)) == [(2, record)]
+    assert list(decode_records(raw)) == [] and Kind("a", 1, 512) != Kind("a", 2, 512)
+
+
+BLOCK = st.integers(0, 40)
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("keep"), st.lists(BLOCK, min_size=1, max_size=6, unique=True)),
+        st.tuples(st.just("read"), st.lists(BLOCK, min_size=1, max_size=6, unique=True)),
+        st.tuples(st.just("flip"), st.sampled_from(("data", "index")), st.integers(0, 1 << 20)),
+        st.tuples(st.just("cut"), st.sampled_from(("data", "index")), st.integers(0, 1 << 14)),
+        st.tuples(
+            st.just("torn"), st.lists(BLOCK, min_size=1, max_size=6, unique=True), st.integers(0, 8000)
+        ),
+        st.tuples(st.just("swap"), st.integers(0, CAPACITY - 1), st.integers(0, CAPACITY - 1)),
+        st.tuples(st.just("restart"), st.integers(4, CAPACITY)),
+    ),
+    max_size=40,
+)
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+class Scene:
+    """A store, its files, and whether anything was done to them that lets blocks be missing."""
+
+    def __init__(self, folder):
+        self.folder, self.store, self.harmed = folder, opened(folder), False
+
+    def keep(self, chain):
+        keep(self.store, names(*chain))
+        assert (
+            self.store.run(names(*chain)) == len(chain) <= self.store.capacity
+            or len(chain) > self.store.capacity
+        )
+
+    def read(self, chain):
+        wanted = self.store.run(names(*chain))
+        found = read(self.store, names(*chain))
+        assert self.harmed or len(found) == wanted
+
+    def flip(self, file, at):
+        path = self.store.folder / file
+        data = bytearray(path.read_bytes())
+        if data:
+            data[at % len(data)] ^= 1 << at % 8
+            path.write_bytes(data)
+            self.harmed = True
+
+    def cut(self, file, at):
+        os.truncate(self.store.folder / file, min(at, (self.store.folder / file).stat().st_size))
+        self.harmed = True
+
+    def swap(self, one, other):
+        """Two slots' records: as a disk does that loses an order."""
+        path = self.store.folder / "index"
+        data = bytearray(path.read_bytes())
+        one, other = (HEAD_BYTES + slot * RECORD_BYTES for slot in (one, other))
+        if max(one, other) + RECORD_BYTES <= len(data):
+            first, second = data[one : one + RECORD_BYTES], data[other : other + RECORD_BYTES]
+            data[one : one + RECORD_BYTES], data[other : other + RECORD_BYTES] = second, first
+            path.write_bytes(data)
+            self.harmed = True
+
+    def torn(self, chain, most):
+        """The process is killed after so many bytes of a write."""
+        write, left = File.write, [most]
+
+        def some(file, parts, offset):
+            raw = b"".join(map(bytes, parts))
+            write(file, [raw[: left[0]]], offset)
+            left[0] -= len(raw)
+            if left[0] < 0:
+                left[0] = 0
+                raise Killed
+
+        File.write = some
+        try:
+            keep(self.store, names(*chain))
+        except Killed:
+            self.restart(CAPACITY)
+        finally:
+            File.write = write
+
+    def restart(self, capacity):
+        self.store.close()
+        File.write, write = _WRITE, File.write
+        self.store = opened(self.folder, limit=capacity * 1024)
+        File.write = write
+
+
+_WRITE = File.write
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(ACTIONS)
+def test_no_wrong_block_whatever_happens_to_the_files(actions):
+    with tempfile.TemporaryDirectory() as folder:
+        scene = Scene(folder)
+        try:
+            for what, *arguments in actions:
+                getattr(scene, what)(*arguments)
+                scene.store.check()
+            for number in range(41):
+                scene.read([number])
+            assert scene.harmed or not scene.store.dropped[DAMAGED]
+            keep(scene.store, names(100, 101))  # usable
+            assert read(scene.store, names(100, 101)) == names(100, 101)
+        finally:
+            scene.store.close()
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(st.integers(1, 9), st.lists(st.lists(BLOCK, min_size=1, max_size=5, unique=True), max_size=12))
+def test_a_ring_is_what_was_put_last(capacity, chains):
+    ring, last = Ring(capacity), []
+    for chain in chains:
+        left = list(chain)
+        while left:
+            for slot in ring.take(len(left)):
+                name = name_of(left.pop(0))
+                ring.put(slot, name, 0)
+                last = [*(one for one in last if one != name), name][-capacity:]
+        ring.check()
+        assert set(ring._slot_of) <= set(last)
+        assert last[-1] in ring
+
+
+def test_what_was_measured_as_fastest_is_used(tmp_path):
+    assert chosen(tmp_path) == Way() == Way(False, 2)
+    found = measure(tmp_path, size=1 << 20, ways=(Way(False, 1), Way(True, 2)))
+    assert found[0].way == Way(False, 1) and all(one.rate > 0 for one in found)
+    save(tmp_path, Measured(Way(True, 4), 1e9))
+    assert chosen(tmp_path) == Way(True, 4) and str(Way(True, 4)) == "4 threads, past the page cache"
+    for text in ("{", '{"direct": 1, "readers": 2}', '{"direct": true, "readers": 99}', '["direct"]'):
+        (tmp_path / CHOICE).write_text(text)
+        assert chosen(tmp_path) == Way()
+    with pytest.raises(ConfigError, match=r"--io .*nowhere"):
+        measure(tmp_path / "nowhere")
+
+
+def test_direct_reads_give_the_same_blocks(tmp_path):
+    """Where buffers do not begin at a page, or the file system cannot, it is read through the page cache."""
+    store, chain = opened(tmp_path, direct=True), names(*range(7))
+    keep(store, chain)
+    assert read(store, chain) == chain
+    workers = DiskWorkers(store, readers=1)
+    workers.start()
+    assert workers.read(1, chain) == 7
+    wait(lambda: workers.done)
+    one = workers.done.popleft()
+    assert one.right == 7 and one.buffer[6 * 1024 : 6 * 1024 + SIZE] == block_of(chain[6])
+    workers.close()
+
+
+def test_threads_read_and_write_beside_each_other(tmp_path):
+    store = opened(tmp_path)
+    workers = DiskWorkers(store)
+    workers.start()
+    try:
+        for turn in range(20):
+            chain = names(*range(turn * 3, turn * 3 + 3))
+            if workers.wants(chain[0]):
+                workers.write(chain, b"".join(map(block_of, chain)))
+            wait(lambda: not workers.writing)
+            coming = workers.read(turn, chain)
+            assert coming == 3
+            came = 0
+            while came < coming:
+                wait(lambda: workers.done)
+                one = workers.done.popleft()
+                assert one.job == turn and one.right == len(one.span.names)
+                came += one.right
+                workers.give_back(one)
+            workers.end(turn)
+    finally:
+        workers.close()
+
+
+def wait(until):
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.process
+def test_a_writer_that_is_killed_leaves_a_store_without_a_wrong_block(tmp_path):
+    """Three lives, each killed while it writes without a pause."""
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.comm.test_disk import keep, names, opened
+        store, number = opened({str(tmp_path)!r}), 0
+        print("writes", flush=True)
+        while True:
+            keep(store, names(*range(number, number + 5)))
+            number = (number + 5) % 40
+    """
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
+        assert process.stdout.readline()
+        time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        store = opened(tmp_path)
+        assert store.folder.name == "0"  # the lock ended with its process
+        for number in range(40):
+            read(store, names(number))
+        assert store.dropped[DAMAGED] == 0
+        keep(store, names(100, 101))
+        assert read(store, names(100, 101)) == names(100, 101)
+        store.close()

@@ -1,0 +1,276 @@
+"""When KV is read from the disk and when it is computed, and what is said of it: a scripted tier, a fake clock."""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from afserve.cli.status import disk_lines
+from afserve.clock import FakeClock
+from afserve.comm.disk.ways import Measured, Way, chosen, save
+from afserve.config import EngineSettings
+from afserve.config_sizes import bytes_of
+from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
+from afserve.control.node.kv_disk import KvOnDisk
+from afserve.control.node.kv_disk_open import open_disk
+from afserve.control.wire.values import KvSource
+from afserve.engine.kv_cache import Fingerprint
+from afserve.engine.kv_disk import Restored
+from afserve.engine.request import GenerationRequest
+from afserve.engine.stats import AttentionStats, KvStats, TierStats
+from afserve.errors import ConfigError
+from afserve.launch.checkup import disk
+from afserve.member import attention_node
+from afserve.metrics import render
+from afserve.server.kv_tiers import tiers
+
+BLOCK, BYTES = 16, 1000
+
+
+class Node:
+    busy, prefill_rate = False, 0.0
+
+    def usable_names(self, request):
+        return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // BLOCK)]
+
+    def draw(self, row, what, since):
+        return
+
+
+class Moves:
+    busy = holding = False
+
+    def __init__(self):
+        self.pulled, self.cancelled, self.ready = [], [], []
+
+    def pull(self, request, source):
+        self.pulled.append(request.handle)
+        return True
+
+    def cancel(self, number):
+        self.cancelled.append(number)
+
+    def turn(self):
+        ready, self.ready = self.ready, []
+        return ready
+
+    def stats(self):
+        return KvStats(pulls=3)
+
+    def close(self):
+        self.closed = True
+
+
+class Tier:
+    busy = True
+
+    def __init__(self):
+        self.there, self.limits, self.cancelled, self.ended, self.turns = 10, [], [], [], []
+
+    def waits_on_disk(self, names):
+        return min(self.there, len(names))
+
+    def restore(self, names, limit):
+        self.limits.append(limit)
+        return len(self.limits)
+
+    def cancel(self, number):
+        self.cancelled.append(number)
+
+    def turn(self, seconds):
+        self.turns.append(seconds)
+
+    def stats(self):
+        return TierStats(blocks=1)
+
+    def close(self):
+        self.closed = True
+
+    def ends(self, number, received, seconds, asked=10):
+        self.ended.append(Restored(number, asked, received, 0, seconds))
+
+
+class Scene:
+    def __init__(self):
+        self.moves, self.tier, self.node, self.said = Moves(), Tier(), Node(), []
+        self.clock = FakeClock(5.0)
+        self.side = KvOnDisk(self.moves, self.tier, self.node, self.clock, BLOCK, BYTES, self.said.append)
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def request(handle, blocks=10):
+    return GenerationRequest(handle, tuple(range(blocks * BLOCK + 1)))
+
+
+def test_a_request_waits_for_its_blocks_and_goes_on_with_what_came(scene):
+    assert scene.side.restore(request(1)) and scene.tier.limits == [UNKNOWN_SECONDS]
+    assert scene.side.turn() == []
+    scene.tier.ends(1, 10, 0.01)
+    assert scene.side.turn() == [request(1)] and scene.side.turn() == [] and not scene.said
+    assert scene.side.restore(request(2))
+    scene.tier.ends(2, 4, 0.01)
+    assert scene.side.turn() == [request(2)]
+    (line,) = scene.said
+    assert line == "request 2: 4 of 10 blocks came from the disk in 10.0 ms; 96 tokens are computed again"
+
+
+def test_what_is_not_there_is_computed(scene):
+    scene.tier.there = 0
+    assert not scene.side.restore(request(1)) and not scene.tier.limits
+    scene.tier.there, scene.tier.restore = 3, lambda names, limit: None  # no memory for it
+    assert not scene.side.restore(request(1))
+
+
+def test_it_is_read_where_that_is_faster_and_a_slow_disk_gets_another_chance(scene):
+    scene.node.prefill_rate = 16_000.0  # 160 tokens in 10 ms
+    assert scene.side.restore(request(1)) and scene.tier.limits == [LEAST_SECONDS]
+    scene.tier.ends(1, 10, 0.02)  # 20 ms
+    scene.side.turn()
+    tries = next(n for n in range(50) if scene.side.restore(request(2)))
+    assert 0 < tries < 5
+    scene.node.prefill_rate = 16.0
+    assert scene.side.restore(request(3)) and scene.tier.limits[-1] == 10.0
+
+
+def test_a_cancelled_request_waits_no_more(scene):
+    scene.side.restore(request(1))
+    scene.side.cancel(1)
+    assert scene.tier.cancelled == [1] and scene.moves.cancelled == [1]
+    scene.tier.ends(1, 10, 0.1)
+    assert scene.side.turn() == []
+
+
+def test_requests_that_begin_alike_wait_for_one_restoration(scene):
+    scene.tier.restore = lambda names, limit: 7
+    for handle in (1, 2, 3):
+        assert scene.side.restore(request(handle))
+    scene.side.cancel(2)
+    assert not scene.tier.cancelled
+    scene.tier.there = 0
+    scene.tier.ends(7, 10, 0.1)
+    assert scene.side.turn() == [request(1), request(3)]
+    scene.tier.there = 10
+    for handle in (4, 5):
+        assert scene.side.restore(request(handle))
+    scene.tier.ends(7, 10, 0.1)
+    assert scene.side.turn() == [request(4)]  # the other one waits for what comes behind that
+    scene.side.cancel(5)
+    assert scene.tier.cancelled == [7] and not scene.side._waiting
+
+
+def test_what_another_node_did_not_send_may_be_on_the_disk(scene):
+    assert scene.side.pull(request(1), KvSource(1, 0, 7, "unix:there")) and scene.moves.pulled == [1]
+    scene.moves.ready = [request(1), request(2, blocks=0)]
+    assert scene.side.turn() == [request(2, blocks=0)]
+    scene.tier.ends(1, 10, 0.1)
+    assert scene.side.turn() == [request(1)]
+
+
+def test_a_busy_node_gives_the_disk_a_tenth_of_its_time(scene):
+    scene.side.turn()
+    scene.node.busy = True
+    scene.clock.advance(0.05)
+    scene.side.turn()
+    scene.clock.advance(5.0)
+    scene.side.turn()
+    assert scene.tier.turns == [0.02, pytest.approx(0.005), 0.01]
+
+
+def test_it_stands_around_the_exchange(scene):
+    assert scene.side.stats() == KvStats(pulls=3) and scene.side.tiers() == TierStats(blocks=1)
+    scene.side.close()
+    assert scene.moves.closed and scene.tier.closed
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match="--kv-ssd: blocks are found as prefixes are"):
+        EngineSettings(kv_ssd="/somewhere", prefix_caching=False)
+    with pytest.raises(
+        ConfigError, match="--kv-ssd-size: '9 apples' is not a size such as 100GiB"
+    ) as refused:
+        EngineSettings(kv_ssd="/somewhere", kv_ssd_size="9 apples")
+    assert refused.value.param == "kv_ssd_size"
+    with pytest.raises(ConfigError, match=r"--kv-ssd-size: '3KiB' is outside \[1MiB, 1024TiB\]"):
+        EngineSettings(kv_ssd="/somewhere", kv_ssd_size="3KiB")
+    sizes = ("100GiB", "1.5 MB", "2mib")
+    assert [bytes_of("size", text) for text in sizes] == [100 << 30, 1_500_000, 2 << 20]
+
+
+def test_doctor_leaves_the_fastest_way_in_the_folder(tmp_path, monkeypatch):
+    slow, fast = Measured(Way(False, 1), 1e9), Measured(Way(True, 4), 2.5e9)
+    monkeypatch.setattr("afserve.comm.disk.ways.measure", lambda folder: [slow, fast])
+    found = [finding.found for finding in disk(tmp_path)]
+    assert found[0] == " 2.50 GB/s by 4 threads, past the page cache" and "1.00 GB/s by 1 thread" in found[1]
+    assert found[2].startswith(f"--kv-ssd {tmp_path} is read by 4 threads") and chosen(tmp_path) == fast.way
+
+
+def test_metrics_and_status_say_where_prompts_were_found():
+    with_disk = AttentionStats(
+        prefix_hits=100, tiers=TierStats(5, 90, 64, 2_500_000, 1000, restores=2, overwritten=3, damaged=1)
+    )
+    nodes = [("attention-0", with_disk), ("attention-1", AttentionStats(prefix_hits=7))]
+    text = render(tiers(nodes))
+    assert 'afserve_kv_hit_tokens_total{node="attention-0",tier="memory"} 36' in text
+    assert 'afserve_kv_hit_tokens_total{node="attention-0",tier="disk"} 64' in text
+    assert 'afserve_kv_disk_dropped_blocks_total{node="attention-0",reason="overwritten"} 3' in text
+    assert "afserve_kv_disk" not in render(tiers(nodes[1:]))
+
+    def answer(*found):
+        return {"nodes": [{"role": "attention", "stats": asdict(stats)} for stats in found]}
+
+    assert disk_lines(answer(AttentionStats())) == []
+    (line,) = disk_lines(answer(with_disk, AttentionStats()))
+    assert line == (
+        "KV on disk: 5 of 90 blocks, 64 prompt tokens found there, 2.5 MB read, 0.0 MB written, "
+        "blocks dropped: 1 damaged, 3 overwritten"
+    )
+
+
+class Stream:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, value):
+        self.sent.append(value)
+
+
+def assigned(**settings):
+    deployment = SimpleNamespace(engine=EngineSettings(**settings))
+    return SimpleNamespace(node=attention_node(3), deployment=deployment)
+
+
+def opened(**settings):
+    """(what stands around the exchange, the exchange, what was said)"""
+    moves, stream = Moves(), Stream()
+    kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
+    node = SimpleNamespace(kv=kv, blocks=None)
+    return open_disk(moves, node, stream, assigned(**settings)), moves, stream.sent
+
+
+def test_a_folder_that_cannot_be_used_is_said_and_the_node_serves_without(tmp_path):
+    kv, moves, said = opened()
+    assert kv is moves and not said
+    (tmp_path / "file").write_text("")
+    kv, moves, said = opened(kv_ssd=str(tmp_path / "file"))
+    assert kv is moves
+    (line,) = said
+    assert line.warning and line.text.startswith(
+        f"KV is not kept on disk: --kv-ssd {tmp_path}/file: [Errno 20]"
+    )
+    assert line.text.endswith("give a folder that it may write to")
+
+
+def test_a_folder_is_read_as_it_was_measured(tmp_path):
+    save(tmp_path, Measured(Way(direct=False, readers=1), 1e9))
+    kv, _, said = opened(kv_ssd=str(tmp_path), kv_ssd_size="2MiB")
+    (line,) = said
+    assert (
+        not line.warning
+        and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line.text
+    )
+    assert len(kv._tier._disk._threads) == 2
+    kv._tier._disk.close()

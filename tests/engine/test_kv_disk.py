@@ -1,0 +1,215 @@
+"""Tokens over blocks that were on a disk meanwhile are those of blocks that stayed; the disk never holds anyone up."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from afserve.clock import FakeClock, MonotonicClock
+from afserve.comm.disk.store import DiskStore
+from afserve.comm.disk.workers import DiskWorkers
+from afserve.config import ModelSource
+from afserve.engine.kv_disk import DiskTier
+from afserve.engine.local import colocated
+from afserve.engine.request import GenerationRequest
+from tests.engine.driving import FAMILIES, collect, config, prompts, requests
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads that wait for each other make small tensors many times slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Node:
+    """A node with a disk, and what its loop does with it."""
+
+    def __init__(self, path, folder, clock=None, limit=1 << 20, spared=0, readers=1, **fields):
+        self.engine = colocated(ModelSource(str(path), "m"), config(**fields))
+        kv, self.said = self.engine.kv, []
+        store = DiskStore.open(folder, kv.fingerprint.digest, kv.block_bytes, limit, spared=spared)
+        self.disk = DiskWorkers(store, tell=self.said.append, readers=readers)
+        self.disk.start()
+        self.tier = DiskTier(kv, self.engine.blocks, self.disk, clock or MonotonicClock())
+
+    def wait(self, until):
+        deadline = time.monotonic() + PATIENCE
+        while not until():
+            assert time.monotonic() < deadline
+            self.tier.turn(0.01)
+            self.check()
+            time.sleep(0.001)
+
+    def restore(self, request):
+        number = self.tier.restore(self.engine.usable_names(request), PATIENCE)
+        if number is None:
+            return None
+        self.wait(lambda: self.tier.ended)
+        return self.tier.ended.pop()
+
+    def ask(self, request):
+        """Its events, and everything that is idle then is on the disk."""
+        self.restore(request)
+        self.engine.submit(request)
+        events = []
+        while self.engine.busy:
+            events += self.engine.step()
+            self.check()
+        self.wait(lambda: self.tier.settled)
+        return events
+
+    def check(self):
+        self.engine._scheduler.check(self.engine.blocks.held)
+        self.disk.store.check()
+
+    def forget(self):
+        """Everything in memory."""
+        pool = self.engine.kv.pool
+        pool.release(pool.allocate(pool.available))
+
+    def stats(self):
+        return self.engine.stats(tiers=self.tier.stats()).tiers
+
+    def close(self):
+        self.tier.close()
+        assert not list(self.engine.blocks.held)
+
+
+@pytest.fixture
+def node(tmp_path, tiny_checkpoint):
+    opened = []
+
+    def build(name="qwen3", **fields):
+        opened.append(Node(tiny_checkpoint(name), tmp_path / "disk", **fields))
+        return opened[-1]
+
+    yield build
+    for one in opened:
+        one.close()
+
+
+def rest_of(request, said, handle):
+    """The same request with 40 tokens of its answer: a follow-up whose prefix is known."""
+    return replace(request, handle=handle, generated=tuple(said[:40]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
+    """Memory holds one sequence only, so that each follow-up finds its blocks on the disk."""
+    one, answers = node(name, kv_blocks=15), expected(name)
+    for request, answer in zip(requests(prompts()), answers, strict=True):
+        assert collect([replace(e, handle=0) for e in one.ask(request)])[0] == answer
+    for request, answer in zip(requests(prompts()), answers, strict=True):
+        events = one.ask(rest_of(request, answer, 10 + request.handle))
+        assert collect([replace(e, handle=0) for e in events])[0] == answer[40:]
+        found = sum(event.cached_tokens for event in events)
+        assert found == (len(request.prompt_ids) + 39) // 8 * 8
+    stats = one.stats()
+    assert stats.restores >= 2 and stats.hit_tokens > 80 and not stats.restores_short
+    assert stats.bytes_read == stats.hit_tokens // 8 * one.engine.kv.block_bytes
+    assert not (stats.damaged or stats.late or stats.refused)
+
+
+def test_another_process_life_finds_the_store(node, expected):
+    first, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]
+    first.ask(request)
+    first.tier.close()
+    second = node()
+    events = second.ask(rest_of(request, answer, 5))
+    assert collect([replace(e, handle=0) for e in events])[0] == answer[40:]
+    assert sum(e.cached_tokens for e in events) == 72 == second.stats().hit_tokens
+
+
+def test_other_salts_and_other_models_find_nothing(node, tiny_checkpoint, tmp_path):
+    one, request = node(), requests(prompts())[2]
+    one.ask(request)
+    one.forget()
+    assert one.restore(replace(request, handle=1, cache_salt="another tenant")) is None
+    other = Node(tiny_checkpoint("mixtral-window"), tmp_path / "disk")
+    assert other.restore(request) is None and other.disk.store.folder.parent != one.disk.store.folder.parent
+    other.close()
+    assert one.restore(request).received == 4
+
+
+def test_damaged_blocks_are_computed_again(node, expected):
+    """A bit of the third block is another one: two come back, the rest is computed."""
+    one, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]
+    one.ask(request)
+    one.forget()
+    path = one.disk.store.folder / "data"
+    data = bytearray(path.read_bytes())
+    names = one.engine.usable_names(request)
+    slot, _ = one.disk.store._ring.find(names[2])
+    data[slot * one.disk.store.kind.pitch + 11] ^= 4
+    path.write_bytes(data)
+    events = one.ask(replace(request, handle=1))
+    assert collect([replace(e, handle=0) for e in events])[0] == answer
+    assert sum(event.cached_tokens for event in events) == 16
+    assert one.stats().damaged == 1 and one.stats().restores_short == 1
+    one.forget()
+    assert one.restore(request).received == 4  # it was written again
+
+
+def test_a_restoration_ends_at_its_deadline_and_can_be_cancelled(node):
+    first, request, clock = node(), requests(prompts())[2], FakeClock()
+    first.ask(request)
+    first.tier.close()
+    one = node(clock=clock, readers=0)  # nobody reads
+    names = one.engine.usable_names(request)
+    number = one.tier.restore(names, 2.0)
+    clock.advance(1.9)
+    one.tier.turn(0.0)
+    assert one.tier.busy and not one.tier.ended
+    clock.advance(0.1)
+    one.tier.turn(0.0)
+    (ended,) = one.tier.ended
+    assert (ended.job, ended.asked, ended.received) == (number, 4, 0)
+    one.tier.ended.clear()
+    one.tier.cancel(number)  # said late
+    one.tier.cancel(one.tier.restore(names, 2.0))
+    assert not one.tier.busy and not list(one.engine.blocks.held)
+
+
+def test_what_is_on_its_way_is_not_read_twice(node):
+    first, request = node(), requests(prompts())[2]
+    first.ask(request)
+    first.tier.close()
+    one = node(readers=0)
+    names = one.engine.usable_names(request)
+    number = one.tier.restore(names[:2], PATIENCE)
+    assert one.tier.restore(names, PATIENCE) == number
+    one.tier.cancel(number)
+    another = one.tier.restore(names, PATIENCE)
+    assert another not in (None, number)
+    one.tier.cancel(another)
+    assert not one.tier._coming and not list(one.engine.blocks.held)
+
+
+def test_a_full_disk_ends_writing_and_nothing_else(node, expected):
+    one, answers = node(spared=1 << 60, kv_blocks=15), expected("qwen3")
+    for request, answer in zip(requests(prompts()), answers, strict=True):
+        one.engine.submit(request)
+        events = []
+        while one.engine.busy:
+            events += one.engine.step()
+            one.tier.turn(0.01)
+        assert collect([replace(e, handle=0) for e in events])[0] == answer
+        one.wait(lambda: one.tier.settled)
+    assert len(one.said) == 1 and "is not written" in one.said[0] and "are free" in one.said[0]
+    assert one.stats().refused > 5 and not one.stats().blocks
+
+
+def test_only_what_fits_is_restored(node):
+    one, request = node(kv_blocks=15), GenerationRequest(0, prompts((100,))[0])
+    request = replace(request, params=requests([(1,)])[0].params)
+    one.ask(replace(request, params=replace(request.params, max_tokens=4)))
+    one.forget()
+    taken = one.engine.blocks.reserve(10, copies=False)
+    assert one.restore(request).received == 5
+    one.engine.blocks.release(taken)
