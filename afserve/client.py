@@ -21,6 +21,7 @@ from afserve.client_wire import (
     Delta,
     Deltas,
     Reply,
+    ToolCall,
     chat_payload,
     completion_payload,
     error_of,
@@ -35,13 +36,15 @@ from afserve.errors import PeerLost
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 RESUME_SECONDS = 30.0
+RETRIES = 2
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, object]]
+Extra = Mapping[str, object] | None
 Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as many as there are
 
-__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply"]
+__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply", "ToolCall"]
 
 
 class Client:
@@ -49,7 +52,8 @@ class Client:
 
     `resume`: how long, in seconds, a request may be without a connection before it is given up; the client connects
     again meanwhile, with pauses of up to one second. 0 turns it off: then a broken connection is an error. A server
-    that cannot keep requests is asked without.
+    that cannot keep requests is asked without. `retries`: how often a request is sent again to a server that has no
+    room for it, after the pause that it asks for, at most a minute.
     """
 
     def __init__(
@@ -59,10 +63,11 @@ class Client:
         api_key: str | None = None,
         timeout: float = 600.0,
         resume: float = RESUME_SECONDS,
+        retries: int = RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._resume = resume
+        self._resume, self._retries = resume, retries
         self._http = httpx.Client(
             base_url=self.url,
             headers=_headers(api_key),
@@ -87,10 +92,18 @@ class Client:
         return reply_of(self._ask(COMPLETIONS, completion_payload(prompt, params)))
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> Reply:
-        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left."""
-        return reply_of(self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+        """The assistant's next message. `unlimited`, or no `params`: it may use all the context that is left.
+
+        `extra` are further fields of the request, such as {"tools": [...]} or {"response_format": {...}}.
+        """
+        return reply_of(self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited, extra=extra)))
 
     def complete_stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -99,9 +112,15 @@ class Client:
         return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> Generator[Delta, None, None]:
-        return self._stream(CHAT, chat_payload(messages, params, unlimited=unlimited, stream=True))
+        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
+        return self._stream(CHAT, payload)
 
     def models(self) -> tuple[str, ...]:
         return texts_of(self._get("/v1/models"), "id")
@@ -181,7 +200,7 @@ class Client:
             return _object(_checked(self._http.post(path, json=payload)))
 
     def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, payload, self._resume)
+        attempts = Attempts(self.url, path, payload, self._resume, self._retries)
         with _clear_errors(self.url):
             while True:
                 try:
@@ -194,7 +213,7 @@ class Client:
                 time.sleep(pause)
 
     def _stream(self, path: str, payload: Mapping[str, object]) -> Generator[Delta, None, None]:
-        attempts, parser = Attempts(self.url, path, payload, self._resume), Deltas()
+        attempts, parser = Attempts(self.url, path, payload, self._resume, self._retries), Deltas()
         try:
             with _clear_errors(self.url):
                 while not parser.done:
@@ -234,10 +253,11 @@ class AsyncClient:
         api_key: str | None = None,
         timeout: float = 600.0,
         resume: float = RESUME_SECONDS,
+        retries: int = RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._resume = resume
+        self._resume, self._retries = resume, retries
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=_headers(api_key),
@@ -261,9 +281,15 @@ class AsyncClient:
         return reply_of(await self._ask(COMPLETIONS, completion_payload(prompt, params)))
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> Reply:
-        return reply_of(await self._ask(CHAT, chat_payload(messages, params, unlimited=unlimited)))
+        payload = chat_payload(messages, params, unlimited=unlimited, extra=extra)
+        return reply_of(await self._ask(CHAT, payload))
 
     def complete_stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -271,9 +297,15 @@ class AsyncClient:
         return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, *, unlimited: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        unlimited: bool = False,
+        extra: Extra = None,
     ) -> AsyncGenerator[Delta, None]:
-        return self._stream(CHAT, chat_payload(messages, params, unlimited=unlimited, stream=True))
+        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
+        return self._stream(CHAT, payload)
 
     async def models(self) -> tuple[str, ...]:
         return texts_of(await self._get("/v1/models"), "id")
@@ -340,7 +372,7 @@ class AsyncClient:
             return _object(_checked(await self._http.post(path, json=payload)))
 
     async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, payload, self._resume)
+        attempts = Attempts(self.url, path, payload, self._resume, self._retries)
         with _clear_errors(self.url):
             while True:
                 try:
@@ -353,7 +385,7 @@ class AsyncClient:
                 await asyncio.sleep(pause)
 
     async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
-        attempts, parser = Attempts(self.url, path, payload, self._resume), Deltas()
+        attempts, parser = Attempts(self.url, path, payload, self._resume, self._retries), Deltas()
         try:
             with _clear_errors(self.url):
                 while not parser.done:

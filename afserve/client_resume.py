@@ -16,7 +16,7 @@ import httpx
 from afserve.client_wire import error_of, unreachable
 from afserve.errors import AfserveError, NotFoundError, OverloadedError, PeerLost
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE, _MOST_ASKED = 0.05, 1.0, 60.0
 _PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
 BREAKS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 _OURS = ("resume", "request_id")  # fields that a server may not know or not like
@@ -37,10 +37,16 @@ class Sending:
 
 
 class Attempts:
-    """One request. `seconds` 0: what breaks, breaks, and a closed connection ends it."""
+    """One request. `seconds` 0: what breaks, breaks, and a closed connection ends it.
 
-    def __init__(self, url: str, path: str, payload: Mapping[str, object], seconds: float) -> None:
+    `retries`: how often it is sent again to a server that had no room for it (429, or 503 with Retry-After).
+    """
+
+    def __init__(
+        self, url: str, path: str, payload: Mapping[str, object], seconds: float, retries: int = 0
+    ) -> None:
         self._url, self._path, self._payload, self._seconds = url, path, payload, seconds
+        self._retries = self._retries_left = retries
         self._stream = bool(payload.get("stream"))
         self._last = self._pending = ""
         self._answered = False  # anything of the answer was read
@@ -90,6 +96,9 @@ class Attempts:
                 return 0.0
             if self._cause is not None and response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return self._pause(error)
+            if isinstance(error, OverloadedError) and self._retries_left:
+                self._retries_left -= 1
+                return backoff(self._retries - self._retries_left, error.retry_after)
             raise error
         if isinstance(error, NotFoundError) and error.param == "request" and not self._answered:
             self._new()  # it has never arrived
@@ -118,8 +127,13 @@ class Attempts:
         if now - self._broken_at >= self._seconds:
             raise error
         self._tries += 1
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._tries, 10))
-        return longest * random.uniform(0.5, 1.0)
+        return backoff(self._tries)
+
+
+def backoff(tries: int, at_least: float = 0.0) -> float:
+    """The pause after so many tries, in seconds; `at_least` is what the server asked for."""
+    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(tries, 10))
+    return max(longest * random.uniform(0.5, 1.0), min(at_least, _MOST_ASKED))
 
 
 def _is_full(error: AfserveError) -> bool:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import httpx
 
@@ -19,6 +20,7 @@ from afserve.errors import (
     ProtocolError,
     RequestError,
     TooLargeError,
+    UnavailableError,
 )
 
 _BY_STATUS: dict[int, type[AfserveError]] = {
@@ -36,6 +38,19 @@ _BY_KIND: dict[str, type[AfserveError]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wants. `arguments` is JSON text as the model wrote it, a piece of it in a stream.
+
+    In a stream `index` says which call a piece belongs to; `id` and `name` come with its first piece.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice of a stream. `finish_reason` comes with its last one."""
 
@@ -43,11 +58,17 @@ class Delta:
     finish_reason: str | None = None
     index: int = 0
     completion_tokens: int | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. `body` is the JSON as received, for logprobs and whatever else was asked."""
+    """A whole answer; text, reasoning and calls are those of its first choice, `texts` has the text of all.
+
+    `cached_tokens` of the prompt were not computed again. `body` is the JSON as received, for logprobs and whatever
+    else was asked.
+    """
 
     text: str
     finish_reason: str | None
@@ -55,6 +76,9 @@ class Reply:
     completion_tokens: int
     texts: tuple[str, ...]
     body: Mapping[str, object]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    cached_tokens: int = 0
 
 
 def completion_payload(
@@ -70,13 +94,14 @@ def chat_payload(
     *,
     unlimited: bool = False,
     stream: bool = False,
+    extra: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     sampling = _sampling(params)
     if unlimited:
         sampling.pop("max_tokens", None)
     if "logprobs" in sampling:
         sampling["top_logprobs"], sampling["logprobs"] = sampling["logprobs"], True
-    payload = {"messages": [dict(message) for message in messages], **sampling}
+    payload = {"messages": [dict(message) for message in messages], **sampling, **(extra or {})}
     return _streaming(payload) if stream else payload
 
 
@@ -113,9 +138,32 @@ def reply_of(body: Mapping[str, object]) -> Reply:
     choices = body["choices"]
     usage = body["usage"]
     assert isinstance(choices, list) and isinstance(usage, dict)
-    texts = tuple(c["text"] if "text" in c else c["message"]["content"] for c in choices)
-    reason = choices[0]["finish_reason"]
-    return Reply(texts[0], reason, usage["prompt_tokens"], usage["completion_tokens"], texts, body)
+    texts = tuple((c["text"] if "text" in c else c["message"]["content"]) or "" for c in choices)
+    message = choices[0].get("message") or {}
+    return Reply(
+        texts[0],
+        choices[0]["finish_reason"],
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        texts,
+        body,
+        message.get("reasoning") or "",
+        _calls(message),
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )
+
+
+def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """Of a message, or of a piece of one."""
+    return tuple(
+        ToolCall(
+            call.get("id") or "",
+            (call.get("function") or {}).get("name") or "",
+            (call.get("function") or {}).get("arguments") or "",
+            call.get("index", number),
+        )
+        for number, call in enumerate(message.get("tool_calls") or ())
+    )
 
 
 def texts_of(body: Mapping[str, object], key: str) -> tuple[str, ...]:
@@ -147,9 +195,16 @@ class Deltas:
         if not body["choices"]:
             yield Delta("", completion_tokens=(body.get("usage") or {}).get("completion_tokens"))
         for choice in body["choices"]:
-            text = choice["text"] if "text" in choice else choice["delta"].get("content")
-            if text or choice["finish_reason"]:
-                yield Delta(text or "", choice["finish_reason"], choice["index"])
+            piece = choice.get("delta") or {"content": choice.get("text")}
+            text, thought, calls = piece.get("content"), piece.get("reasoning"), _calls(piece)
+            if text or thought or calls or choice["finish_reason"]:
+                yield Delta(
+                    text or "",
+                    choice["finish_reason"],
+                    choice["index"],
+                    reasoning=thought or "",
+                    tool_calls=calls,
+                )
 
     def finish(self) -> None:
         if not self.done:
@@ -162,6 +217,8 @@ def error_of(status: int, text: str, retry_after: str | None) -> AfserveError:
     try:
         error = json.loads(text)["error"]
         kind = _BY_KIND.get(error["type"], kind) if status == 503 else kind
+        if status == 503 and kind is CapacityError and retry_after is not None:
+            kind = UnavailableError
     except (ValueError, LookupError, TypeError):
         error = {"message": f"the server answered {status}: {text[:200]}"}
     return _error(kind, error, retry_after)
@@ -170,9 +227,17 @@ def error_of(status: int, text: str, retry_after: str | None) -> AfserveError:
 def _error(kind: type[AfserveError], error: Mapping[str, object], retry_after: str | None) -> AfserveError:
     message = str(error.get("message"))
     if issubclass(kind, OverloadedError):
-        return kind(message, retry_after=float(retry_after or 1.0))
+        return kind(message, retry_after=_seconds(retry_after))
     param = error.get("param")
     return kind(message, param=param if isinstance(param, str) else None)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of the header; a date, or none, is taken for one second."""
+    try:
+        return max(0.0, float(retry_after or 1.0))
+    except ValueError:
+        return 1.0
 
 
 def unreachable(url: str, error: Exception) -> AfserveError:

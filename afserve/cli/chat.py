@@ -1,18 +1,20 @@
 """`afserve chat`: talk to the model on the terminal, or ask it one thing."""
 
 import sys
-from contextlib import suppress
 
 import click
 
 from afserve.cli.connection import connect, sampling, sampling_options, server_options
 from afserve.cli.conversation import Conversation
+from afserve.cli.history import line_editing
+from afserve.cli.markdown import MarkdownText, PlainText
 from afserve.client import Client
 from afserve.errors import AfserveError
 
 HELP = """\
   /reset         forget the conversation        /retry   answer the last message again
   /system TEXT   set the system message         /help    this list
+  /params        show how tokens are chosen     /params temperature=0.2 seed=none ...   change it
   /exit          leave (or Ctrl-D)              Ctrl-C   stop the current answer
   A line that ends in \\ goes on in the next one."""
 
@@ -21,12 +23,16 @@ HELP = """\
 @click.argument("message", required=False)
 @click.option("--system", help="A system message to begin with.")
 @click.option("--max-tokens", type=int, help="At most this many tokens per answer. [default: what fits]")
+@click.option("--plain", is_flag=True, help="Show answers as they come, without rendering Markdown.")
+@click.option("--no-history", is_flag=True, help="Neither read nor keep what is typed.")
 @sampling_options
 @server_options
 def chat(
     message: str | None,
     system: str | None,
     max_tokens: int | None,
+    plain: bool,
+    no_history: bool,
     temperature: float,
     top_p: float,
     seed: int | None,
@@ -37,11 +43,13 @@ def chat(
     """Talk to a running server.
 
     With MESSAGE, or with text on standard input, prints one answer. Otherwise a conversation begins;
-    type /help in it.
+    type /help in it. On a terminal answers are rendered as Markdown, and what you type is kept below
+    $XDG_STATE_HOME/afserve for the arrow keys.
     """
     with connect(url, api_key_file) as client:
         params = sampling(max_tokens or 1, temperature, top_p, seed, stop)
-        talk = Conversation(client, system, params, unlimited=max_tokens is None)
+        show = PlainText if plain or not sys.stdout.isatty() else MarkdownText
+        talk = Conversation(client, system, params, unlimited=max_tokens is None, show=show)
         if message is None and not sys.stdin.isatty():
             message = sys.stdin.read()
         if message is not None:
@@ -52,12 +60,11 @@ def chat(
             if talk.answer(message).interrupted:
                 raise KeyboardInterrupt
             return
-        _converse(client, talk)
+        with line_editing(keep=not no_history):
+            _converse(client, talk)
 
 
 def _converse(client: Client, talk: Conversation) -> None:
-    with suppress(ImportError):
-        import readline  # noqa: F401 - gives input() line editing and history
     click.secho(f"{client.models()[0]} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
     while (line := _read()) is not None:
         if line.startswith("/"):
@@ -76,6 +83,8 @@ def _command(talk: Conversation, line: str) -> bool:
         talk.reset()
     elif name == "/system":
         talk.set_system(rest.strip() or None)
+    elif name == "/params":
+        _params(talk, rest)
     elif name == "/retry":
         last = talk.take_back()
         if last is None:
@@ -85,6 +94,14 @@ def _command(talk: Conversation, line: str) -> bool:
     else:
         click.echo(HELP)
     return True
+
+
+def _params(talk: Conversation, text: str) -> None:
+    try:
+        talk.set_params(text)
+    except AfserveError as error:
+        click.secho(error.message, fg="red", err=True)
+    click.secho(talk.params, dim=True)
 
 
 def _answer(talk: Conversation, text: str) -> None:

@@ -15,18 +15,26 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def server_options(command: Command) -> Command:
-    """--url and --api-key-file."""
+    """--url and --api-key-file; also AFSERVE_URL and AFSERVE_API_KEY_FILE."""
     key = click.option(
-        "--api-key-file", type=click.Path(dir_okay=False), help="File whose first line is the key."
+        "--api-key-file",
+        type=click.Path(dir_okay=False),
+        envvar="AFSERVE_API_KEY_FILE",
+        help="File whose first line is the key.",
     )
-    return click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is.")(
-        key(command)
-    )
+    return _url(key(command))
+
+
+def _url(command: Command) -> Command:
+    return click.option(
+        "--url", default=DEFAULT_URL, show_default=True, envvar="AFSERVE_URL", help="Where the server is."
+    )(command)
 
 
 def admin_options(command: Command) -> Command:
-    """--url and --admin-key-file, and --no-wait for what goes on after the answer."""
+    """--url and --admin-key-file, --no-wait for what goes on after the answer, and --json."""
     for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end."),
         click.option(
             "--timeout", default=600.0, show_default=True, type=Within(0, 86_400), help="Seconds to wait."
         ),
@@ -36,9 +44,10 @@ def admin_options(command: Command) -> Command:
             "--api-key-file",
             "admin_key_file",
             type=click.Path(dir_okay=False),
+            envvar="AFSERVE_ADMIN_KEY_FILE",
             help="File whose first line is the admin key.",
         ),
-        click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is."),
+        _url,
     ):
         command = option(command)
     return command
@@ -63,10 +72,11 @@ def sampling(
 
 
 def connect(url: str, api_key_file: str | None) -> Client:
-    return Client(url, api_key=_key(api_key_file))
+    return Client(url, api_key=key_of(api_key_file))
 
 
-def _key(path: str | None) -> str | None:
+def key_of(path: str | None) -> str | None:
+    """The first key of a file. Raises ConfigError."""
     if path is None:
         return None
     try:

@@ -1,11 +1,12 @@
 """A conversation kept on the client's side: what was said, and one streamed answer at a time."""
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-import click
-
+from afserve.cli.chat_params import changed, told
+from afserve.cli.markdown import PlainText, Shown
 from afserve.client import Client
 from afserve.client_wire import Delta
 from afserve.engine.request import SamplingParams
@@ -33,7 +34,7 @@ class Said:
         if not self.tokens:
             self.first_after = since
         self.text += delta.text
-        self.tokens += bool(delta.text)
+        self.tokens += bool(delta.text or delta.reasoning)
         self.tokens = delta.completion_tokens or self.tokens
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.seconds = since
@@ -43,9 +44,17 @@ class Conversation:
     """Messages so far. A failed answer leaves no trace, a stopped one stays as far as it got."""
 
     def __init__(
-        self, client: Client, system: str | None, params: SamplingParams, *, unlimited: bool
+        self,
+        client: Client,
+        system: str | None,
+        params: SamplingParams,
+        *,
+        unlimited: bool,
+        show: Callable[[], Shown] = PlainText,
     ) -> None:
+        """`unlimited`: an answer may use all the context that is left. `show` makes what an answer is shown with."""
         self._client = client
+        self._show = show
         self._system = system
         self._params = params
         self._unlimited = unlimited
@@ -62,6 +71,14 @@ class Conversation:
     def set_system(self, text: str | None) -> None:
         self._system = text
 
+    @property
+    def params(self) -> str:
+        return told(self._params, self._unlimited)
+
+    def set_params(self, text: str) -> None:
+        """`temperature=0.2 seed=none`. Raises RequestError and changes nothing."""
+        self._params, self._unlimited = changed(self._params, self._unlimited, text)
+
     def take_back(self) -> str | None:
         """Removes the last message and its answer; returns the message."""
         if not self._messages:
@@ -75,18 +92,19 @@ class Conversation:
         self._messages.append({"role": "user", "content": text})
         said = Said()
         start = time.monotonic()
+        stream = self._client.chat_stream(self.messages, self._params, unlimited=self._unlimited)
         try:
-            with closing(
-                self._client.chat_stream(self.messages, self._params, unlimited=self._unlimited)
-            ) as deltas:
+            with closing(stream) as deltas, self._show() as shown:
                 for delta in deltas:
                     said.add(delta, time.monotonic() - start)
-                    click.echo(delta.text, nl=False)
+                    if delta.reasoning:
+                        shown.think(delta.reasoning)
+                    if delta.text:
+                        shown.add(delta.text)
         except KeyboardInterrupt:
             said.interrupted = True
         except AfserveError:
             self._messages.pop()
             raise
-        click.echo()
         self._messages.append({"role": "assistant", "content": said.text})
         return said

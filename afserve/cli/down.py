@@ -1,5 +1,6 @@
 """`afserve down`: ends a running server with all its nodes, on this machine, on Ray or on other hosts."""
 
+import json
 import time
 
 import click
@@ -13,15 +14,19 @@ _LOOK_SECONDS = 0.2
 
 @click.command()
 @admin_options
-def down(url: str, admin_key_file: str | None, no_wait: bool, timeout: float) -> None:
+def down(url: str, admin_key_file: str | None, no_wait: bool, timeout: float, as_json: bool) -> None:
     """End a running server and its nodes. Running requests have as long as `--drain-seconds` of `afserve up` says."""
     with connect(url, admin_key_file) as client:
         going = client.down()["going"]
         assert isinstance(going, list)
-        click.echo(f"ending: {', '.join(going)}")
+        if not as_json:
+            click.echo(f"ending: {', '.join(going)}")
         if not no_wait:
             _wait(client, timeout)
-            click.echo("it has ended")
+    if as_json:
+        click.echo(json.dumps({"going": going, "done": not no_wait}))
+    elif not no_wait:
+        click.echo("it has ended")
 
 
 def _wait(client: Client, timeout: float) -> None:

@@ -16,8 +16,10 @@ from afserve.errors import AfserveError
 # name -> (where it lives, what `afserve --help` says). A command whose module is not installed is not shown.
 COMMANDS = {
     "up": ("afserve.cli.up:up", "Start everything on this machine and serve the OpenAI API."),
+    "pull": ("afserve.cli.pull:pull", "Fetch a checkpoint from the Hugging Face hub."),
     "chat": ("afserve.cli.chat:chat", "Talk to a running server."),
     "complete": ("afserve.cli.complete:complete", "Continue a text on a running server."),
+    "run-batch": ("afserve.cli.run_batch:run_batch", "Answer a file of requests in OpenAI's batch form."),
     "status": ("afserve.cli.status:status", "Members, load and memory of a running server."),
     "top": ("afserve.cli.top:top", "The same, live."),
     "scale": ("afserve.cli.scale:scale", "Change how many nodes a running server has."),
@@ -37,6 +39,7 @@ COMMANDS = {
     "host": ("afserve.cli.host:host", "Start what a cluster file has on this host, for `up` elsewhere."),
     "certs": ("afserve.cli.certs:certs", "A private authority, and certificates for its hosts."),
     "keys": ("afserve.cli.keys:keys", "Make, list and revoke API keys."),
+    "completion": ("afserve.cli.completion:completion", "Let a shell complete `afserve`: bash, zsh, fish."),
     "doctor": ("afserve.cli.doctor:doctor", "What this machine has, what is used, what is missing."),
     "version": ("afserve.cli.version:version", "Versions of afserve and what it stands on."),
 }

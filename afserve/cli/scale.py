@@ -1,5 +1,6 @@
 """`afserve scale`, `drain` and `restart`: change a running server while it serves, and watch until it is done."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,6 +43,7 @@ def scale(
     admin_key_file: str | None,
     no_wait: bool,
     timeout: float,
+    as_json: bool,
 ) -> None:
     """Change how many nodes a running server has: `afserve scale --attention +1 --experts 3`.
 
@@ -70,7 +72,7 @@ def scale(
             answer = client.change_phase(*_named("phase", phase, "attention-1=decode"))
         else:
             answer = client.scale(**counts)
-        _follow(client, answer, no_wait, timeout)
+        _follow(client, answer, no_wait, timeout, as_json)
 
 
 def _named(what: str, text: str, example: str) -> tuple[str, str]:
@@ -83,13 +85,15 @@ def _named(what: str, text: str, example: str) -> tuple[str, str]:
 @click.command()
 @click.argument("node")
 @admin_options
-def drain(node: str, url: str, admin_key_file: str | None, no_wait: bool, timeout: float) -> None:
+def drain(
+    node: str, url: str, admin_key_file: str | None, no_wait: bool, timeout: float, as_json: bool
+) -> None:
     """Let one node of a running server go: `afserve drain expert-1`.
 
     It takes nothing new and goes once nothing needs it; its role has one node less from then on.
     """
     with connect(url, admin_key_file) as client:
-        _follow(client, client.drain(node), no_wait, timeout)
+        _follow(client, client.drain(node), no_wait, timeout, as_json)
 
 
 @click.command()
@@ -97,7 +101,13 @@ def drain(node: str, url: str, admin_key_file: str | None, no_wait: bool, timeou
 @click.option("--all", "every", is_flag=True, help="All nodes.")
 @admin_options
 def restart(
-    nodes: tuple[str, ...], every: bool, url: str, admin_key_file: str | None, no_wait: bool, timeout: float
+    nodes: tuple[str, ...],
+    every: bool,
+    url: str,
+    admin_key_file: str | None,
+    no_wait: bool,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Give nodes of a running server new processes, one after another: `afserve restart expert-1` or `--all`.
 
@@ -108,23 +118,28 @@ def restart(
         raise ConfigError("restart: name the nodes, or give --all")
     with connect(url, admin_key_file) as client:
         before = _pids(client.status())
-        _follow(client, client.restart(*nodes), no_wait, timeout, before)
+        _follow(client, client.restart(*nodes), no_wait, timeout, as_json, before)
 
 
 def _follow(
-    client: Client, answer: Fields, no_wait: bool, timeout: float, before: Pids | None = None
+    client: Client, answer: Fields, no_wait: bool, timeout: float, as_json: bool, before: Pids | None = None
 ) -> None:
-    """Says what has begun, and with each node that has come or gone how far it is."""
+    """Says what has begun, and with each node that has come or gone how far it is; as JSON what the server answered."""
+    say: Callable[[str], object] = _silent if as_json else click.echo
     for note in answer["notes"]:
-        click.echo(note)
+        say(note)
     counts = ", ".join(f"{count} {pool}" for pool, count in answer["counts"].items() if count)
-    if no_wait:
-        click.echo(f"begun; wanted: {counts}")
-        return
-    done = _coming(answer["coming"], before or {})
-    done |= {name: _is_gone(name) for name in answer["going"] if name not in done}
-    _wait(client, done, timeout)
-    click.echo(f"done: {counts}")
+    if not no_wait:
+        done = _coming(answer["coming"], before or {})
+        done |= {name: _is_gone(name) for name in answer["going"] if name not in done}
+        _wait(client, done, timeout, say)
+    say(f"begun; wanted: {counts}" if no_wait else f"done: {counts}")
+    if as_json:
+        click.echo(json.dumps({**answer, "done": not no_wait}))
+
+
+def _silent(line: str) -> None:
+    """With --json."""
 
 
 def _coming(names: list[str], before: Pids) -> dict[str, Callable[[Fields], str]]:
@@ -146,7 +161,12 @@ def _is_gone(name: str) -> Callable[[Fields], str]:
     return said
 
 
-def _wait(client: Client, waited: dict[str, Callable[[Fields], str]], timeout: float) -> None:
+def _wait(
+    client: Client,
+    waited: dict[str, Callable[[Fields], str]],
+    timeout: float,
+    say: Callable[[str], object],
+) -> None:
     """Until each has something to say. A gateway that goes may take this connection with it: it is asked again."""
     heard = time.monotonic()
     until = heard + timeout
@@ -165,7 +185,7 @@ def _wait(client: Client, waited: dict[str, Callable[[Fields], str]], timeout: f
         heard = time.monotonic()
         for name in list(waited):
             if said := waited[name](status):
-                click.echo(said)
+                say(said)
                 del waited[name]
 
 

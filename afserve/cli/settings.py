@@ -1,10 +1,9 @@
 """Flags from declared settings, and groups of settings from flags.
 
-With `ENVIRONMENT` a command takes the same settings from variables such as AFSERVE_KV_TOKENS, and with `config_option`
-from a TOML file. A flag comes before the environment, and that before the file.
+With `ENVIRONMENT` a command takes the same settings from variables such as AFSERVE_KV_TOKENS, and with
+`config_file.config_option` from a TOML file. A flag comes before the environment, and that before the file.
 """
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ import click
 
 from afserve.cli.options import Within, existing_file
 from afserve.config_ranges import Range
-from afserve.errors import ConfigError
 from afserve.settings import DeclaredSetting, File, build, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,36 +34,6 @@ def settings_options(*groups: type) -> Callable[[Command], Command]:
 def gather(group: type[Group], flags: dict[str, Any], **others: object) -> Group:
     """Takes a group's settings out of what click read. `others` are the fields that are no settings."""
     return build(group, {one.name: flags.pop(one.name) for one in settings_of(group)} | others)
-
-
-def config_option(command: Command) -> Command:
-    return click.option(
-        "--config",
-        type=existing_file,
-        expose_value=False,
-        is_eager=True,
-        callback=config_file,
-        help="TOML with the same names.",
-    )(command)
-
-
-def config_file(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
-    """Take a command's defaults from a TOML file; flags still win. Raises ConfigError naming an unknown key."""
-    if path is None:
-        return
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}", param="config") from error
-    known = {p.name for p in ctx.command.params if p.name not in (None, option.name)}
-    defaults = {key.replace("-", "_"): value for key, value in values.items()}
-    for key, value in defaults.items():
-        if key not in known:
-            names = ", ".join(sorted(str(name) for name in known))
-            raise ConfigError(f"--config {path}: {key} is not one of {names}", param=key)
-        if isinstance(value, dict | list):
-            raise ConfigError(f"--config {path}: {key}: {value!r} is not a single value", param=key)
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
 def _option(one: DeclaredSetting) -> Callable[[Command], Command]:

@@ -1,7 +1,9 @@
 """`afserve top`: the members of a running server, live: what each one does per second. Ctrl-C ends it."""
 
+import json
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -18,18 +20,38 @@ COLUMNS = ("node", "state", "MiB", "running", "waiting", "KV", "tokens/s", "rows
 @server_options
 @click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds.")
 @click.option("--frames", type=click.IntRange(1), help="Stop after so many; without end if not given.")
-def top(url: str, api_key_file: str | None, every: float, frames: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON line each time instead of the table.")
+def top(url: str, api_key_file: str | None, every: float, frames: int | None, as_json: bool) -> None:
     """The members of a running server, live."""
     from rich.live import Live
 
-    with connect(url, api_key_file) as client, Live(auto_refresh=False) as live:
+    with connect(url, api_key_file) as client, ExitStack() as until_end:
+        live = None if as_json else until_end.enter_context(Live(auto_refresh=False))
         before, shown = client.status(), 0
         last = time.monotonic()
         while frames is None or shown < frames:
             time.sleep(every)
             answer, now = client.status(), time.monotonic()
-            live.update(frame(answer, before, now - last), refresh=True)  # type: ignore[arg-type]
+            if live is None:
+                click.echo(json.dumps(record(answer, before, now - last)))
+            else:
+                live.update(frame(answer, before, now - last), refresh=True)  # type: ignore[arg-type]
             before, last, shown = answer, now, shown + 1
+
+
+def record(answer: Fields, before: Fields, seconds: float) -> dict[str, object]:
+    """The table as JSON has it: cells that stay empty are left out."""
+    nodes = {node["name"]: node for node in before["nodes"]}
+    rows = [row(node, nodes.get(node["name"], node), seconds) for node in answer["nodes"]]
+    return {
+        "model": answer["model"]["id"],
+        "epoch": answer["epoch"],
+        "seconds": round(seconds, 3),
+        "tokens_per_s": total(rows),
+        "nodes": [
+            {name: cell for name, cell in zip(COLUMNS, cells, strict=True) if cell != ""} for cells in rows
+        ],
+    }
 
 
 def frame(answer: Fields, before: Fields, seconds: float) -> object:

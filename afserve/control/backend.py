@@ -13,13 +13,21 @@ from afserve.member import Role
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What clients may know of the model. `path` is the checkpoint folder (tokenizer, chat template)."""
+    """What clients may know of the model. `path` is the checkpoint folder (tokenizer, chat template).
+
+    Answers have its `name`; requests may also say one of the `aliases`.
+    """
 
     name: str
     path: str
     max_model_len: int
     vocab_size: int
     created: int
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True)

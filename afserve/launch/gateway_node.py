@@ -76,7 +76,7 @@ def joining(asked: Listening, limits: ServerSettings) -> worker.Serve:
 
     def run(stream: ControlStream, assigned: Assigned, heartbeat: HeartbeatThread) -> None:
         source = assigned.deployment.source
-        options = options_of(asked.served_model_name or source.name, source.path, settings)
+        options = options_of(asked.names(source.name), source.path, settings)
         host, port = sock.getsockname()[:2]
         scheme = "https" if settings.certfile else "http"
         log.warning("gateway %d serves on %s://%s:%d", assigned.node.index, scheme, host, port)
@@ -114,6 +114,7 @@ class _GatewayNode:
             deployment.engine.max_model_len,
             spec.vocab_size,
             self._options.created,
+            self._options.aliases,
         )
         gateway = Gateway(
             self._stream.token,

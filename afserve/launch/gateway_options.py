@@ -1,6 +1,7 @@
 """What a gateway process is told by whoever starts it. A value of its own: only gateways import the HTTP server."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ class GatewayOptions:
     tokenizer: str
     settings: ServerSettings
     created: int
+    aliases: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -28,8 +30,15 @@ class GatewayOptions:
         for name in ("api_keys", "admin_keys", "origins"):
             settings[name] = tuple(settings[name])
         settings["hosts"] = frozenset(settings["hosts"])
-        return cls(plain["name"], plain["tokenizer"], ServerSettings(**settings), plain["created"])
+        return cls(
+            plain["name"],
+            plain["tokenizer"],
+            ServerSettings(**settings),
+            plain["created"],
+            tuple(plain["aliases"]),
+        )
 
 
-def options_of(name: str, tokenizer: str, settings: ServerSettings) -> GatewayOptions:
-    return GatewayOptions(name, tokenizer, settings, int(time.time()))
+def options_of(names: Sequence[str], tokenizer: str, settings: ServerSettings) -> GatewayOptions:
+    """`names` of the model, the one that answers have first."""
+    return GatewayOptions(names[0], tokenizer, settings, int(time.time()), tuple(names[1:]))

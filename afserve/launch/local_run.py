@@ -78,6 +78,7 @@ class LocalRun:
         on_loss: str = OnLoss.RECOVER,
         term: Term | None = None,
         certs: Path | None = None,
+        aliases: tuple[str, ...] = (),
     ) -> None:
         """`term` where a supervisor keeps the port that nodes join, and starts the next run when this one dies.
 
@@ -132,6 +133,7 @@ class LocalRun:
             max_model_len=topology.deployment.engine.max_model_len,
             vocab_size=topology.spec.vocab_size,
             created=int(time.time()),
+            aliases=aliases,
         )
         self._trace = Trace("gateway") if topology.deployment.trace_folder else None
         self.controller.on_incident = self._draw

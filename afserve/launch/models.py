@@ -1,24 +1,26 @@
 """From what a user calls a model to a folder with a config.json: a bundled name, a folder, or a Hugging Face id.
 
-Nothing is downloaded: an id is looked up in the local Hugging Face cache. A name of configs/models is a shape
-without weights, which `--load-format dummy` can run.
+An id is looked up in the local Hugging Face cache; `download` fetches it first, and without it nothing is downloaded.
+A name of configs/models is a shape without weights, which `--load-format dummy` can run.
 """
 
 import json
-import os
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import afserve
 from afserve.errors import ConfigError
 from afserve.families.table import spec_from_config
+from afserve.launch.hub.cache import CachedModel, hub_cache
+from afserve.launch.hub.pull import is_hub_id
 from afserve.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 BUNDLED = ("nano",)
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,18 @@ class FoundModel:
     weights: bool
 
 
-def find_model(model: str, scratch: Path) -> FoundModel:
-    """Raises ConfigError that lists what there is. A shape's config.json is written below `scratch`."""
+def find_model(
+    model: str, scratch: Path, revision: str | None = None, download: Download | None = None
+) -> FoundModel:
+    """Raises ConfigError that lists what there is. A shape's config.json is written below `scratch`.
+
+    `revision` and `download` are for Hugging Face ids.
+    """
+    if is_hub_id(model) and not Path(model).expanduser().is_dir():
+        return _folder(download(model, revision or "main"), model) if download else _cached(model, revision)
+    for name, given in (("revision", revision), ("download", download)):
+        if given is not None:
+            raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it", param=name)
     if model in BUNDLED:
         return _folder(CONFIGS / model, model)
     path = Path(model).expanduser()
@@ -45,8 +57,6 @@ def find_model(model: str, scratch: Path) -> FoundModel:
     shape = _shape_file(model)
     if shape is not None:
         return _from_shape(shape, scratch)
-    if _HUB_ID.fullmatch(model):
-        return _cached(model)
     raise ConfigError(
         f"--model {model}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor a known shape "
         f"({', '.join(shapes())}), nor a Hugging Face id (owner/name)"
@@ -92,21 +102,12 @@ def _from_shape(shape: Path, scratch: Path) -> FoundModel:
     return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False)
 
 
-def _cached(model: str) -> FoundModel:
-    snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
-    found = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+def _cached(model: str, revision: str | None) -> FoundModel:
+    folder = CachedModel(model).snapshot(revision)
+    if folder is None:
+        at, flag = (f" at {revision}", f" --revision {revision}") if revision else ("", "")
         raise ConfigError(
-            f"--model {model}: not in the local Hugging Face cache ({_hub_cache()}); afserve downloads nothing. "
-            f"Fetch it with `hf download {model}` and start again, or pass a folder"
+            f"--model {model}: not in the local Hugging Face cache ({hub_cache()}){at}, and afserve downloads nothing "
+            f"unasked. Fetch it with `afserve pull {model}{flag}`, or add --download, or pass a folder"
         )
-    return _folder(found[-1].parent, model)
-
-
-def _hub_cache() -> Path:
-    """Where Hugging Face's own tools keep it; their variables, not ours."""
-    home = os.environ.get("HF_HOME")
-    hub = os.environ.get("HF_HUB_CACHE")
-    if hub:
-        return Path(hub)
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+    return _folder(folder, model)

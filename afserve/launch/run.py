@@ -164,7 +164,8 @@ class _Up:
         self._term = term
         self._started = started if not term.number else time.monotonic()
         self._topology = topology
-        self._name = flags.listening.served_model_name or found.name
+        names = flags.listening.names(found.name)
+        self._name = names[0]
         self._sock = sock
         self._settings = settings
         self._processes = processes
@@ -172,7 +173,7 @@ class _Up:
         self._stop = asyncio.Event()
         self._insisted = False
         self._record = flags.run.record_routing
-        options = options_of(self._name, str(found.tokenizer), settings)
+        options = options_of(names, str(found.tokenizer), settings)
         gateways = GatewayProcesses(options, sock) if flags.wishes.gateways else None
         self._run = LocalRun(
             topology,
@@ -185,6 +186,7 @@ class _Up:
             flags.wishes.on_loss,
             term,
             flags.run.certs,
+            names[1:],
         )
         self._run.on_end = self._end
         self._others = OtherHosts(self._run, processes.token_file, _absolute(flags.run.certs), self._say)

@@ -8,6 +8,7 @@ from afserve.launch.awaited import awaiting
 from afserve.launch.cluster import Cluster, read_cluster
 from afserve.launch.gpus import Gpus, probe_gpus
 from afserve.launch.hosts import HostAssignment, HostedNode, assign, look_up, own_addresses
+from afserve.launch.hub.fetched import fetched
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import FoundModel, find_model
 from afserve.launch.processes import NodeProcesses
@@ -46,7 +47,7 @@ def on_this_machine(flags: UpFlags, processes: NodeProcesses) -> Site:
     experts_on_gpus = cluster is not None and cluster.expert_device != "cpu"
     gpus = Gpus() if device == "cpu" and not experts_on_gpus else probe_gpus()
     flags, assigned = _assigned(flags, cluster, gpus)
-    found = find_model(flags.run.model, processes.folder)
+    found = _found(flags, processes)
     if assigned is not None:
         _check_elsewhere(flags, assigned, found, processes.folder)
     return Site(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
@@ -58,7 +59,7 @@ def attended(flags: UpFlags, processes: NodeProcesses) -> Site:
         raise ConfigError(
             "--elsewhere: starts no node of a --cluster FILE; drop one of them", param="elsewhere"
         )
-    found = find_model(flags.run.model, processes.folder)
+    found = _found(flags, processes)
     wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
     _check_elsewhere(flags, assignment, found, processes.folder)
     return Site(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
@@ -69,11 +70,16 @@ def on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> S
     for name in ("cluster", "ssh", "elsewhere"):
         if getattr(flags.run, name):
             raise ConfigError(f"--{name}: Ray chooses the hosts; drop it or --ray", param=name)
-    found = find_model(flags.run.model, processes.folder)
+    found = _found(flags, processes)
     plan = set_aside(launcher, flags.ray, flags.wishes, found, flags.run.listen)
     _check_elsewhere(flags, plan.assignment, found, processes.folder)
     flags = replace(flags, wishes=plan.wishes)
     return Site(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
+
+
+def _found(flags: UpFlags, processes: NodeProcesses) -> FoundModel:
+    asked = flags.run
+    return find_model(asked.model, processes.folder, asked.revision, fetched if asked.download else None)
 
 
 def _assigned(flags: UpFlags, cluster: Cluster | None, gpus: Gpus) -> tuple[UpFlags, HostAssignment | None]:

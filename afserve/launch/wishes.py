@@ -148,6 +148,10 @@ class RunSettings:
     """Which model, where it runs, and what the run leaves behind."""
 
     model: str = setting("nano", "Bundled name, checkpoint folder, or Hugging Face id.")
+    revision: str | None = setting(
+        None, "Which commit, branch or tag of a Hugging Face id.", metavar="REVISION"
+    )
+    download: bool = setting(False, "Fetch a Hugging Face id first, as `afserve pull` does.")
     cluster: Path | None = setting(
         None, "Start what `afserve plan --cluster FILE` wrote.", File.READ, metavar="FILE"
     )

@@ -88,7 +88,12 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
 def _text_pool(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> TextPool:
     served = backend.model
     model = TextModel(
-        served.path, served.name, served.max_model_len, served.vocab_size, settings.max_sequences
+        served.path,
+        served.name,
+        served.max_model_len,
+        served.vocab_size,
+        settings.max_sequences,
+        served.aliases,
     )
     preparer = Preparer(model, tokenizer, model_defaults(served.path), elsewhere=True)
     return TextPool(preparer, model, settings)

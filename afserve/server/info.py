@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
 from afserve.errors import NotFoundError, shown
-from afserve.server.prepare import Kind
+from afserve.server.prepare import Kind, listed
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 from afserve.server.status import model_object, status_object
@@ -20,17 +20,18 @@ class Info:
         self._service = service
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        names = self._service.backend.model.names
+        return json_response({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        served = self._service.backend.model.name
-        if name != served:
-            raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
-        return json_response(self._model())
+        names = self._service.backend.model.names
+        if name not in names:
+            raise NotFoundError(f"model: {shown(name)} is not served here, {listed(names)}", param="model")
+        return json_response(self._model(name))
 
-    def _model(self) -> dict[str, object]:
-        return model_object(self._service.backend.model)
+    def _model(self, name: str) -> dict[str, object]:
+        return model_object(self._service.backend.model, name)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._text(request, Kind.TOKENIZE)
@@ -55,19 +56,12 @@ class Info:
         return json_response({"server_load": len(self._service.inflight)})
 
     async def tags(self, request: Request) -> Response:
-        """The model, as Ollama lists its own."""
+        """The model's names, as Ollama lists its own."""
         model = self._service.backend.model
         since = datetime.fromtimestamp(model.created, UTC).isoformat()
         details = {"format": "safetensors", "family": "moe", "parameter_size": "", "quantization_level": ""}
-        entry = {
-            "name": model.name,
-            "model": model.name,
-            "modified_at": since,
-            "size": 0,
-            "digest": "",
-            "details": details,
-        }
-        return json_response({"models": [entry]})
+        common = {"modified_at": since, "size": 0, "digest": "", "details": details}
+        return json_response({"models": [{"name": name, "model": name, **common} for name in model.names]})
 
     async def count(self, request: Request) -> Response:
         return await self._text(request, Kind.MESSAGE_COUNT)

@@ -103,6 +103,12 @@ class TextModel:
     max_model_len: int
     vocab_size: int
     max_sequences: int
+    aliases: Sequence[str] = ()
+
+
+def listed(names: Sequence[str]) -> str:
+    """For messages: which ones are served."""
+    return f"{' and '.join(map(repr, names))} {'are' if len(names) > 1 else 'is'}"
 
 
 class Elsewhere(Exception):
@@ -267,9 +273,9 @@ class Preparer:
     # ---- checks and steps
 
     def _check_model(self, name: str | None) -> None:
-        served = self._model.name
-        if name is not None and name != served:
-            raise NotFoundError(f"model: {shown(name)} is not served here, {served!r} is", param="model")
+        names = (self._model.name, *self._model.aliases)
+        if name is not None and name not in names:
+            raise NotFoundError(f"model: {shown(name)} is not served here, {listed(names)}", param="model")
 
     def _check_sequences(self, prompts: int, sampling: Fields, param: str = "n") -> None:
         n = sampling.integer("n", 1, 128) or 1

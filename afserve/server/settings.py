@@ -28,7 +28,9 @@ class Listening:
 
     host: str = setting("127.0.0.1", "Where the API listens.")
     port: int = setting(8000, "0 takes a free one.", Range(0, 65535), shows_range=True)
-    served_model_name: str | None = setting(None, "What clients call the model.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "What clients may call the model; answers have the first name.", metavar="NAME[,NAME]"
+    )
     ssl_certfile: Path | None = setting(None, "Serve HTTPS with this certificate chain (PEM).", File.READ)
     ssl_keyfile: Path | None = setting(None, "Its key; not needed where it is in --ssl-certfile.", File.READ)
     insecure_http: bool = setting(False, "Serve plain HTTP to other machines.")
@@ -51,6 +53,10 @@ class Listening:
     allowed_origin: tuple[str, ...] = setting(
         (), "Web pages, as https://chat.example.org, that may ask this server.", metavar="ORIGIN[,ORIGIN]"
     )
+
+    def names(self, own: str) -> tuple[str, ...]:
+        """What clients may call a model that is called `own` where nothing else was asked; the first one leads."""
+        return tuple(dict.fromkeys(self.served_model_name)) or (own,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from afserve.control.backend import ServedModel
 from afserve.server.service import Service
 
 
-def model_object(model: ServedModel) -> dict[str, object]:
+def model_object(model: ServedModel, name: str) -> dict[str, object]:
+    """By one of its names."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "afserve",
@@ -21,7 +22,7 @@ async def status_object(service: Service) -> dict[str, object]:
     backend = service.backend
     view = await backend.view()
     return {
-        "model": model_object(backend.model),
+        "model": model_object(backend.model, backend.model.name),
         "ready": backend.ready() and not service.inflight.draining,
         "version": __version__,
         "epoch": view.epoch,

@@ -12,9 +12,9 @@ from afserve.cli import top
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
 from afserve.cli.bench.report import Row, record, table
+from afserve.cli.config_file import config_file
 from afserve.cli.main import COMMANDS, LazyGroup, run
 from afserve.cli.options import existing_file
-from afserve.cli.settings import config_file
 from afserve.cli.status import row
 
 

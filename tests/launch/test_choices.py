@@ -225,7 +225,7 @@ def test_models_by_folder_alias_and_id(tmp_path: Path, monkeypatch):
     for wrong, said in (
         (str(tmp_path), "no config.json"),
         ("nonsense", "deepseek-v3"),
-        ("some/model", "hf download"),
+        ("some/model", "afserve pull"),
     ):
         with pytest.raises(ConfigError) as refused:
             find_model(wrong, tmp_path)

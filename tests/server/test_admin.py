@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from afserve.cli.scale import scale
 from afserve.client import AsyncClient, Client
 from afserve.control.changes import Changed, DrainOne, Fault, NewPhase, NewRole, Restart, ScaleTo
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
@@ -220,3 +222,16 @@ def test_bytes_that_are_no_change_are_refused(data):
     for decode in (decode_change, decode_changed):
         with pytest.raises(ProtocolError):
             decode(data)
+
+
+def test_a_change_is_told_as_json(guarded, admin, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("root")
+    flags = ["--url", guarded.url, "--admin-key-file", str(key), "--no-wait", "--json"]
+    done = CliRunner().invoke(scale, ["--attention", "+1", *flags], catch_exceptions=False)
+    said = json.loads(done.output)
+    assert (
+        done.exit_code == 0
+        and said["done"] is False
+        and {"counts", "coming", "going", "notes"} <= said.keys()
+    )

@@ -7,12 +7,14 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from afserve.cli.chat import chat
 from afserve.cli.complete import complete
+from afserve.cli.top import top
 from afserve.errors import PeerLost
 
 
@@ -43,6 +45,15 @@ def test_chat_once(server):
     assert prompt == "<|system|>be brief<|end|><|user|>hello<|end|><|assistant|>"
 
 
+def test_top_as_json(server, nodes):
+    server.backend.nodes = nodes
+    done = run(top, "--json", "--frames", "2", "--every", "0.1", "--url", server.url)
+    first, second = map(json.loads, done.output.splitlines())
+    assert first["model"] == "tiny" and second["tokens_per_s"] == 0
+    assert first["nodes"][0] | {"node": "attention-0", "running": 2, "KV": "25%"} == first["nodes"][0]
+    assert "running" not in first["nodes"][1]
+
+
 def test_nothing_to_answer():
     assert run(chat, text=" \n").exit_code == 2
 
@@ -61,13 +72,17 @@ def test_bad_key_file(server, tmp_path):
 class Terminal:
     """`afserve chat` on a pseudo-terminal."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, state: Path) -> None:
         self._ours, theirs = pty.openpty()
         # A shell's background job ignores Ctrl-C, and its children inherit that.
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         code += f"from afserve.cli.chat import chat; chat(['--url', {url!r}])"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs
+            [sys.executable, "-c", code],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "XDG_STATE_HOME": str(state)},
         )
         os.close(theirs)
         self._unread = ""
@@ -90,8 +105,8 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(server):
-    terminal = Terminal(server.url)
+def terminal(server, tmp_path):
+    terminal = Terminal(server.url, tmp_path)
     yield terminal
     terminal.close()
 
@@ -101,12 +116,12 @@ def last_prompt(server) -> str:
 
 
 @pytest.mark.process
-def test_conversation(server, terminal):
+def test_conversation(server, terminal, tmp_path):
     terminal.until(">>> ")
     terminal.type("one\\\n")
     terminal.until("... ")
     terminal.type("two\n")
-    assert server.backend.reply in terminal.until("tokens/s")
+    assert server.backend.reply.strip() in terminal.until("tokens/s")
     terminal.type("more\n")
     terminal.until("tokens/s")
     said = f"<|assistant|>{server.backend.reply}<|end|>"
@@ -116,13 +131,23 @@ def test_conversation(server, terminal):
     assert last_prompt(server) == f"<|user|>one\ntwo<|end|>{said}<|user|>more<|end|><|assistant|>"
     terminal.type("/reset\n")
     terminal.type("/system brief\n")
+    terminal.type("/params temperature=0.25 seed=7 max_tokens=5\n")
+    terminal.until("temperature=0.25")
+    terminal.type("/params top_p=x\n")
+    terminal.until("give a number, as in top_p=1")
     terminal.type("again\n")
     terminal.until("tokens/s")
     assert last_prompt(server) == "<|system|>brief<|end|><|user|>again<|end|><|assistant|>"
+    params = server.backend.requests[-1].params
+    assert (params.temperature, params.seed, params.max_tokens) == (0.25, 7, 5)
     terminal.type("/help\n")
     terminal.until("Ctrl-C")
     terminal.type("/exit\n")
     assert terminal.process.wait(20) == 0
+    kept = tmp_path / "afserve" / "chat_history"
+    assert {"more", "/retry", "again"} <= set(
+        kept.read_text().splitlines()
+    ) and kept.stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.process

@@ -15,6 +15,7 @@ from afserve.errors import (
     PeerLost,
     RequestError,
     TooLargeError,
+    UnavailableError,
 )
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -83,17 +84,18 @@ def test_leaving_a_stream_cancels(client, server):
         (OverloadedError("full", retry_after=7.2), OverloadedError),
         (RequestError("no", param="prompt"), RequestError),
         (PeerError("no answer"), PeerError),
-        (CapacityError("no room"), CapacityError),
+        (CapacityError("no room"), UnavailableError),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_before_the_first_token(client, server, raised, seen, stream):
+def test_errors_before_the_first_token(client, server, raised, seen, stream, monkeypatch):
+    monkeypatch.setattr("afserve.client_resume._MOST_ASKED", 0.01)  # of the pause before it is tried again
     server.backend.error = raised
     with pytest.raises(seen) as caught:
         list(client.complete_stream("x")) if stream else client.complete("x")
     assert type(caught.value) is seen
     assert caught.value.message == raised.message
-    assert getattr(caught.value, "retry_after", 8) == 8
+    assert getattr(caught.value, "retry_after", 8) == (1 if seen is UnavailableError else 8)
 
 
 def test_error_in_mid_stream(client, server):

@@ -1,6 +1,12 @@
 """The endpoints that make no text."""
 
+from dataclasses import replace
+
+import httpx
+
 from afserve import __version__
+
+USER = {"role": "user", "content": "x"}
 
 
 def test_models(http):
@@ -8,6 +14,28 @@ def test_models(http):
     assert model == http.get("/v1/models/tiny").json()
     assert model["id"] == "tiny" and model["max_model_len"] == 256
     assert "/" not in str(model.values())
+
+
+def test_a_model_has_several_names(http, server, monkeypatch):
+    """Requests may say any of them; answers have the first."""
+    monkeypatch.setattr(server.backend, "model", replace(server.backend.model, aliases=("small",)))
+    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny", "small"]
+    assert [model["name"] for model in http.get("/api/tags").json()["models"]] == ["tiny", "small"]
+    assert http.get("/v1/models/small").json()["id"] == "small"
+    assert "'tiny' and 'small' are" in http.get("/v1/models/large").json()["error"]["message"]
+
+
+def test_requests_may_say_an_alias(make_backend, run_server):
+    backend = make_backend()
+    backend.model = replace(backend.model, aliases=("small",))
+    with run_server(backend) as running:
+        for path, fields in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": [USER]})):
+            for name, status in (("small", 200), ("tiny", 200), ("large", 404)):
+                reply = httpx.post(
+                    f"{running.url}/v1/{path}", json={**fields, "model": name, "max_tokens": 1}
+                )
+                assert reply.status_code == status
+                assert reply.json().get("model", "tiny") == "tiny"
 
 
 def test_tokenize_and_back(http, server):
@@ -57,8 +85,6 @@ def test_every_answer_has_an_id(http):
 
 
 def test_large_prompts_are_tokenized_off_the_loop(make_backend, run_server):
-    import httpx
-
     backend = make_backend()
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
     with run_server(backend) as server:

@@ -8,6 +8,10 @@ bench = LazyGroup(
             "afserve.cli.bench.decode:decode",
             "Generated tokens per second, TTFT, TPOT, start-up, memory.",
         ),
+        "serve": (
+            "afserve.cli.bench.serve:serve",
+            "Load on a running server, and what its clients see: TTFT, gaps, goodput.",
+        ),
         "pipeline": (
             "afserve.cli.bench.pipeline:pipeline",
             "Stage times, bubbles, hidden transfers and hold times of the ping-pong.",

@@ -1,0 +1,129 @@
+"""`python -m bench.load`: servers under closed load, as their clients see it, ours beside any that are given.
+
+`--truth` checks the client instead: `afserve bench serve` against a scripted server, whose delays are known.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.origin import ROOT, origin
+from bench.scripted_server import Script, serving
+from bench.served import AFSERVE, served
+
+OUT = ROOT / "bench" / "results" / "serve.jsonl"
+TRUTH = ((0.02, 0.005), (0.1, 0.02), (0.5, 0.05))  # seconds: first token, gap
+Row = dict[str, Any]
+
+
+def asked(url: str, streams: int, options: argparse.Namespace) -> Row:
+    """One run of the load client in a process of its own."""
+    flags = ["--concurrency", str(streams), "--requests", str(options.rounds * streams)]
+    flags += [
+        "--warm-up",
+        str(streams),
+        "--input-len",
+        str(options.input_len),
+        "--output-len",
+        str(options.output_len),
+    ]
+    if options.vocabulary:
+        flags += ["--vocabulary", str(options.vocabulary)]
+    command = [*AFSERVE, "bench", "serve", "--url", url, "--json", *flags]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    row: Row = json.loads(done.stdout)
+    if row["completed"] != row["sent"]:
+        raise RuntimeError(f"{url}: {row['reasons']}")
+    return row
+
+
+def measured(server: str, url: str, options: argparse.Namespace) -> list[Row]:
+    """A row per number of streams: the run of the median rate, with the spread of all."""
+    found = []
+    for streams in options.streams:
+        runs = sorted(
+            (asked(url, streams, options) for _ in range(options.repeats)), key=lambda r: r["tokens_per_s"]
+        )
+        rates = [run["tokens_per_s"] for run in runs]
+        row = {
+            **runs[len(runs) // 2],
+            "server": server,
+            "repeats": options.repeats,
+            "low": rates[0],
+            "high": rates[-1],
+        }
+        found.append({**row, **origin(), "of": Path(options.model).name})
+        first, gap = row["ttft_ms"]["p50"], row["itl_ms"]["p50"]
+        rate = f"{row['tokens_per_s']:9,.0f} tok/s"
+        print(f"{server:16} {streams:4} streams {rate}  TTFT {first:8.1f} ms  ITL {gap:6.2f} ms")
+    return found
+
+
+def truth(options: argparse.Namespace) -> list[Row]:
+    """How far the client's medians are from the script's delays."""
+    found = []
+    for first, gap in TRUTH:
+        for streams in options.streams:
+            with serving(Script(first, gap)) as url:
+                row = asked(url, streams, options)
+            tokens = options.output_len
+            errors = {
+                "ttft": row["ttft_ms"]["p50"] / (first * 1e3) - 1,
+                "tpot": row["tpot_ms"]["p50"] / (gap * 1e3) - 1,
+                "e2e": row["e2e_ms"]["p50"] / ((first + gap * (tokens - 1)) * 1e3) - 1,
+            }
+            exact = row["completion_tokens"] == tokens * row["sent"]
+            found.append(
+                {**row, "bench": "serve_truth", "first": first, "gap": gap, "errors": errors, "exact": exact}
+            )
+            said = "  ".join(f"{name} {error:+.1%}" for name, error in errors.items())
+            print(
+                f"{first:5g} s, {gap:5g} s, {streams:4} streams: {said}  counts {'exact' if exact else 'WRONG'}"
+            )
+    worst = max(abs(error) for row in found for error in row["errors"].values())
+    median = statistics.median(abs(error) for row in found for error in row["errors"].values())
+    print(f"median error {median:.1%}, worst {worst:.1%}")
+    return [{**row, **origin()} for row in found]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="nano", help="as for afserve up")
+    parser.add_argument(
+        "--up", action="append", default=[], help="flags of an `afserve up`, again for one more"
+    )
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=URL", help="a server that runs already"
+    )
+    parser.add_argument("--streams", type=numbers, default=[1, 8, 32, 64])
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each stream")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--vocabulary", type=int, default=0, help="prompts are token ids below it")
+    parser.add_argument("--truth", action="store_true", help="check the client against known delays")
+    parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
+    options = parser.parse_args()
+    found = truth(options) if options.truth else []
+    if not options.truth:
+        for flags in options.up or ["--colocated", ""]:
+            with served("--model", options.model, *flags.split()) as here:
+                found += measured(f"afserve {flags}".strip(), here.url, options)
+        for peer in options.peer:
+            name, _, url = peer.partition("=")
+            found += measured(name, url, options)
+    if options.save:
+        with open(options.save, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The file of `afserve up --config`: what --write-config writes gives the same run again, and what is refused."""
+
+import pytest
+
+from afserve.cli.main import run
+from afserve.cli.up import GROUPS, asked_of, up
+from afserve.errors import ConfigError
+from afserve.settings import settings_of
+from tests.launch.test_settings import other
+
+
+def asked(*arguments):
+    return asked_of(dict(up.make_context("up", list(arguments)).params))
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_what_is_written_gives_the_same_run_again(group, tmp_path, monkeypatch):
+    """Every setting of a group away from its default, one group at a time."""
+    flags = ["--load-format", "dummy"]
+    for one in settings_of(group):
+        if one.name not in ("load_format", "prefix_caching", "kv_ssd"):  # other settings depend on these
+            value, text = other(one, tmp_path)
+            flags += (
+                [one.flag if value else one.flag.replace("--", "--no-")]
+                if one.kind is bool
+                else [one.flag, text]
+            )
+    assert run(["up", *flags, "--write-config", str(tmp_path / "up.toml")]) == 0
+    assert asked("--config", str(tmp_path / "up.toml")) == asked(*flags)
+
+
+def test_a_model_named_first_is_the_same_as_the_flag(tmp_path, capsys):
+    assert run(["up", "some/model", "--write-config", str(tmp_path / "a")]) == 0
+    assert asked("--config", str(tmp_path / "a")).run.model == "some/model"
+    assert run(["up", "one", "--model", "two", "--write-config", "-"]) == 2
+    assert "--model two: one is named too" in capsys.readouterr().err
+
+
+def test_text_that_toml_quotes_comes_back(tmp_path):
+    command = 'ssh "a\\b"\n\tü\x7f'
+    assert run(["up", "--ssh-command", command, "--write-config", str(tmp_path / "up.toml")]) == 0
+    assert asked("--config", str(tmp_path / "up.toml")).run.ssh_command == command
+
+
+def test_another_schema_and_unknown_keys_are_refused_by_name(tmp_path):
+    file = tmp_path / "up.toml"
+    for text, said in (
+        ("schema = 2", "schema: 2 is not 1"),
+        ("schema = true", "schema: True is not 1"),
+        ("schema = 1\nkv-tokenz = 3", "kv_tokenz is not one of"),
+        ("named = 'nano'", "named is not one of"),
+        ("write-config = 'x'", "write_config is not one of"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            asked("--config", str(file))
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "up.toml").write_text("mine")
+    assert run(["up", "--write-config", str(tmp_path / "up.toml")]) == 2
+    assert "give a new name" in capsys.readouterr().err and (tmp_path / "up.toml").read_text() == "mine"
