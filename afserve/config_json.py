@@ -86,13 +86,14 @@ class ConfigFields:
             )
         return tuple(ids)
 
-    def items(self, name: str, most: int) -> list[object]:
-        """A list of at most `most` of anything; empty where it is absent or null."""
+    def items(self, name: str, most: int, by: str = "") -> list[object]:
+        """A list of at most `most` of anything, `by` the field that says how many; empty where it is absent or null."""
         value = self.config.get(name)
         if value is None:
             return []
         if not isinstance(value, list) or len(value) > most:
-            raise self.refuse(name, f"is not a list of at most {most}")
+            bound = f"{by}, {most}" if by else str(most)
+            raise self.refuse(name, f"is not a list of at most {bound}")
         return list(value)
 
     def refuse(self, name: str, why: str) -> UserError:

@@ -175,6 +175,11 @@ class GenerationRequest:
                 f"cache_salt: has {len(self.cache_salt)} characters, at most {MAX_SALT} are allowed",
                 param="cache_salt",
             )
+        try:
+            self.cache_salt.encode()
+        except UnicodeEncodeError:
+            why = "cache_salt: holds half of a surrogate pair, which is no text"
+            raise RequestError(why, param="cache_salt") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ def _layer_kinds(fields: ConfigFields, count: int) -> Iterator[str]:
     """full, window, chunk or linear. A `layer_types` list, MiniMax's `attn_type_list` (1 = full), Qwen's
     `full_attention_interval` or Llama 4's `no_rope_layer_interval` (every so many a full one) say which."""
     limited = "chunk" if fields.has("attention_chunk_size") else "window"
-    types, numbers = fields.items("layer_types", count), fields.items("attn_type_list", count)
+    by = "num_hidden_layers"
+    types, numbers = fields.items("layer_types", count, by), fields.items("attn_type_list", count, by)
     every = fields.optional("full_attention_interval")
     for layer in range(count):
         if types:

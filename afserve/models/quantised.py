@@ -144,21 +144,30 @@ class QuantisedWeights:
         """An int8 or e4m3 weight times its scales, float32."""
         assert self.how is not None
         outputs, inputs = raw.shape
-        scales = f"{name}_scale"
-        if self.how.block is not None:
-            rows, columns = self.how.block
-            scale = self._scales(scales, (-(-outputs // rows), -(-inputs // columns)))
-            spread = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
-        elif self.how.per_tensor:
-            spread = self._scales(scales, (1,))
-        else:
-            size = self.how.group or inputs
-            spread = self._scales(scales, (outputs, groups_of(inputs, size))).repeat_interleave(size, 1)
-            spread = spread[:, :inputs]
+        scale = self._spread(f"{name}_scale", self._scales, outputs, inputs)
         zero = f"{name}_zero_point"
         if not self.how.symmetric and (self.has(zero) or raw.dtype is not FP8):
-            return (raw.float() - self.raw(zero).float()) * spread
-        return raw.float() * spread
+            return (raw.float() - self._spread(zero, self._zeros, outputs, inputs)) * scale
+        return raw.float() * scale
+
+    def _spread(self, name: str, read: Callable[[str, Shape], Tensor], outputs: int, inputs: int) -> Tensor:
+        """Of each weight, what a block, the tensor, a row or a group of inputs has in common."""
+        assert self.how is not None
+        if self.how.block is not None:
+            rows, columns = self.how.block
+            given = read(name, (-(-outputs // rows), -(-inputs // columns)))
+            return given.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
+        if self.how.per_tensor:
+            return read(name, (1,))
+        size = self.how.group or inputs
+        return read(name, (outputs, groups_of(inputs, size))).repeat_interleave(size, 1)[:, :inputs]
+
+    def _zeros(self, name: str, shape: Shape) -> Tensor:
+        zero = self.raw(name)
+        if shape == (1,) and zero.numel() == 1:
+            zero = zero.view(1)
+        self._fits(name, zero, shape, zero.dtype)
+        return zero.float()
 
     def _words(self, name: str, shape: Shape) -> Tensor:
         words = self.raw(name)

@@ -102,12 +102,12 @@ class Ring:
 
     def end_at(self, slot: int) -> bool:
         """There is no room for this slot and those behind it: go on at the first. False where none is left."""
+        if slot == 0:
+            return False
         for behind in range(slot, len(self._slots)):
             if (record := self._slots[behind]) is not None:
                 self._drop(behind, record)
         del self._slots[slot:]
-        if slot == 0:
-            return False
         self.capacity, self._next = slot, 0
         return True
 

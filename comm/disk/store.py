@@ -5,6 +5,7 @@ process that is killed leaves slots without a record. Whatever else may happen t
 where its checksum is right. All calls may come from any thread, writes from one at a time.
 """
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -135,7 +136,9 @@ class DiskStore:
             blocks = [view[(done + i) * size : (done + i + 1) * size] for i in range(len(slots))]
             try:
                 self._fill(slots, names[done : done + len(slots)], blocks)
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # not for lack of room: what is there may still be read
                 with self._guard:
                     if not self._ring.end_at(slots.start):
                         raise

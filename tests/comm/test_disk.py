@@ -390,3 +390,17 @@ def test_a_writer_that_is_killed_leaves_a_store_without_a_wrong_block(tmp_path):
         keep(store, names(100, 101))
         assert read(store, names(100, 101)) == names(100, 101)
         store.close()
+
+
+def test_a_failed_write_that_is_not_for_lack_of_room_forgets_nothing_else(tmp_path, monkeypatch):
+    store, chain = opened(tmp_path), names(1, 2, 3)
+    keep(store, chain)
+
+    def broken(self, parts, offset):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(File, "write", broken)
+    with pytest.raises(OSError, match="Read-only"):
+        keep(store, names(4))
+    assert read(store, chain) == chain
+    store.close()

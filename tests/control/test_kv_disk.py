@@ -8,7 +8,7 @@ import pytest
 from afserve.cli.status import disk_lines
 from afserve.clock import FakeClock
 from afserve.comm.disk.ways import Measured, Way, chosen, save
-from afserve.config import EngineSettings
+from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.config_sizes import bytes_of
 from afserve.control.node.kv import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.control.node.kv_disk import KvOnDisk
@@ -239,7 +239,9 @@ class Stream:
 
 
 def assigned(**settings):
-    deployment = SimpleNamespace(engine=EngineSettings(**settings))
+    engine = EngineConfig(max_model_len=64, kv_blocks=8, **settings)
+    source = ModelSource("", "m", load_format="dummy")
+    deployment = SimpleNamespace(engine=engine, source=source)
     return SimpleNamespace(node=attention_node(3), deployment=deployment)
 
 
@@ -274,3 +276,50 @@ def test_a_folder_is_read_as_it_was_measured(tmp_path):
     )
     assert len(kv._tier._disk._threads) == 2
     kv._tier._disk.close()
+
+
+def test_a_prompt_too_short_for_any_disk_teaches_nothing(scene):
+    assert scene.side.restore(request(1))
+    scene.tier.ends(1, 10, 0.1)  # 0.1 MB/s
+    scene.side.turn()
+    scene.node.prefill_rate = 1e6
+    scene.tier.there = 1
+    assert not any(scene.side.restore(request(handle)) for handle in range(2, 3000))
+    scene.tier.there, scene.node.prefill_rate = 10, 16_000.0  # 10 ms
+    assert not scene.side.restore(request(3000)), "the disk takes 100 ms"
+
+
+def test_a_disk_that_gives_nothing_is_not_asked_by_all_who_wait(scene):
+    scene.node.prefill_rate = 16_000.0
+    scene.tier.restore = lambda names, limit: 7
+    for handle in (1, 2, 3):
+        assert scene.side.restore(request(handle))
+    scene.tier.ends(7, 0, LEAST_SECONDS)
+    assert scene.side.turn() == [request(1), request(2), request(3)]
+    assert not scene.side.restore(request(4)), "it is known to be slow now"
+
+
+def test_as_many_wait_as_the_scheduler_would_take(scene):
+    scene.side = KvOnDisk(
+        scene.moves, scene.tier, scene.node, scene.clock, BLOCK, BYTES, scene.said.append, 2
+    )
+    assert [scene.side.restore(request(handle)) for handle in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_prefill_node_is_asked_for_what_the_disk_has_not(scene):
+    prefills = KvSource(1, 0, 7, "unix:there", prefills=True)
+    assert scene.side.pull(request(1), prefills) and scene.moves.pulled == []
+    scene.tier.ends(1, 6, 0.1)
+    assert scene.side.turn() == [] and scene.moves.pulled == [1]
+    scene.tier.there, scene.moves.ready = 0, [request(1)]
+    assert scene.side.turn() == [request(1)]
+
+
+def test_files_of_other_experts_are_not_read(tmp_path):
+    """They outlive the run: how the experts below a layer are rounded is part of what its keys are."""
+    folders = set()
+    for settings in ({}, {"expert_dtype": "int4"}, {"wire_dtype": "fp8"}):
+        side, _, said = opened(kv_ssd=str(tmp_path), **settings)
+        folders.add(said[0].text.partition(" has ")[0].rpartition("/")[0])
+        side._tier._disk.close()
+    assert len(folders) == 3

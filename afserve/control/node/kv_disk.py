@@ -49,10 +49,14 @@ class KvOnDisk:
         block_size: int,
         block_bytes: int,
         tell: Callable[[str], None] = lambda line: None,
+        most: int = 1024,
     ) -> None:
+        """`most` requests wait for the disk at once; more are the scheduler's to take or to refuse."""
+        self._most = most
         self._moves, self._tier, self._node, self._clock, self._tell = moves, tier, node, clock, tell
         self._block_size, self._block_bytes = block_size, block_bytes
         self._waiting: dict[int, list[GenerationRequest]] = {}  # by the restoration's number
+        self._sources: dict[int, KvSource] = {}  # who computes the rest, of those that wait, by handle
         self._rate = 0.0  # bytes per second of the restorations so far
         self._turned = clock.now()
 
@@ -72,16 +76,21 @@ class KvOnDisk:
         self._moves.computed(event)
 
     def pull(self, request: GenerationRequest, source: KvSource) -> bool:
+        """Where another node is to compute the prompt, it is asked for what the disk has not."""
+        if source.prefills and self.restore(request):
+            self._sources[request.handle] = source
+            return True
         return self._moves.pull(request, source)
 
     def restore(self, request: GenerationRequest) -> bool:
         names = self._node.usable_names(request)
         blocks = self._tier.waits_on_disk(names)
-        if not blocks:
+        if not blocks or sum(map(len, self._waiting.values())) >= self._most:
             return False
         reading, again = self._predict(blocks)
         if reading and again and reading >= again:
-            self._rate *= _AGAIN
+            if again > 2 * _START_SECONDS:  # else no disk would be fast enough
+                self._rate *= _AGAIN
             return False
         limit = min(MOST_SECONDS, max(LEAST_SECONDS, again or UNKNOWN_SECONDS))
         number = self._tier.restore(names, limit)
@@ -100,6 +109,7 @@ class KvOnDisk:
 
     def cancel(self, number: int) -> None:
         self._moves.cancel(number)
+        self._sources.pop(number, None)
         for restoration, requests in list(self._waiting.items()):
             left = [request for request in requests if request.handle != number]
             if left:
@@ -115,7 +125,8 @@ class KvOnDisk:
         """What was pulled from another node may go on here: its beginning may be on the disk."""
         now = self._clock.now()
         took, self._turned = now - self._turned, now
-        ready = [request for request in self._moves.turn() if not self.restore(request)]
+        ready = []
+        moved = [request for request in self._moves.turn() if not self.restore(request)]
         if self._tier.busy:
             self._tier.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
         ended = list(self._tier.ended)
@@ -123,13 +134,19 @@ class KvOnDisk:
         for restored in ended:
             if (waited := self._waiting.pop(restored.job, None)) is not None:
                 self._note(waited[0], restored)
-                # The others may go on where the first one's beginning ends.
-                ready += [waited[0], *(other for other in waited[1:] if not self.restore(other))]
-        return ready
+                # The others may go on where the first one's beginning ends, if the disk gave anything at all.
+                again = restored.received > 0
+                ready += [waited[0], *(other for other in waited[1:] if not (again and self.restore(other)))]
+        return moved + [request for request in ready if not self._handed(request)]
+
+    def _handed(self, request: GenerationRequest) -> bool:
+        """Whether it waits for the rest of its prompt, now that the disk has given what it has."""
+        source = self._sources.pop(request.handle, None)
+        return source is not None and self._moves.pull(request, source)
 
     def _note(self, request: GenerationRequest, restored: Restored) -> None:
-        if restored.received and restored.seconds > 0:
-            rate = restored.received * self._block_bytes / restored.seconds
+        if restored.seconds > 0 and (restored.received or restored.seconds >= LEAST_SECONDS):
+            rate = max(1, restored.received) * self._block_bytes / restored.seconds
             self._rate = rate if not self._rate else self._rate + _WEIGHT * (rate - self._rate)
         if restored.received < restored.asked:
             missing = (restored.asked - restored.received) * self._block_size
