@@ -86,7 +86,8 @@ class Spans:
             self._client = httpx.AsyncClient(transport=self._transport, timeout=_PATIENCE, trust_env=False)
         while self._held:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), SEND_SECONDS)
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._closing.wait()
             while self._held and await self._send(self._client):
                 pass
 

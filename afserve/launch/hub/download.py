@@ -31,9 +31,7 @@ _TRIES = 5  # in a row without a new byte
 _PIECE = 1 << 20
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _MOST_LISTING = 64 << 20
-Progress = Callable[
-    [HubFile, int], None
-]  # bytes of the file that are here, all once checked; from any thread
+Progress = Callable[[HubFile, int], None]  # bytes that are here, all of them once checked; from any thread
 
 
 class Hub:
