@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from logging.handlers import WatchedFileHandler
 
 from afserve.errors import ConfigError
 
@@ -46,6 +47,16 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _FollowedFile(WatchedFileHandler):
+    """Opens its file again once another has its name, as after logrotate. What cannot be written ends no request."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
 def configure(level: str, form: str) -> None:
     """What this process logs goes to stderr; once, where nobody has said otherwise before."""
     root = logging.getLogger()
@@ -62,9 +73,7 @@ def open_access_log(where: str, form: str) -> None:
     log = logging.getLogger(ACCESS)
     try:
         handler = (
-            logging.StreamHandler(sys.stderr)
-            if where == STDERR
-            else logging.FileHandler(where, encoding="utf-8")
+            logging.StreamHandler(sys.stderr) if where == STDERR else _FollowedFile(where, encoding="utf-8")
         )
     except OSError as error:
         raise ConfigError(f"access-log: {where}: {error.strerror}", param="access-log") from error

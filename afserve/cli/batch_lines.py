@@ -6,6 +6,7 @@ from pathlib import Path
 
 from afserve.errors import ConfigError, shown
 
+_FIRST = '{"id": "batch_req_'  # how each line of an output begins
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 
@@ -21,7 +22,7 @@ class Line:
 def read_lines(path: Path) -> list[Line]:
     """Raises ConfigError naming the line that is none, or says a custom_id again."""
     found: dict[str, Line] = {}
-    for number, text in enumerate(_text(path).splitlines(), 1):
+    for number, text in enumerate(_text(path).split("\n"), 1):
         if text.strip():
             line = _line(f"{path}: line {number}", text)
             if line.custom_id in found:
@@ -34,14 +35,16 @@ def read_lines(path: Path) -> list[Line]:
 
 def answered(path: Path) -> set[str]:
     """The custom_ids that an output has good answers to. Other lines, and a last one that was cut, are taken out."""
-    whole, _, _ = _text(path).rpartition("\n")
+    *whole, cut = _text(path).split("\n")
+    if not whole and not (cut.startswith(_FIRST) or _FIRST.startswith(cut)):
+        raise ConfigError(f"--output {path}: not the answers of a batch; give another name", param="output")
     kept: dict[str, str] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole, 1):
         try:
             row = json.loads(line)
             if row["error"] is None and row["response"]["status_code"] == 200:
                 kept[row["custom_id"]] = line
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise ConfigError(f"--output {path}: line {number}: not an answer of a batch") from error
     new = path.with_name(path.name + ".new")
     new.write_text("".join(f"{line}\n" for line in kept.values()), encoding="utf-8")
@@ -52,7 +55,7 @@ def answered(path: Path) -> set[str]:
 def _line(where: str, text: str) -> Line:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from error
     fields = row if isinstance(row, dict) else {}
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")

@@ -47,7 +47,7 @@ async def _some(
 ) -> None:
     for line in lines:
         row = await _answer(http, line, manner.retries)
-        out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        out.write(json.dumps(row) + "\n")
         out.flush()
         told(row["error"] is None and row["response"]["status_code"] == httpx.codes.OK)
 
@@ -75,7 +75,7 @@ async def _answer(http: httpx.AsyncClient, line: Line, retries: int) -> Row:
 def _body(response: httpx.Response) -> object:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"error": {"message": response.text[:1000]}}
 
 

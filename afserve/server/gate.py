@@ -97,8 +97,7 @@ class Gate:
                 answered.update(limits)
                 if self._connections.leaving:
                     answered["connection"] = "close"
-                route = getattr(scope.get("route"), "path", "none")
-                self._metrics.responses.add(1, route, str(message["status"]))
+                self._count(scope, message["status"])
             seen.said(message)
             await send(message)
 
@@ -122,9 +121,17 @@ class Gate:
                 if gone.aborts:
                     scope["state"][CONNECTION].abort()
                 log.info("cancelled, the client: %s", gone.reason, extra={REQUEST_ID: request_id})
+            except Exception:
+                if not seen.status:  # a bug, which is answered outside of here
+                    seen.status = 500
+                    self._count(scope, seen.status)
+                raise
             finally:
                 seen.write(scope, account.owner)
                 span.end(named(scope), began, seen.attributes(request_id), failed=seen.status >= 500)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        self._metrics.responses.add(1, getattr(scope.get("route"), "path", "none"), str(status))
 
     def _check(self, scope: Scope, headers: Headers) -> Key | None:
         self._check_size(scope)
@@ -152,7 +159,7 @@ class Gate:
         origin = headers.get("origin")
         if origin is None or method in SAFE_METHODS:
             return
-        if urlsplit(origin).netloc.lower() != host.lower() and origin.lower() not in self._origins:
+        if (not host or _site_of(origin) != host.lower()) and origin.lower() not in self._origins:
             raise ForbiddenError(
                 f"Origin: {shown(origin)} is another site than this server; start it with --allowed-origin ORIGIN to "
                 "let its pages ask"
@@ -173,6 +180,14 @@ class Gate:
             raise MediaTypeError(
                 f"Content-Type: {shown(given)}: bodies are JSON; send the header Content-Type: application/json"
             )
+
+
+def _site_of(origin: str) -> str:
+    """Its host and port, empty where it is no address: then it is no site of ours."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _host_name(host: str) -> str:

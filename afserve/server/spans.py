@@ -12,7 +12,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 
 import httpx
 from starlette.types import Scope
@@ -24,6 +26,7 @@ STATE = "span"  # of a request's scope
 SEND_SECONDS = 2.0
 MOST_HELD = 8192  # spans; what comes while so many wait is dropped, and counted
 MOST_SENT = 512  # at once
+CLOSE_SECONDS = 5.0  # for all that is held when the server stops
 _PATIENCE = 10.0  # seconds for a collector to answer
 _PARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SERVER, _INTERNAL = 2, 1  # kinds of spans
@@ -39,8 +42,10 @@ class Spans:
         self.dropped = 0
         self._url = endpoint.rstrip("/") + "/v1/traces"
         self._transport = transport
+        self._client: httpx.AsyncClient | None = None
         self._held: deque[dict[str, object]] = deque()
         self._sending: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         self._said = False
 
     def begin(self, traceparent: str | None) -> "Span":
@@ -55,7 +60,7 @@ class Spans:
         return Span(self, found[1], secrets.token_hex(8), found[2])
 
     def put(self, span: dict[str, object]) -> None:
-        if len(self._held) >= MOST_HELD:
+        if len(self._held) >= MOST_HELD or self._closing.is_set():
             self.dropped += 1
             return
         self._held.append(span)
@@ -63,30 +68,47 @@ class Spans:
             self._sending = asyncio.create_task(self._send_all())
 
     async def close(self) -> None:
-        """What is held is sent, if the collector answers soon."""
+        """What is held is sent, if the collector answers within CLOSE_SECONDS; the rest is counted as dropped."""
+        self._closing.set()
         if self._sending is not None:
+            await asyncio.wait([self._sending], timeout=CLOSE_SECONDS)
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
         if self._held:
-            await self._send()
+            self.dropped += len(self._held)
+            log.warning("%d spans were not sent while the server stopped", len(self._held))
+            self._held.clear()
+        if self._client is not None:
+            await self._client.aclose()
 
     async def _send_all(self) -> None:
+        if self._client is None:
+            self._client = httpx.AsyncClient(transport=self._transport, timeout=_PATIENCE, trust_env=False)
         while self._held:
-            await asyncio.sleep(SEND_SECONDS)
-            await self._send()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._closing.wait()
+            while self._held and await self._send(self._client):
+                pass
 
-    async def _send(self) -> None:
-        async with httpx.AsyncClient(transport=self._transport, timeout=_PATIENCE, trust_env=False) as client:
-            while self._held:
-                some = [self._held.popleft() for _ in range(min(MOST_SENT, len(self._held)))]
-                try:
-                    reply = await client.post(self._url, json=_document(some))
-                    reply.raise_for_status()
-                except httpx.HTTPError as error:
-                    self._lost(len(some), error)
-                    return
+    async def _send(self, client: httpx.AsyncClient) -> bool:
+        """The first ones; they are held until the collector has them or refuses them. False: refused."""
+        some = list(islice(self._held, MOST_SENT))
+        try:
+            reply = await client.post(self._url, json=_document(some))
+            reply.raise_for_status()
+        except httpx.HTTPError as error:
+            self._lost(len(some), error)
+            return False
+        self._forget(len(some))
+        return True
+
+    def _forget(self, count: int) -> None:
+        for _ in range(count):
+            self._held.popleft()
 
     def _lost(self, count: int, error: httpx.HTTPError) -> None:
+        self._forget(count)
         self.dropped += count
         if not self._said:
             log.warning("spans cannot be sent (%s); this is said once", type(error).__name__)

@@ -1,15 +1,17 @@
 """The parts of the load client that are values: arrivals, traces, prompts, answers as bytes, figures."""
 
+import asyncio
 import json
 import random
 from itertools import islice
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
 
 from afserve.cli.load.arrivals import BURSTS, CONSTANT, POISSON, arrivals, read_trace, scaled
 from afserve.cli.load.asks import CHAT, COMPLETIONS, Form, from_file, generated
-from afserve.cli.load.connection import Server
+from afserve.cli.load.connection import Connection, Server
 from afserve.cli.load.figures import figures, percentile, read_slo, spread
 from afserve.cli.load.heard import Heard
 from afserve.cli.load.http_answer import Events, HttpAnswer
@@ -80,6 +82,12 @@ def test_prompts_from_a_file_come_again_and_a_wrong_line_is_named(tmp_path):
     file.write_text('{"prompt": "a", "max_tokens": 0}')
     with pytest.raises(ConfigError, match="max_tokens: 0"):
         from_file(file, COMPLETIONS, 9)
+
+
+def test_only_a_newline_ends_a_line_of_prompts(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a\u2028b\u0085c"}\n', encoding="utf-8")
+    assert next(from_file(file, COMPLETIONS, 9)).prompt["prompt"] == "a\u2028b\u0085c"
 
 
 ANSWER = (
@@ -162,3 +170,22 @@ def test_slos_and_urls_are_read_or_refused():
     for wrong in ("h:80", "http://", "http://h:99999"):
         with pytest.raises(ConfigError, match="--url"):
             Server.of(wrong, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, b'data: {"usage": {"completion_tokens": 1e999}}\n\n'), (200, b"data: " + b"[" * 200_000 + b"\n\n"),
+     (500, b"[" * 200_000)],
+)  # fmt: skip
+def test_an_answer_that_no_parser_takes_fails_its_request_only(status, body):
+    async def play():
+        connection, heard = Connection(), Heard(0.0, 1)
+        connection.connection_made(create_autospec(asyncio.Transport, instance=True))
+        asked = asyncio.create_task(connection.ask(b"", heard))
+        await asyncio.sleep(0)
+        head = f"HTTP/1.1 {status} OK\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.data_received(head.encode() + body)
+        await asyncio.wait_for(asked, 60)
+        assert heard.outcome == "failed" and heard.why
+
+    asyncio.run(play())

@@ -12,6 +12,8 @@ from afserve import client_resume
 from afserve.cli.main import run
 from afserve.cli.run_batch import run_batch
 
+ODD = "\ud800 \u2028 \u0085"  # half a character, and ends of lines for some
+
 
 @contextmanager
 def answering(script):
@@ -31,7 +33,7 @@ def answering(script):
             if status is None:
                 self.close_connection = True
                 return
-            data = json.dumps({"said": body["n"]}).encode()
+            data = json.dumps({"said": body["n"], "odd": ODD}).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.send_header("x-request-id", "r-1")
@@ -104,6 +106,7 @@ def test_what_failed_is_asked_again_with_go_on(tmp_path, capsys):
         found = rows(out)
         assert found["c1"]["response"]["status_code"] == 400 and found["c2"]["error"]["code"] == "no_answer"
         assert run(flags) == 2 and "--go-on" in capsys.readouterr().err
+    assert rows(out)["c0"]["response"]["body"]["odd"] == ODD
     out.write_text(out.read_text() + '{"custom_id": "c5", "resp')  # as a killed one leaves it
     with answering(lambda body: 200) as (url, asked):
         assert run([*flags[:4], "--url", url, "--go-on"]) == 0
@@ -112,6 +115,38 @@ def test_what_failed_is_asked_again_with_go_on(tmp_path, capsys):
         all(row["response"]["status_code"] == 200 for row in rows(out).values())
         and out.read_text().count("\n") == 6
     )
+
+
+@pytest.mark.parametrize(
+    ("there", "ours"), [("# my notes", False), ('{"id": "batch_req_1", "cust', True), ('{"id"', True)]
+)
+def test_go_on_takes_only_an_output_of_a_batch(tmp_path, capsys, there, ours):
+    given, out = batch(tmp_path / "in", 1), tmp_path / "out"
+    out.write_text(there)
+    with answering(lambda body: 200) as (url, _):
+        code = run(["run-batch", str(given), "-o", str(out), "--url", url, "--go-on"])
+    if ours:
+        assert code == 0 and list(rows(out)) == ["c0"]
+    else:
+        assert (
+            code == 2 and "not the answers of a batch" in capsys.readouterr().err and out.read_text() == there
+        )
+
+
+def test_only_a_newline_ends_a_line(tmp_path):
+    given, out = tmp_path / "in", tmp_path / "out"
+    body = {"prompt": "a\u2028b", "n": 0}
+    line = {"custom_id": "c\u0085", "url": "/v1/completions", "body": body}
+    given.write_text(json.dumps(line, ensure_ascii=False), encoding="utf-8")
+    flags = ["run-batch", str(given), "-o", str(out), "--url"]
+    with answering(lambda body: 200) as (url, asked):
+        assert run([*flags, url]) == 0
+    assert asked[0][1] == body
+    row = json.loads(out.read_text())
+    out.write_text(json.dumps(row, ensure_ascii=False).replace("\ud800", "") + "\n", encoding="utf-8")
+    with answering(lambda body: 200) as (url, asked):
+        assert run([*flags, url, "--go-on"]) == 0
+    assert not asked
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Checkpoints from a hub: what is fetched, what goes on where it broke off, and what is refused."""
 
+import errno
 import hashlib
 import json
 import os
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from afserve.cli.main import run
@@ -17,10 +19,11 @@ from afserve.errors import (
     PeerLost,
     ProtocolError,
 )
+from afserve.launch.hub import download, listing
 from afserve.launch.hub import pull as pulling
 from afserve.launch.hub.cache import CachedModel
 from afserve.launch.hub.download import Hub
-from afserve.launch.hub.listing import Listing
+from afserve.launch.hub.listing import HubFile, Listing
 from afserve.launch.hub.pull import hub_of
 from afserve.launch.models import CONFIGS, find_model
 from tests.launch.hub_server import COMMIT, Repository, serving
@@ -153,6 +156,62 @@ def test_a_full_disk_and_a_second_process_are_said(shards, monkeypatch):
             fetch(endpoint)
         with CachedModel("owner/tiny").locked(), pytest.raises(ConfigError, match="another afserve"):
             fetch(endpoint)
+
+
+def test_what_an_earlier_run_has_left_needs_no_room(shards, cache, monkeypatch):
+    shards.breaks = {"a.safetensors": [2999] + [0] * 9}
+    monkeypatch.setattr(pulling, "_SPARE", 0)
+    with serving(shards) as endpoint:
+        with pytest.raises(PeerLost):
+            fetch(endpoint, ("attention",))
+        shards.breaks = {}
+        monkeypatch.setattr(pulling.shutil, "disk_usage", lambda path: SimpleNamespace(free=3001))
+        assert "a.safetensors" in names(fetch(endpoint, ("attention",)))
+
+
+def test_a_disk_that_fills_up_is_said(shards, monkeypatch):
+    def full(self, commit, file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CachedModel, "link", full)
+    with (
+        serving(shards) as endpoint,
+        pytest.raises(ConfigError, match="No space left on device; make room there"),
+    ):
+        fetch(endpoint)
+
+
+def test_answers_without_end_are_refused(shards, monkeypatch):
+    with serving(shards) as endpoint:
+        monkeypatch.setattr(listing, "_MOST_TEXT", 1)
+        with pytest.raises(CheckpointError, match=r"config\.json: 2 bytes are listed, at most 1"):
+            fetch(endpoint)
+        monkeypatch.setattr(download, "_MOST_LISTING", 50)
+        with pytest.raises(ProtocolError, match="a listing of more than 50 bytes"):
+            fetch(endpoint)
+
+
+def test_redirects_without_end_are_said(shards, cache):
+    def again(request):
+        return httpx.Response(302, headers={"location": str(request.url)})
+
+    with Hub("owner/tiny", "http://hub", None, pause=0.001) as hub:
+        hub._http = httpx.Client(transport=httpx.MockTransport(again), follow_redirects=True)
+        file = HubFile("a.safetensors", 3, "0" * 64)
+        with pytest.raises(ProtocolError, match=r"a\.safetensors"):
+            hub.fetch(COMMIT, file, cache / "blob", lambda file, done: None)
+
+
+def test_a_file_is_here_once_it_was_checked(shards):
+    said = []
+    shards.lies = {"a.safetensors": b"x" * 3000}
+    with serving(shards) as endpoint, Hub("owner/tiny", endpoint, None, pause=0.001) as hub:
+        with pytest.raises(CheckpointError):
+            pulling.pull(hub, "main", BOTH, lambda file, done: said.append((file.name, done == file.size)))
+        assert ("a.safetensors", True) not in said
+        shards.lies = {}
+        pulling.pull(hub, "main", BOTH, lambda file, done: said.append((file.name, done == file.size)))
+    assert ("a.safetensors", True) in said
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import time
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 from afserve.cli.main import run as command
 from afserve.clock import FakeClock
 from afserve.errors import ConfigError
 from afserve.launch.http import settings_for
-from afserve.server.access.door import PAGE_PREFIX
+from afserve.server.access import key_file
+from afserve.server.access.door import PAGE_PREFIX, Door, ForbiddenError
 from afserve.server.access.key_file import (
     KeyLimits,
     KeyRole,
@@ -126,7 +128,10 @@ def test_who_may_listen_where(file):
 def test_roles(make_backend, run_server, file):
     user = add_key(file, "u", KeyRole.USER, KeyLimits())
     admin = add_key(file, "a", KeyRole.ADMIN, KeyLimits())
-    with run_server(make_backend(), keys_file=str(file)) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        run_server(make_backend(), keys_file=str(file)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
 
         def status(path, secret):
             return http.get(path, headers=bearer(secret) if secret else {}).status_code
@@ -150,9 +155,33 @@ def test_roles(make_backend, run_server, file):
         assert [status(path, scrape) for path in ("/v1/models", "/status")] == [403, 403]
 
 
+def test_a_revoked_key_opens_nothing_to_others(file):
+    user = bearer(add_key(file, "u", KeyRole.USER, KeyLimits()))
+    add_key(file, "a", KeyRole.ADMIN, KeyLimits())
+    add_key(file, "s", KeyRole.SCRAPE, KeyLimits())
+    for name in ("a", "s"):
+        revoke_key(file, name)
+    door = Door(Keyring(path=str(file)), open_metrics=False)
+    assert door.pass_by("/v1/models", Headers(user)).name == "u"
+    for path in ("/status", "/live", "/metrics"):
+        with pytest.raises(ForbiddenError, match="this key is one for user"):
+            door.pass_by(path, Headers(user))
+
+
+def test_a_file_never_grows_beyond_what_is_read(file, monkeypatch):
+    monkeypatch.setattr(key_file, "MOST_BYTES", 700)
+    with pytest.raises(ConfigError, match="remove the tables of revoked keys"):
+        for number in range(9):
+            add_key(file, f"k{number}", KeyRole.USER, KeyLimits())
+    assert read_key_file(file)
+
+
 def test_every_route_needs_a_key(make_backend, run_server, file):
     add_key(file, "u", KeyRole.USER, KeyLimits())
-    with run_server(make_backend(), keys_file=str(file)) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        run_server(make_backend(), keys_file=str(file)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         held = [route for route in server.app.routes if not route.path.startswith(PAGE_PREFIX)]
         for route in held:
             path = route.path.replace("{", "").replace("}", "").replace(":path", "")

@@ -115,8 +115,8 @@ def test_malformed_requests_to_every_route(make_backend, run_server, count):
     with run_server(backend, admin_keys=("x",)) as server:
         routes = sorted({route.path for route in server.app.routes} - {"/admin/down"})
         service, loop = server.app.state.service, server._loop
-        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
-        httpx.post(f"{server.url}/tokenize", json={"prompt": "x" * 9000})
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+        httpx.post(f"{server.url}/tokenize", json={"prompt": "x" * 9000}, timeout=60)
         asyncio.run(send_all(server, islice(malformed(routes, 1), 50)))  # text processes have started
         before, tasks = descriptors(), len(asyncio.all_tasks(loop))
         asyncio.run(send_all(server, islice(malformed(routes, seed=2), count)))
@@ -138,7 +138,7 @@ def test_malformed_requests_to_every_route(make_backend, run_server, count):
             time.sleep(0.05)
         assert service.bodies.held == 0
         assert len(backend.closed) >= len(backend.requests) - len(backend.nodes_kept.answers)
-        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60).status_code == 200
 
 
 def descriptors():
@@ -153,7 +153,7 @@ def test_a_bug_tells_nothing(make_backend, run_server, monkeypatch):
 
     with run_server(backend) as server:
         monkeypatch.setattr(backend, "view", broken)
-        reply = httpx.get(f"{server.url}/status")
+        reply = httpx.get(f"{server.url}/status", timeout=60)
         assert reply.status_code == 500 and not HIDDEN.search(reply.text)
 
 
@@ -171,5 +171,5 @@ def listening():
 def test_nothing_else_listens(make_backend, run_server):
     before = listening()
     with run_server(make_backend()) as server:
-        httpx.get(f"{server.url}/health")
+        httpx.get(f"{server.url}/health", timeout=60)
         assert listening() - before == {("127.0.0.1", server.port)}

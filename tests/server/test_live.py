@@ -1,9 +1,11 @@
 """The page at / and its feed: files from here only, frames for who looks, and none while nobody does."""
 
+import asyncio
 import itertools
 import json
 import re
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 
 from afserve.control.backend import NodeView
 from afserve.engine.stats import AttentionStats
+from afserve.errors import OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import LayerPlacement, Placement
-from afserve.server.live.feed import MOST_READERS, Recent
+from afserve.server.live.feed import MOST_READERS, Feed, Recent
 from afserve.server.live.page import FILES
 
 LAYER = LayerPlacement(((0, -1), (0, 1)), ((0.5, 0.0), (0.5, 1.0)))
@@ -62,7 +65,7 @@ def test_a_reader_is_sent_where_experts_stand_and_then_frames(looked, http):
 
 
 def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
-    with http.stream("GET", "/live") as reply, httpx.Client(base_url=looked.url, timeout=20) as other:
+    with http.stream("GET", "/live") as reply, httpx.Client(base_url=looked.url, timeout=60) as other:
         stream = events(reply)
         assert [name for name, _ in itertools.islice(stream, 2)] == ["placement", "frame"]
         assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).is_success
@@ -72,7 +75,7 @@ def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
 
 
 def test_nobody_asks_the_cluster_while_nobody_looks(looked, http):
-    with http.stream("GET", "/live") as one, httpx.stream("GET", f"{looked.url}/live") as two:
+    with http.stream("GET", "/live") as one, httpx.stream("GET", f"{looked.url}/live", timeout=60) as two:
         for reply in (one, two):
             assert [name for name, _ in itertools.islice(events(reply), 2)] == ["placement", "frame"]
     until = time.monotonic() + 30
@@ -81,6 +84,35 @@ def test_nobody_asks_the_cluster_while_nobody_looks(looked, http):
         seen = len(looked.views)
         time.sleep(1.5)
     assert seen == len(looked.views) > 0
+
+
+def test_a_frame_that_cannot_be_made_does_not_end_the_feed(looked, http, monkeypatch, caplog):
+    whole, tried = looked.backend.view, []
+
+    async def once_broken():
+        tried.append(1)
+        if len(tried) == 1:
+            raise RuntimeError("a bug")
+        return await whole()
+
+    monkeypatch.setattr(looked.backend, "view", once_broken, raising=False)
+    with http.stream("GET", "/live") as reply:
+        assert [name for name, _ in itertools.islice(events(reply), 2)] == ["placement", "frame"]
+    assert "no frame for /live: a bug" in caplog.text
+
+
+def test_a_reader_is_counted_before_its_answer_begins(monkeypatch):
+    monkeypatch.setattr("afserve.server.live.feed.MOST_READERS", 1)
+    settings = SimpleNamespace(write_deadline=1.0)
+    metrics = SimpleNamespace(first_token=Histogram((1.0,)), inter_token=Histogram((1.0,)))
+    feed = Feed(SimpleNamespace(settings=settings, metrics=metrics))
+
+    async def two():
+        await feed.events(None)
+        with pytest.raises(OverloadedError, match="the most that it serves"):
+            await feed.events(None)
+
+    asyncio.run(two())
 
 
 def test_readers_are_bounded(looked, http, monkeypatch):
@@ -92,7 +124,7 @@ def test_readers_are_bounded(looked, http, monkeypatch):
 
 def test_the_page_needs_no_key_and_its_data_does(make_backend, run_server):
     keys = {"api_keys": ("one",), "admin_keys": ("root",)}
-    with run_server(make_backend(), **keys) as server, httpx.Client(base_url=server.url, timeout=20) as http:
+    with run_server(make_backend(), **keys) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         assert [http.get(path).status_code for path in ("/", "/static/live.css")] == [200, 200]
         bearer = [{"authorization": f"Bearer {key}"} for key in ("one", "wrong")]
         assert [http.get("/live", headers=h).status_code for h in ({}, *bearer)] == [401, 403, 401]

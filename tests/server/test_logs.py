@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import httpx
 import pytest
@@ -59,8 +60,40 @@ def test_a_line_per_request(make_backend, run_server, tmp_path):
 def test_prompts_where_they_are_asked_for(make_backend, run_server, tmp_path):
     file = tmp_path / "access.log"
     with run_server(make_backend(), access_log=str(file), log_prompts=True) as server:
-        httpx.post(f"{server.url}/v1/completions", json={"prompt": SECRET})
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": SECRET}, timeout=60)
     assert SECRET in file.read_text()
+
+
+def test_a_bug_is_a_line_a_count_and_a_failed_span(make_backend, run_server, tmp_path, monkeypatch):
+    file, backend = tmp_path / "access.log", make_backend()
+
+    async def broken():
+        raise RuntimeError("a bug")
+
+    with run_server(
+        backend, access_log=str(file), log_format="json", otlp_endpoint="http://127.0.0.1:9"
+    ) as server:
+        whole = backend.view
+        monkeypatch.setattr(backend, "view", broken)
+        put = []
+        monkeypatch.setattr(server.app.state.service.spans, "put", put.append)
+        assert httpx.get(f"{server.url}/status", timeout=60).status_code == 500
+        monkeypatch.setattr(backend, "view", whole)
+        counted = httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert lines(file)[0]["route"] == "/status" and lines(file)[0]["status"] == 500
+    assert re.search(r'^afserve_http_responses(_total)?\{[^}]*"/status"[^}]*"500"[^}]*\} 1', counted, re.M), (
+        counted
+    )
+    assert put[0]["status"] == {"code": 2}
+
+
+def test_the_file_of_requests_may_be_moved_away(tmp_path):
+    file, moved = tmp_path / "access.log", tmp_path / "access.log.1"
+    open_access_log(str(file), "text")
+    logging.getLogger(ACCESS).info("one")
+    file.rename(moved)
+    logging.getLogger(ACCESS).info("two")
+    assert "one" in moved.read_text() and "two" in file.read_text() and "two" not in moved.read_text()
 
 
 def test_no_prompt_in_any_log(make_backend, run_server, caplog, tmp_path):

@@ -32,8 +32,8 @@ def told(make_backend, run_server, nodes):
     """Sample name -> its label names."""
     found: dict[str, set[str]] = {}
     with run_server(make_backend(nodes=nodes)) as server:
-        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
-        text = httpx.get(f"{server.url}/metrics").text
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+        text = httpx.get(f"{server.url}/metrics", timeout=60).text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)

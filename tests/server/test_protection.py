@@ -63,7 +63,7 @@ def test_which_names_are_whose():
 
 @pytest.mark.parametrize(
     ("origin", "allowed", "status"),
-    [("http://127.0.0.1:{port}", (), 200), ("https://evil.example", (), 403), ("null", (), 403),
+    [("http://127.0.0.1:{port}", (), 200), ("https://evil.example", (), 403), ("null", (), 403), ("http://[", (), 403),
      ("http://127.0.0.1:1", (), 403), ("https://chat.example", ("https://chat.example/",), 200),
      ("https://evil.example", ("https://chat.example",), 403)],
 )  # fmt: skip

@@ -48,14 +48,16 @@ def test_a_request_and_its_sequences(make_backend, run_server, collector):
     url, came = collector
     with run_server(make_backend(), otlp_endpoint=url) as server:
         ask = {"prompt": "a-secret-prompt", "n": 2}
-        reply = httpx.post(f"{server.url}/v1/completions", json=ask, headers={"traceparent": PARENT})
-        httpx.post(f"{server.url}/v1/messages", json={"messages": [], "max_tokens": 1})
+        reply = httpx.post(
+            f"{server.url}/v1/completions", json=ask, headers={"traceparent": PARENT}, timeout=60
+        )
+        httpx.post(f"{server.url}/v1/messages", json={"messages": [], "max_tokens": 1}, timeout=60)
         off = PARENT[:-2] + "00"
-        httpx.get(f"{server.url}/v1/models", headers={"traceparent": off})
-    until = time.monotonic() + 60
-    while len(came) < 8:
-        assert time.monotonic() < until, came
-        time.sleep(0.05)
+        httpx.get(f"{server.url}/v1/models", headers={"traceparent": off}, timeout=60)
+        until = time.monotonic() + 60
+        while len(came) < 8:
+            assert time.monotonic() < until, came
+            time.sleep(0.05)
     names = sorted(span["name"] for span in came)
     wanted = ["POST /v1/completions", "POST /v1/messages", *["decode", "prefill", "queue"] * 2]
     assert names == sorted(wanted)
@@ -76,7 +78,10 @@ def test_a_collector_that_is_not_there_costs_spans_only(make_backend, run_server
     monkeypatch.setattr(spans, "SEND_SECONDS", 0.01)
     with run_server(make_backend(), otlp_endpoint="http://127.0.0.1:9") as server:
         for _ in range(3):
-            assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
+            assert (
+                httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60).status_code
+                == 200
+            )
         until = time.monotonic() + 60
         while not server.app.state.service.spans.dropped:
             assert time.monotonic() < until
@@ -96,6 +101,43 @@ def test_what_waits_is_bounded(monkeypatch):
         assert held.dropped == 3 and not held._held
 
     asyncio.run(fill())
+
+
+def test_close_sends_what_waits_and_what_is_on_its_way(monkeypatch):
+    monkeypatch.setattr(spans, "SEND_SECONDS", 3600.0)
+    came = []
+
+    async def slowly(request):
+        await asyncio.sleep(0.05)
+        came.extend(json.loads(request.content)["resourceSpans"][0]["scopeSpans"][0]["spans"])
+        return httpx.Response(200)
+
+    async def play():
+        held = Spans("http://none", httpx.MockTransport(slowly))
+        for _ in range(spans.MOST_SENT + 1):
+            held.begin(None).end("x", 0.0, {}, failed=False)
+        await asyncio.sleep(0)
+        await held.close()
+        assert held.dropped == 0 and len(came) == spans.MOST_SENT + 1
+        held.begin(None).end("late", 0.0, {}, failed=False)
+        assert held.dropped == 1
+
+    asyncio.run(play())
+
+
+def test_close_waits_for_no_collector_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(spans, "CLOSE_SECONDS", 0.05)
+
+    async def never(request):
+        await asyncio.Event().wait()
+
+    async def play():
+        held = Spans("http://none", httpx.MockTransport(never))
+        held.begin(None).end("x", 0.0, {}, failed=False)
+        await asyncio.wait_for(held.close(), 60)
+        assert held.dropped == 1
+
+    asyncio.run(play())
 
 
 def test_who_is_recorded():

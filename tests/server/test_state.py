@@ -141,9 +141,11 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 def test_a_disk_that_is_full_is_said(make_backend, run_server, tmp_path):
     with run_server(make_backend(), state_dir=str(tmp_path)) as server:
         send = {"file": ("a", b"x" * 5000), "purpose": (None, "batch")}
-        assert httpx.post(f"{server.url}/v1/files", files=send).status_code == 200
+        assert httpx.post(f"{server.url}/v1/files", files=send, timeout=60).status_code == 200
         database = server.app.state.service.database
         database._thread.submit(lambda: database._connection.execute("PRAGMA max_page_count=1")).result()
-        refused = httpx.post(f"{server.url}/v1/files", files={**send, "file": ("a", b"x" * 500_000)})
+        refused = httpx.post(
+            f"{server.url}/v1/files", files={**send, "file": ("a", b"x" * 500_000)}, timeout=60
+        )
         assert refused.status_code == 503 and refused.headers["retry-after"]
         assert str(tmp_path) not in refused.text and "full" in refused.text

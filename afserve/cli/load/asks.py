@@ -76,7 +76,7 @@ def from_file(path: Path, endpoint: str, output: int) -> Iterator[Ask]:
     wanted = "messages" if endpoint == CHAT else "prompt"
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts {path}: cannot be read: {error}", param="prompts") from error
     for number, line in enumerate(lines, 1):
@@ -90,7 +90,7 @@ def from_file(path: Path, endpoint: str, output: int) -> Iterator[Ask]:
 def _ask(where: str, line: str, wanted: str, output: int) -> Ask:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}", param="prompts") from error
     if not isinstance(row, dict) or wanted not in row:
         raise ConfigError(f'{where}: has no "{wanted}", which this --endpoint needs', param="prompts")

@@ -14,6 +14,16 @@ from afserve.cli.load.http_answer import Events, HttpAnswer
 from afserve.errors import ConfigError, ProtocolError
 
 OK = 200
+# what the bytes of a server that is none of ours can raise: wrong fields, an endless number, endless nesting
+_NO_ANSWER = (
+    ProtocolError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ class Connection(asyncio.Protocol):
                     self._whole = heard.event(event, now) or self._whole
             else:
                 self._error += body
-        except (ProtocolError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except _NO_ANSWER as error:
             heard.fail(f"not an answer of this API: {error}"[:160], now)
             self._finish(keep=False)
             return

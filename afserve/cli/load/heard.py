@@ -89,7 +89,7 @@ class Heard:
         self.outcome = REFUSED if status in _BUSY else FAILED
         try:
             self.why = f"{status}: {_message(json.loads(body).get('error'))}"
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             self.why = f"{status}: {body[:100].decode(errors='replace')}"
 
     def fail(self, why: str, now: float) -> None:

@@ -45,6 +45,15 @@ class CachedModel:
     def blob(self, file: HubFile) -> Path:
         return self.folder / "blobs" / file.digest
 
+    def part(self, file: HubFile) -> Path:
+        blob = self.blob(file)
+        return blob.with_name(blob.name + PART)
+
+    def begun(self, file: HubFile) -> int:
+        """Bytes of it that an earlier run has left."""
+        part = self.part(file)
+        return part.stat().st_size if part.is_file() else 0
+
     def link(self, commit: str, file: HubFile) -> None:
         """The file under its name in the commit's folder."""
         path = self.folder / "snapshots" / commit / file.name

@@ -4,6 +4,7 @@ A file that is on its way is called `.part`. It gets its digest for a name once 
 lies in the cache is whole, whenever the process ends.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ _TRIES = 5  # in a row without a new byte
 _PIECE = 1 << 20
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _MOST_LISTING = 64 << 20
-Progress = Callable[[HubFile, int], None]  # bytes of the file that are here; from any thread
+Progress = Callable[[HubFile, int], None]  # bytes that are here, all of them once checked; from any thread
 
 
 class Hub:
@@ -55,20 +56,29 @@ class Hub:
         path = f"/api/models/{self.model}/revision/{quote(revision, safe='')}"
         for left in reversed(range(_TRIES)):
             try:
-                response = self._http.get(self.endpoint + path, params={"blobs": "true"})
-                self._check(response, f"revision {revision}")
-                if len(response.content) > _MOST_LISTING:
-                    raise ProtocolError(f"{self.endpoint}: a listing of {len(response.content):,} bytes")
-                return Listing.read(response.json())
+                return Listing.read(json.loads(self._listing(self.endpoint + path, revision)))
             except (httpx.TransportError, _Busy) as error:
                 if not left:
                     raise self._unreachable(error) from error
                 time.sleep(self._pause * 2 ** (_TRIES - 1 - left))
             except (httpx.InvalidURL, httpx.TooManyRedirects) as error:
                 raise ConfigError(f"HF_ENDPOINT {self.endpoint}: {error}") from error
-            except ValueError as error:
+            except httpx.DecodingError as error:
+                raise ProtocolError(f"{self.endpoint}{path}: {error}") from error
+            except (ValueError, RecursionError) as error:
                 raise ProtocolError(f"{self.endpoint}{path}: no JSON: {error}") from error
         raise AssertionError
+
+    def _listing(self, url: str, revision: str) -> bytes:
+        """Its body, which is read no further than its limit."""
+        with self._http.stream("GET", url, params={"blobs": "true"}) as response:
+            self._check(response, f"revision {revision}")
+            body = bytearray()
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MOST_LISTING:
+                    raise ProtocolError(f"{url}: a listing of more than {_MOST_LISTING:,} bytes")
+            return bytes(body)
 
     def fetch(self, commit: str, file: HubFile, blob: Path, progress: Progress) -> None:
         """`blob` is there and whole at the end. Raises CheckpointError where the hub has other bytes than it listed."""
@@ -84,8 +94,11 @@ class Hub:
                 if tries >= _TRIES:
                     raise self._unreachable(error) from error
                 time.sleep(self._pause * 2 ** (tries - 1))
+            except (httpx.InvalidURL, httpx.TooManyRedirects) as error:
+                raise ProtocolError(f"{self.endpoint}: {file.name}: {error}") from error
         _check_digest(file, part)
         os.replace(part, blob)
+        progress(file, file.size)
 
     def _go_on(self, commit: str, file: HubFile, part: Path, had: int, progress: Progress) -> None:
         """Appends what one connection brings."""
@@ -104,7 +117,8 @@ class Hub:
                         out.truncate(0)
                         raise CheckpointError(f"{file.name}: is longer than the {file.size:,} bytes listed")
                     out.write(piece)
-                    progress(file, here)
+                    if here < file.size:
+                        progress(file, here)
         if here < file.size:
             raise httpx.RemoteProtocolError(f"{file.name}: it broke off at byte {here:,}")
 

@@ -18,6 +18,7 @@ CONFIG = "config.json"
 _COMMIT, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.+ ()-]{1,200}")
 _MOST_BYTES = 1 << 50
+_MOST_TEXT = 1 << 30  # bytes of a text that is fetched
 
 
 class Hash(Protocol):
@@ -60,10 +61,19 @@ class Listing:
         return cls(commit, {file.name: file for file in files if file is not None})
 
     def texts(self) -> list[HubFile]:
-        """What every role reads, the index of the weights included. Raises CheckpointError without a config.json."""
+        """What every role reads, the index of the weights included. Raises CheckpointError without a config.json.
+
+        And where one is larger than any text is.
+        """
         if CONFIG not in self.files:
             raise CheckpointError(f"no {CONFIG} in the repository: not a model in Hugging Face's layout")
-        return [self.files[name] for name in (CONFIG, *TEXT_FILES, INDEX) if name in self.files]
+        found = [self.files[name] for name in (CONFIG, *TEXT_FILES, INDEX) if name in self.files]
+        for file in found:
+            if file.size > _MOST_TEXT:
+                raise CheckpointError(
+                    f"{file.name}: {file.size:,} bytes are listed, at most {_MOST_TEXT:,} are fetched"
+                )
+        return found
 
     def shards(self, index: Mapping[str, str] | None, roles: Collection[str]) -> list[HubFile]:
         """The files of weights that these roles read: `index` is tensor -> file, None without one.

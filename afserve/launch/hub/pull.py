@@ -38,7 +38,8 @@ def pull(
     """The snapshot folder of the commit. `roles`: attention and expert, or one of them.
 
     What is there already is not fetched again; what has come stays. Raises CheckpointError where the repository is
-    not what afserve reads, DoesNotFitError where the disk is too small, and what `Hub` raises.
+    not what afserve reads, DoesNotFitError where the disk is too small, ConfigError where it cannot be written to, and
+    what `Hub` raises.
     """
     if not _REVISION.fullmatch(revision):
         raise ConfigError(f"--revision {shown(revision)}: not a commit, branch or tag", param="revision")
@@ -47,9 +48,14 @@ def pull(
         listing = hub.listing(revision)
         try:
             folder = _bring(hub, cached, listing, roles, progress)
+            cached.name(revision, listing.commit)
         except (CheckpointError, ProtocolError) as error:
             raise CheckpointError(f"{hub.model} at {listing.commit[:12]}: {error.message}") from error
-        cached.name(revision, listing.commit)
+        except OSError as error:
+            raise ConfigError(
+                f"{cached.folder}: cannot be written to: {error.strerror or error}; make room there, or set HF_HOME to "
+                "a larger disk; what has come is kept, start it again"
+            ) from error
     return folder
 
 
@@ -58,7 +64,9 @@ def _bring(
 ) -> Path:
     """The texts first: the index says which weights a role reads."""
     folder = cached.folder / "snapshots" / listing.commit
-    _fetch(hub, cached, listing.commit, listing.texts(), progress)
+    texts = listing.texts()
+    _check_room(cached, texts)
+    _fetch(hub, cached, listing.commit, texts, progress)
     shards = listing.shards(read_index(folder) if INDEX in listing.files else None, roles)
     _check_room(cached, shards)
     _fetch(hub, cached, listing.commit, shards, progress)
@@ -90,9 +98,10 @@ def _fetch(hub: Hub, cached: CachedModel, commit: str, files: Sequence[HubFile],
 
 
 def _check_room(cached: CachedModel, files: Sequence[HubFile]) -> None:
-    needed = total([file for file in files if not cached.blob(file).is_file()])
+    missing = [file for file in files if not cached.blob(file).is_file()]
+    needed = total(missing) - sum(cached.begun(file) for file in missing)
     free = shutil.disk_usage(cached.folder).free
-    if needed and needed + _SPARE > free:
+    if needed > 0 and needed + _SPARE > free:
         raise DoesNotFitError(
             f"{cached.folder}: {needed / 2**30:,.1f} GiB are to come and {free / 2**30:,.1f} GiB are free; make room, "
             "or set HF_HOME to a larger disk"

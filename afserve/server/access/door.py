@@ -59,7 +59,7 @@ class Door:
                 return _ANYBODY
             if ring.has_scrapers:
                 return frozenset({KeyRole.SCRAPE, KeyRole.ADMIN})
-        elif path.startswith(ADMIN_PREFIXES) and ring.has_admins:
+        elif path.startswith(ADMIN_PREFIXES) and (ring.has_admins or ring.has_file):
             return frozenset({KeyRole.ADMIN})
         return _BOTH if ring.has_users else _ANYBODY
 

@@ -24,7 +24,7 @@ from afserve.config_ranges import Range
 from afserve.engine.request import MAX_PRIORITY
 from afserve.errors import ConfigError, shown
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 256 << 10  # more than a thousand keys; gateways read it between two requests
 PREFIX = "afs_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile("[0-9a-f]{64}")
@@ -201,12 +201,17 @@ def _changing(path: Path) -> Iterator[dict[str, Key]]:
 
 
 def _write(path: Path, keys: Iterable[Key]) -> None:
+    text = _HEAD + "".join(map(_table, keys))
+    if len(text.encode()) > MOST_BYTES:
+        raise _refused(
+            path, f"would have more than {MOST_BYTES} bytes; remove the tables of revoked keys first"
+        )
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(
             os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
         ) as file:
-            file.write(_HEAD + "".join(map(_table, keys)))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)

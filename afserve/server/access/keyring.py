@@ -36,8 +36,11 @@ class Keyring:
         valid = [key for key in (*self._plain, *keys) if not key.revoked]
         self._by_digest = {key.digest: key for key in valid}
         roles = {key.role for key in valid}
-        self.has_users = bool(self._path) or KeyRole.USER in roles
-        self.has_admins, self.has_scrapers = KeyRole.ADMIN in roles, KeyRole.SCRAPE in roles
+        self.has_file = bool(self._path)
+        self.has_users = self.has_file or KeyRole.USER in roles
+        self.has_admins = KeyRole.ADMIN in roles
+        # A revoked one counts: to revoke a key opens nothing to others.
+        self.has_scrapers = any(key.role is KeyRole.SCRAPE for key in keys)
 
     def find(self, secret: str) -> Key | None:
         """The key that a client sent. Nobody can choose a digest, so how long it takes to look one up tells nothing of

@@ -43,7 +43,9 @@ class Feed:
         """Raises OverloadedError where too many look already."""
         if len(self._readers) >= MOST_READERS:
             raise OverloadedError(f"{MOST_READERS} readers look at /live already, the most that it serves")
-        return _Stream(self, self._service.settings.write_deadline)
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._readers.add(queue)  # before the answer begins, so that those who come at once are counted
+        return _Stream(self, queue, self._service.settings.write_deadline)
 
     async def close(self) -> None:
         """The server stops: every reader is told the end."""
@@ -52,22 +54,20 @@ class Feed:
         for reader in list(self._readers):
             _put(reader, None)
 
-    async def read(self, writer: Writer) -> None:
+    def leave(self, queue: "asyncio.Queue[bytes | None]") -> None:
+        self._readers.discard(queue)
+
+    async def read(self, queue: "asyncio.Queue[bytes | None]", writer: Writer) -> None:
         """Until the client has gone or the server stops."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-        self._readers.add(queue)
-        try:
-            if self._making is None or self._making.done():
-                self._epoch = None
-                self._making = asyncio.create_task(self._make())
-            known = b""
-            while (frame := await queue.get()) is not None:
-                if self._holders != known:
-                    known = self._holders
-                    await writer.write(_event("placement", known))
-                await writer.write(_event("frame", frame))
-        finally:
-            self._readers.discard(queue)
+        if self._making is None or self._making.done():
+            self._epoch = None
+            self._making = asyncio.create_task(self._make())
+        known = b""
+        while (frame := await queue.get()) is not None:
+            if self._holders != known:
+                known = self._holders
+                await writer.write(_event("placement", known))
+            await writer.write(_event("frame", frame))
 
     async def _make(self) -> None:
         for recent in self._recent.values():
@@ -78,6 +78,8 @@ class Feed:
                 frame = await self._frame()
             except AfserveError as error:
                 log.debug("no frame for /live: %s", error.message)  # the controller is away; it will be back
+            except Exception:
+                log.exception("no frame for /live: a bug, see below; the next one is made all the same")
             else:
                 for reader in self._readers:
                     _put(reader, frame)
@@ -113,16 +115,17 @@ class Recent:
 
 
 class _Stream(Response):
-    def __init__(self, feed: Feed, deadline: float) -> None:
+    def __init__(self, feed: Feed, queue: "asyncio.Queue[bytes | None]", deadline: float) -> None:
         super().__init__()
-        self._feed, self._deadline = feed, deadline
+        self._feed, self._queue, self._deadline = feed, queue, deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = Writer(send, self._deadline)
         try:
-            await until_gone(receive, self._feed.read(writer))
+            await until_gone(receive, self._feed.read(self._queue, writer))
             await writer.end(b"")
         finally:
+            self._feed.leave(self._queue)
             writer.close()
 
 

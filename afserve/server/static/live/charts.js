@@ -10,7 +10,7 @@ export class Chart {
     this.box = $(id); this.format = format; this.names = []; this.data = [[]]; this.plot = null;
     if (series) this.use(series);
     new ResizeObserver(() => this.fit()).observe(this.box);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.use(this.series));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (this.series) this.use(this.series); });
   }
 
   // `series`: [{label, stroke, fill, dash}]; what is there of the same label stays.
@@ -36,7 +36,7 @@ export class Chart {
     this.data[0].push(at);
     values.forEach((value, i) => this.data[i + 1].push(value ?? null));
     if (this.data[0].length > KEPT) for (const column of this.data) column.shift();
-    if (!document.hidden) this.plot.setData(this.data);
+    if (!document.hidden) this.plot?.setData(this.data);
   }
 
   size() { return { width: Math.max(200, this.box.clientWidth), height: 150 }; }

@@ -6,16 +6,17 @@ import { events, headers } from "./feed.js";
 let messages = [], answering = null;
 
 async function answer(text) {
+  const mine = messages;  // "New" makes another one while this answer may still come
   element($("said"), "div", text, "user");
   const box = element($("said"), "div"), began = performance.now();
   let first = null, tokens = 0;
-  messages.push({ role: "user", content: text });
+  mine.push({ role: "user", content: text });
   answering = new AbortController();
   $("go").textContent = "Stop";
   try {
     const reply = await fetch("/v1/chat/completions", {
       method: "POST", signal: answering.signal, headers: { "content-type": "application/json", ...headers() },
-      body: JSON.stringify({ messages, stream: true, temperature: 0.7, stream_options: { include_usage: true } }) });
+      body: JSON.stringify({ messages: mine, stream: true, temperature: 0.7, stream_options: { include_usage: true } }) });
     if (!reply.ok) throw new Error((await reply.json()).error.message);
     for await (const { data } of events(reply)) {
       if (data === "[DONE]") break;
@@ -31,9 +32,9 @@ async function answer(text) {
     }
   } catch (error) {
     if (error.name !== "AbortError") element($("said"), "div", error.message, "bad");
-    if (!box.textContent) messages.pop();
+    if (!box.textContent) mine.pop();
   }
-  if (box.textContent) messages.push({ role: "assistant", content: box.textContent });
+  if (box.textContent) mine.push({ role: "assistant", content: box.textContent });
   const lasted = (performance.now() - (first ?? began)) / 1000;
   if (first) $("speed").textContent = `first token ${seconds((first - began) / 1000)}` +
     (tokens > 1 ? `, ${((tokens - 1) / Math.max(lasted, 1e-3)).toFixed(0)} tokens/s` : "");

@@ -7,18 +7,20 @@ export const headers = () => key ? { authorization: "Bearer " + key } : {};
 export async function* events(reply) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    const blocks = (held + part.value).split("\n\n");
-    held = blocks.pop();
-    for (const block of blocks) {
-      let name = "message", data = "";
-      for (const line of block.split("\n")) {
-        if (line.startsWith("event:")) name = line.slice(6).trim();
-        if (line.startsWith("data:")) data += line.slice(5).trim();
+  try {
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      const blocks = (held + part.value).split("\n\n");
+      held = blocks.pop();
+      for (const block of blocks) {
+        let name = "message", data = "";
+        for (const line of block.split("\n")) {
+          if (line.startsWith("event:")) name = line.slice(6).trim();
+          if (line.startsWith("data:")) data += line.slice(5).trim();
+        }
+        if (data) yield { name, data };
       }
-      if (data) yield { name, data };
     }
-  }
+  } finally { reader.cancel().catch(() => {}); }  // who stops listening ends the answer
 }
 
 // `on(name, value)` for each event; `told(state)` of the connection: "open", "needs a key", "no answer".
