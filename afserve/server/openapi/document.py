@@ -81,6 +81,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/admin/drain"): Operation("Let a node go.", "Node", status=202),
     ("POST", "/admin/restart"): Operation("New processes for nodes.", "Node", status=202),
     ("POST", "/admin/role"): Operation("Another role for a node.", "Node", status=202),
+    ("POST", "/admin/phase"): Operation("Another phase for an attention node.", "Node", status=202),
     ("POST", "/admin/down"): Operation("End the run.", "Any", status=202),
     ("POST", "/admin/fault"): Operation("Break a node on purpose.", "Node", status=202),
     ("POST", "/admin/routing/start"): Operation("Record routing counts."),
