@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from starlette.types import Scope
 
 from afserve.clock import Clock, WallClock
-from afserve.errors import CapacityError
+from afserve.errors import AuthError, CapacityError, shown
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
-from afserve.server.access.ledger import HELD_SECONDS, Ledger, Standing
+from afserve.server.access.ledger import HELD_SECONDS, Ledger, RateLimitedError, Standing
 from afserve.server.scheduling import Scheduling
 from afserve.server.state.database import Database
 
@@ -72,9 +72,11 @@ class Accounts:
         return account
 
     def named(self, owner: str) -> Account:
-        """For a batch that goes on without its connection."""
+        """For a batch that goes on without its connection. Raises AuthError where the key is in force no more."""
         key = self.ring.named(owner)
-        return self.of(key) if key is not None else Account(owner)
+        if key is None and owner:
+            raise AuthError(f"the key {shown(owner)} was revoked, or is none of this server's any more")
+        return self.of(key)
 
     @asynccontextmanager
     async def one_more(self, account: Account) -> AsyncIterator[Standing]:
@@ -101,9 +103,11 @@ class Accounts:
 
         try:
             standing = await self._database.run(enter)
-        except BaseException:
+        except BaseException as error:
             account.running -= 1
             account.spent += spent
+            if isinstance(error, RateLimitedError) and not account.running:
+                await asyncio.shield(self._tell(account, key))
             raise
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._keep_telling())
