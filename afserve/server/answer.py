@@ -6,7 +6,7 @@ When the client leaves, generation is cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -32,6 +32,7 @@ STALLED = "the client does not read"
 QUIET_SECONDS = 5.0  # after which a stream that has begun says that it is still there
 COMMENT = b": still here\n\n"  # what clients of server-sent events skip
 SLICE_BYTES = 256 << 10  # of a whole answer, for each of which a client has the write deadline
+JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -71,12 +72,7 @@ class Answer(Response):
 
     async def _send_whole(self, receive: Receive, writer: "Writer") -> None:
         parts = await until_gone(receive, self._collect())
-        size = str(sum(map(len, parts))).encode()
-        await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
-        slices = [part[at : at + SLICE_BYTES] for part in parts for at in range(0, len(part), SLICE_BYTES)]
-        for piece in slices[:-1]:
-            await writer.write(piece)
-        await writer.write(slices[-1], more=False)
+        await writer.whole(parts)
 
     async def _collect(self) -> list[bytes]:
         usage = Usage(self._task.prompt_tokens)
@@ -137,6 +133,21 @@ class Answer(Response):
         draft = reply.draft(index)
         await _add(draft, piece)
         return reply.chunk(draft, tail)
+
+
+class Whole(Response):
+    """Bytes that are there already, sent at the pace at which the client reads."""
+
+    def __init__(self, parts: Sequence[bytes], deadline: float, media: bytes = JSON) -> None:
+        super().__init__()
+        self._parts, self._deadline, self._media = parts, deadline, media
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = Writer(send, self._deadline)
+        try:
+            await writer.whole(self._parts, self._media)
+        finally:
+            writer.close()
 
 
 class Source:
@@ -214,6 +225,15 @@ class Writer:
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._timer = self._loop.call_later(self._deadline, self._look)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def whole(self, parts: Sequence[bytes], media: bytes = JSON) -> None:
+        """An answer that is no stream, in slices: a client that takes none of them for the deadline is ended."""
+        size = str(sum(map(len, parts))).encode()
+        await self.begin([(b"content-type", media), (b"content-length", size)])
+        slices = [part[at : at + SLICE_BYTES] for part in parts for at in range(0, len(part), SLICE_BYTES)]
+        for piece in slices[:-1]:
+            await self.write(piece)
+        await self.end(slices[-1] if slices else b"")
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if not self.begun:

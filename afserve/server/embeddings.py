@@ -10,9 +10,9 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from afserve.errors import AfserveError, ProtocolError
+from afserve.errors import AfserveError, ProtocolError, RequestError
 from afserve.server.access.accounts import account_of
-from afserve.server.answer import Writer
+from afserve.server.answer import Whole
 from afserve.server.body import until_gone
 from afserve.server.choice import raise_failure
 from afserve.server.generation import Task
@@ -20,6 +20,8 @@ from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.scheduling import within
 from afserve.server.service import Service
+
+LONGEST_NUMBER = 16  # bytes of one with its comma, as -1.23456789e-05,
 
 
 class Embeddings:
@@ -41,31 +43,25 @@ class Embeddings:
             task = Task(
                 uuid.uuid4().hex, asked.prompts, asked.params, arrived, scheduling=scheduling, account=account
             )
-            vectors = await until_gone(receive, self._vectors(task))
-            await self._send(send, _body(service.backend.model.name, task, vectors, asked.facts))
+            vectors = await until_gone(receive, self._vectors(task, base64=_is_base64(asked.facts)))
+            data = await asyncio.to_thread(_body, service.backend.model.name, task, vectors, asked.facts)
+            await Whole([data], service.settings.write_deadline)(scope, receive, send)
 
-    async def _send(self, send: Send, data: bytes) -> None:
-        writer = Writer(send, self._service.settings.write_deadline)
-        try:
-            size = str(len(data)).encode()
-            await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
-            await writer.write(data, more=False)
-        finally:
-            writer.close()
-
-    async def _vectors(self, task: Task) -> list[bytes]:
+    async def _vectors(self, task: Task, base64: bool) -> list[bytes]:
         """In the order of the inputs. The first failure ends all."""
         self._service.metrics.prompt_tokens.add(task.prompt_tokens)
         task.account.spend(task.prompt_tokens)
         async with within(task.scheduling.deadline):
             try:
                 async with asyncio.TaskGroup() as group:
-                    ones = [group.create_task(self._one(task, number)) for number in range(task.choices)]
+                    ones = [
+                        group.create_task(self._one(task, number, base64)) for number in range(task.choices)
+                    ]
             except* AfserveError as failed:
                 raise failed.exceptions[0] from None
         return [one.result() for one in ones]
 
-    async def _one(self, task: Task, number: int) -> bytes:
+    async def _one(self, task: Task, number: int, base64: bool) -> bytes:
         metrics, reason = self._service.metrics, "abort"
         began = task.arrived
         try:
@@ -74,6 +70,7 @@ class Embeddings:
                     raise_failure(event)
                     metrics.cached_tokens.add(event.cached_tokens)
                     if event.pooled:
+                        self._check_size(len(event.pooled), task.choices, base64)
                         reason = "pooled"
                         return event.pooled
             raise ProtocolError(f"{task.request_id}-{number}: the engine ended it without a vector")
@@ -81,10 +78,26 @@ class Embeddings:
             metrics.finished.add(1, reason)
             metrics.request.observe(metrics.clock.now() - began)
 
+    def _check_size(self, size: int, inputs: int, base64: bool) -> None:
+        """By the first vector, of `size` bytes: all have as many numbers."""
+        most = self._service.settings.max_answer_bytes
+        written = inputs * (size * 4 // 3 if base64 else size * LONGEST_NUMBER // 4)
+        if written > most:
+            other = "" if base64 else " or with encoding_format base64,"
+            raise RequestError(
+                f"input: {inputs} vectors make an answer of up to {written} bytes, more than {most}, the limit of "
+                f"--max-answer-bytes; send it{other} in parts",
+                param="input",
+            )
+
+
+def _is_base64(facts: object) -> bool:
+    assert isinstance(facts, dict)
+    return bool(facts["base64"])
+
 
 def _body(model: str, task: Task, vectors: list[bytes], facts: object) -> bytes:
-    assert isinstance(facts, dict)
-    drawn = _in_base64 if facts["base64"] else _in_numbers
+    drawn = _in_base64 if _is_base64(facts) else _in_numbers
     data = ",".join(
         f'{{"object":"embedding","index":{index},"embedding":{drawn(vector)}}}'
         for index, vector in enumerate(vectors)

@@ -42,7 +42,10 @@ class Generate:
             service.metrics.prompt_tokens.add(one.task.prompt_tokens)
             account.spend(one.task.prompt_tokens)
             with service.resumables.reading(one):
-                await answer_of(service, one, prepared.stream)(scope, receive, send)
+                try:
+                    await answer_of(service, one, prepared.stream)(scope, receive, send)
+                finally:
+                    service.accounts.goes_on(account, one.tasks)
 
     def _answer(self, asked: Asked, arrived: float, scope: Scope) -> Answer:
         """Of a request that ends with its connection."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from afserve.clock import FakeClock
 from afserve.errors import CapacityError, NotFoundError, RequestError
-from afserve.server.batches.files import FileStore
+from afserve.server.batches.batch import MAX_ENDS, TRIES, BatchEnded, checked, patiently_told
+from afserve.server.batches.files import FILE_BYTES, FileStore
 from afserve.server.batches.multipart import fields_of
 from afserve.server.scheduling import BATCH_PRIORITY
 from afserve.server.state.database import Database
@@ -126,7 +127,7 @@ def test_unknown_ones(client):
 def test_files_are_bounded_and_their_owners(tmp_path, shared):
     async def check():
         clock, database = FakeClock(), Database(str(tmp_path) if shared else "")
-        store = FileStore(database, clock, most_bytes=10, seconds=5)
+        store = FileStore(database, clock, most_bytes=10 + FILE_BYTES, seconds=5)
         kept = await store.put("me", "a\ud800", "batch", b"x" * 8)
         assert await store.content("me", kept.id) == b"x" * 8
         assert await store.all("you") == []
@@ -136,7 +137,7 @@ def test_files_are_bounded_and_their_owners(tmp_path, shared):
             with pytest.raises(NotFoundError):
                 await store.delete(owner, file_id)
         with pytest.raises(CapacityError):
-            await store.put("me", "b", "batch", b"x" * 3)
+            await store.put("me", "b", "batch", b"")
         clock.advance(6)
         assert await store.put("me", "b", "batch", b"x" * 3)
         with pytest.raises(NotFoundError):
@@ -144,6 +145,52 @@ def test_files_are_bounded_and_their_owners(tmp_path, shared):
         await database.close()
 
     asyncio.run(check())
+
+
+def test_a_bug_in_a_line_is_that_lines(client, server):
+    server.backend.error = ZeroDivisionError("a bug")
+    server.backend.fail_at = 0
+    batch = finished(client, start(client, upload(client, lines({"model": "tiny", "prompt": "x"}))))
+    assert (batch.status, batch.request_counts.failed) == ("completed", 1)
+    response = answers(client, batch.error_file_id)["r0"]["response"]
+    assert response["status_code"] == 500 and "bug" not in json.dumps(response["body"])
+
+
+def test_answers_that_no_store_would_take_end_a_batch(make_backend, run_server):
+    with (
+        run_server(make_backend(), max_file_bytes=4096) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        file_id = upload(client, lines(*[{"model": "tiny", "prompt": "x"}] * 20))
+        batch = finished(client, start(client, file_id))
+    assert batch.status == "failed" and batch.errors.data[0].code == "batch_ended"
+    assert "--max-file-bytes" in batch.errors.data[0].message
+
+
+def test_an_answer_is_told_again_while_the_state_is_busy(monkeypatch):
+    monkeypatch.setattr("afserve.server.batches.batch.FIRST_PAUSE", 0.0)
+    failures = [CapacityError("busy")] * 3
+
+    async def tell():
+        if failures:
+            raise failures.pop()
+
+    asyncio.run(patiently_told(tell, 0))
+    assert not failures
+    failures += [CapacityError("busy")] * TRIES
+    with pytest.raises(BatchEnded, match="line 1 could not be kept: busy"):
+        asyncio.run(patiently_told(tell, 0))
+
+
+def test_a_file_of_empty_lines_is_not_split():
+    with pytest.raises(RequestError, match="empty ones included"):
+        asyncio.run(checked(b"\n" * (MAX_ENDS + 1), "/v1/completions"))
+    assert asyncio.run(checked(LINE.replace(b"\n", b"\r\n") + b"\n", "/v1/completions")) == 1
+
+
+def test_a_form_of_many_parts_is_refused():
+    with pytest.raises(RequestError, match="at most 15 parts"):
+        fields_of("multipart/form-data; boundary=x", b"--x\r\n" * 100_000 + b"--x--")
 
 
 @given(st.binary(max_size=200), st.text(max_size=60))

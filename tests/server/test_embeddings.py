@@ -1,13 +1,20 @@
 """/v1/embeddings through the official client, and what it refuses."""
 
 import base64
+import socket
 from array import array
+from contextlib import closing
 
 import httpx
 import openai
 import pytest
 
 from tests.server.conftest import vector_of
+
+POST = (
+    b"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n"
+)
 
 
 @pytest.fixture
@@ -66,6 +73,17 @@ def test_a_failure_ends_it(http, server):
 
 def test_a_client_that_leaves(server):
     server.backend.hold_at = 0
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a", "b"]}, timeout=1)
+    body = b'{"input":["a","b"]}'
+    with closing(socket.create_connection(("127.0.0.1", server.port))) as sock:
+        sock.sendall(POST % len(body) + body)
+        assert server.backend.holding.wait(60)
     assert server.backend.ended.wait(60)
+
+
+@pytest.mark.parametrize("form, said", [("float", "encoding_format base64"), ("base64", "in parts")])
+def test_more_vectors_than_an_answer_may_hold(make_backend, run_server, form, said):
+    with run_server(make_backend(), max_answer_bytes=1024) as server:
+        ask = {"input": ["x"] * 256, "encoding_format": form}
+        reply = httpx.post(f"{server.url}/v1/embeddings", json=ask, timeout=60)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "input"
+    assert said in reply.json()["error"]["message"]

@@ -249,6 +249,24 @@ def test_concurrent_requests(make_backend, run_server, file):
         assert said == [200] and ask(server, secret).status_code == 200
 
 
+def test_a_request_that_outlives_its_connection_is_still_one(make_backend, run_server, file):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits(concurrent=1))
+    backend = make_backend(hold_at=1)
+    with run_server(backend, keys_file=str(file)) as server:
+        url, body = f"{server.url}/v1/completions", {**ASK, "resume": 60, "stream": True}
+        with httpx.stream("POST", url, json=body, headers=bearer(secret), timeout=60) as reply:
+            assert reply.status_code == 200 and backend.holding.wait(60)
+        until = time.monotonic() + 60
+        while 'reason="left"' not in httpx.get(f"{server.url}/metrics", headers=bearer(secret)).text:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert ask(server, secret).status_code == 429, "it is computed"
+        backend.release.set()
+        while ask(server, secret).status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
 def test_the_earliest_turn(make_backend, run_server, file):
     secret = add_key(file, "u", KeyRole.USER, KeyLimits(priority=10))
     with run_server(make_backend(), keys_file=str(file)) as server:

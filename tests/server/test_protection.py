@@ -266,6 +266,25 @@ def test_a_whole_answer_that_is_not_read_is_dropped(make_backend, run_server):
 # ---- one direction closed
 
 
+def test_a_file_that_is_not_read_is_dropped(make_backend, run_server):
+    with run_server(make_backend(), write_deadline=0.3, max_body_bytes=64 << 20) as server:
+        file = ("x", b"x" * (32 << 20))
+        sent = httpx.post(
+            f"{server.url}/v1/files", files={"file": file}, data={"purpose": "batch"}, timeout=60
+        ).json()
+        with closing(socket.socket()) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(
+                b"GET /v1/files/%s/content HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % sent["id"].encode()
+            )
+            until = time.monotonic() + 60
+            while 'reason="slow_reader"' not in httpx.get(f"{server.url}/metrics").text:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        assert httpx.get(f"{server.url}/v1/files/{sent['id']}/content").content == file[1]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_has_nothing_more_to_say_gets_its_answer(make_backend, run_server, stream):
     body = json.dumps({"prompt": "x", "stream": stream}).encode()

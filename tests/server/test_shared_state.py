@@ -1,15 +1,19 @@
 """What gateways of a host agree on through their state: who has a batch, and what a key has used. No HTTP."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from afserve.clock import FakeClock
+from afserve.server.access.accounts import Accounts
 from afserve.server.access.key_file import Key, KeyLimits
+from afserve.server.access.keyring import Keyring
 from afserve.server.access.ledger import HELD_SECONDS as RUNS_SECONDS
 from afserve.server.access.ledger import Ledger, RateLimitedError
-from afserve.server.batches.files import FileStore
+from afserve.server.batches.files import FILE_BYTES, FileStore
 from afserve.server.batches.table import HELD_SECONDS, BatchTable
+from afserve.server.batches.work import AT_ONCE, Worker
 from afserve.server.state.database import Database
 
 
@@ -50,11 +54,18 @@ def test_a_batch_of_a_gateway_that_was_killed(tmp_path):
 def test_answers_without_room_are_told(tmp_path):
     async def check():
         clock, database = FakeClock(), Database()
-        table = BatchTable(database, FileStore(database, clock, 10, 1000.0), clock, "one")
-        row = await table.create("me", "/v1/completions", "file-1", 1, {})
+        table = BatchTable(database, FileStore(database, clock, 10 + FILE_BYTES, 1000.0), clock, "one")
+        row = await table.create("me", "/v1/completions", "file-1", 2, {})
         await table.answered(row.id, 0, b"x" * 20, fine=True)
-        assert "at most 10 are kept" in await table.end(row.id, "completed")
-        assert (await table.get("me", row.id)).status == "completed"
+        await table.answered(row.id, 1, b"no", fine=False)
+        assert "at most 1034 are kept" in await table.end(row.id, "completed")
+        done = (await table.get("me", row.id)).body()
+        assert done["status"] == "failed" and done["errors"]["data"][0]["code"] == "no_room"
+        assert await table.files.content("me", done["error_file_id"]) == b"no\n", (
+            "the second file is tried too"
+        )
+        left = await database.run(lambda db: db.execute("SELECT said FROM answers ORDER BY line").fetchall())
+        assert left == [(b"x" * 20,), (b"",)], "only what a file has is blanked"
         await database.close()
 
     asyncio.run(check())
@@ -85,6 +96,55 @@ def test_a_key_at_two_gateways():
         assert refused.value.retry_after == pytest.approx(31)
         clock.advance(31)
         assert (await two(0)).headers()["x-ratelimit-remaining-tokens"] == "1"
+        await database.close()
+
+    asyncio.run(check())
+
+
+def test_who_is_refused_does_not_stay_counted():
+    """One that ends while another is on its way in books both as running; the refusal takes the second one back."""
+    key = Key("k", "0" * 64, limits=KeyLimits(concurrent=1))
+
+    async def check():
+        database = Database()
+        accounts = Accounts(Keyring(), database, FakeClock())
+        account = accounts.of(key)
+        first = accounts.one_more(account)
+        await first.__aenter__()
+        second = asyncio.create_task(accounts.one_more(account).__aenter__())
+        await asyncio.sleep(0)  # it counts here, and its transaction is queued
+        await first.__aexit__(None, None, None)
+        with pytest.raises(RateLimitedError):
+            await second
+        assert await database.run(lambda db: db.execute("SELECT * FROM running").fetchall()) == []
+        await accounts.close()
+        await database.close()
+
+    asyncio.run(check())
+
+
+def test_the_end_of_a_batch_that_is_cancelled_twice_is_told():
+    async def check():
+        database = Database()
+        service = SimpleNamespace(database=database)
+        worker = Worker(service, FileStore(database, FakeClock(), 1 << 20, 1000.0), {})
+        worker._answer = lambda row: asyncio.get_running_loop().create_future()
+        ids = [
+            (await worker.table.create("", "/v1/completions", "file", 1, {})).id for _ in range(AT_ONCE + 1)
+        ]
+        for batch_id in ids:
+            worker.begin(await worker.table.get("", batch_id))
+        await asyncio.sleep(0)
+        for batch_id in ids:
+            await worker.table.cancel("", batch_id)
+            task = worker._running[batch_id]
+            ended = asyncio.create_task(worker.cancel(batch_id))
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0)
+            await ended
+            assert (await worker.table.get("", batch_id)).status == "cancelled"
+        assert not worker._running
         await database.close()
 
     asyncio.run(check())

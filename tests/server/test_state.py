@@ -1,5 +1,6 @@
 """What a state directory keeps: over lives of a gateway, and between gateways of a host."""
 
+import asyncio
 import io
 import json
 import sqlite3
@@ -10,8 +11,8 @@ import openai
 import pytest
 
 from afserve.errors import ConfigError
-from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
-from afserve.server.batches import endpoints
+from afserve.server.access.key_file import KeyLimits, KeyRole, add_key, revoke_key
+from afserve.server.batches import work
 from afserve.server.state.database import FILE, prepare_folder
 
 BODY = {"model": "tiny", "prompt": "x", "max_tokens": 2}
@@ -59,7 +60,7 @@ def test_a_batch_goes_on_in_the_next_life(make_backend, run_server, tmp_path, mo
 
 
 def test_gateways_share_what_they_keep(make_backend, run_server, tmp_path, monkeypatch):
-    monkeypatch.setattr(endpoints, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(work, "LOOK_SECONDS", 0.1)
     state = str(tmp_path)
     with (
         run_server(make_backend(), state_dir=state) as one,
@@ -118,6 +119,28 @@ def test_a_busy_line_is_asked_again(make_backend, run_server, monkeypatch):
         backend.is_ready = True
         until(lambda: api.batches.retrieve(batch.id).status, "completed")
         assert api.batches.retrieve(batch.id).request_counts.completed == 3
+
+
+def test_lines_keep_to_the_limits_of_their_key(make_backend, run_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "LONGEST_PAUSE", 0.1)
+    keys, backend = tmp_path / "keys", make_backend()
+    secret = add_key(keys, "me", KeyRole.USER, KeyLimits(requests_per_minute=3))
+    with run_server(backend, keys_file=str(keys)) as server, client(server, secret) as me:
+        batch = start(me, 40)  # the file and the batch are requests too
+        assert backend.ended.wait(60)
+        time.sleep(0.3)
+        assert len(backend.requests) < 20, "the others wait for their minute"
+        revoke_key(keys, "me")
+        until(lambda: state_of(server.app.state.service, batch.id), "cancelled")
+
+
+def state_of(service, batch_id):
+    async def ask():
+        return await service.database.run(
+            lambda db: db.execute("SELECT status FROM batches WHERE id=?", (batch_id,)).fetchone()[0]
+        )
+
+    return asyncio.run(ask())
 
 
 def test_a_folder_that_cannot_be_used(tmp_path):

@@ -9,17 +9,17 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from starlette.types import Scope
 
 from afserve.clock import Clock, WallClock
-from afserve.errors import CapacityError
+from afserve.errors import AuthError, CapacityError, shown
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
-from afserve.server.access.ledger import HELD_SECONDS, Ledger, Standing
+from afserve.server.access.ledger import HELD_SECONDS, Ledger, RateLimitedError, Standing
 from afserve.server.scheduling import Scheduling
 from afserve.server.state.database import Database
 
@@ -62,6 +62,7 @@ class Accounts:
         self._holder = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._of: dict[str, Account] = {}
         self._telling: asyncio.Task[None] | None = None
+        self._going_on: set[asyncio.Task[None]] = set()
 
     def of(self, key: Key | None) -> Account:
         """The one account of a key here; its limits are those that the key has now."""
@@ -72,9 +73,11 @@ class Accounts:
         return account
 
     def named(self, owner: str) -> Account:
-        """For a batch that goes on without its connection."""
+        """For a batch that goes on without its connection. Raises AuthError where the key is in force no more."""
         key = self.ring.named(owner)
-        return self.of(key) if key is not None else Account(owner)
+        if key is None and owner:
+            raise AuthError(f"the key {shown(owner)} was revoked, or is none of this server's any more")
+        return self.of(key)
 
     @asynccontextmanager
     async def one_more(self, account: Account) -> AsyncIterator[Standing]:
@@ -90,6 +93,23 @@ class Accounts:
             account.running -= 1
             await asyncio.shield(self._tell(account, key))
 
+    def goes_on(self, account: Account, work: Iterable[asyncio.Task[None]]) -> None:
+        """A request is computed though its connection ends: it counts until this work is done."""
+        left, key = [task for task in work if not task.done()], account.key
+        if key is None or not key.limits.counted or not left:
+            return
+        account.running += 1
+        counting = asyncio.create_task(self._until_done(account, key, left))
+        self._going_on.add(counting)
+        counting.add_done_callback(self._going_on.discard)
+
+    async def _until_done(self, account: Account, key: Key, work: list[asyncio.Task[None]]) -> None:
+        try:
+            await asyncio.wait(work)
+        finally:
+            account.running -= 1
+        await self._tell(account, key)
+
     async def _enter(self, account: Account, key: Key) -> Standing:
         """What runs here counts at once: two requests that come together are two."""
         here, spent = account.running, account.spent
@@ -101,9 +121,11 @@ class Accounts:
 
         try:
             standing = await self._database.run(enter)
-        except BaseException:
+        except BaseException as error:
             account.running -= 1
             account.spent += spent
+            if isinstance(error, RateLimitedError) and not account.running:
+                await asyncio.shield(self._tell(account, key))
             raise
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._keep_telling())
@@ -131,6 +153,7 @@ class Accounts:
                     await self._tell(account, account.key)
 
     async def close(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
+        tasks = [*self._going_on, *filter(None, [self._telling])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

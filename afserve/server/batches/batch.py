@@ -5,7 +5,7 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from afserve.errors import RequestError, shown
+from afserve.errors import CapacityError, RequestError, shown
 from afserve.server.fields import Fields, parse_object
 from afserve.server.scheduling import BATCH_PRIORITY
 
@@ -14,18 +14,30 @@ Tell = Callable[[int, int, bytes], Awaitable[None]]  # line, status and what its
 Line = tuple[int, bytes]
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 1 << 20
-TURN = 32  # lines between two turns of the event loop
+TURN_BYTES = 64 << 10  # of lines that are looked at between two turns of the event loop
+MAX_ENDS = 2 * MAX_LINES  # empty lines do not count, up to here
 AT_ONCE = 16  # lines of one batch that are with the engine
 BUSY = (429, 503)  # what is asked again
 FIRST_PAUSE, LONGEST_PAUSE, TRIES = 0.5, 30.0, 100  # seconds, doubled from try to try: 50 minutes in all
 
 
+class BatchEnded(Exception):
+    """A batch ends before all of its lines are answered: with this `status`, and the client is told `why`."""
+
+    def __init__(self, status: str, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
 async def run(endpoint: str, lines: Iterable[Line], ask: Ask, tell: Tell) -> None:
-    """Every line is answered and told, some at a time."""
+    """Every line is answered and told, some at a time. The first exception of `ask` or `tell` ends all."""
     waiting = iter(lines)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(_some(endpoint, waiting, ask, tell))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(_some(endpoint, waiting, ask, tell))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 async def _some(endpoint: str, waiting: Iterator[Line], ask: Ask, tell: Tell) -> None:
@@ -50,9 +62,25 @@ async def _patiently(ask: Ask, endpoint: str, body: bytes) -> tuple[int, bytes]:
     return status, said
 
 
+async def patiently_told(tell: Callable[[], Awaitable[None]], number: int) -> None:
+    """An answer is not thrown away because the state is busy or full for a while. Raises BatchEnded."""
+    pause = FIRST_PAUSE
+    for tried in range(1, TRIES + 1):
+        try:
+            await tell()
+            break
+        except CapacityError as error:
+            if tried == TRIES:
+                raise BatchEnded(
+                    "failed", f"the answer of line {number + 1} could not be kept: {error.message}"
+                ) from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
 def numbered(data: bytes, done: frozenset[int]) -> list[Line]:
     """The lines of a file that have no answer yet, by their place in it."""
-    lines = [line for line in data.splitlines() if line.strip()]
+    lines = filter(bytes.strip, data.split(b"\n"))
     return [(number, line) for number, line in enumerate(lines) if number not in done]
 
 
@@ -73,21 +101,31 @@ def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:
     return custom_id, json.dumps({"priority": BATCH_PRIORITY, **body.raw()}).encode()
 
 
-async def lines_of(data: bytes, endpoint: str) -> list[bytes]:
-    """Every line, looked at with turns for others between them. Raises RequestError that names the line."""
-    lines = [line for line in data.splitlines() if line.strip()]
+async def checked(data: bytes, endpoint: str) -> int:
+    """How many lines there are, each looked at, with turns for others between them. Raises RequestError that names the
+    line."""
+    ends = data.count(b"\n")
+    if ends > MAX_ENDS:
+        raise RequestError(
+            f"the file has {ends} lines, empty ones included; 1 to {MAX_LINES} requests are taken",
+            param="input_file_id",
+        )
+    lines = [line for line in data.split(b"\n") if line.strip()]
     if not lines or len(lines) > MAX_LINES:
         raise RequestError(
             f"the file has {len(lines)} requests, 1 to {MAX_LINES} are taken", param="input_file_id"
         )
     seen: set[str] = set()
+    looked = 0
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_BYTES:
             raise RequestError(
                 f"line {number}: has {len(line)} bytes, at most {MAX_LINE_BYTES} are taken",
                 param="input_file_id",
             )
-        if number % TURN == 0:
+        looked += len(line)
+        if looked > TURN_BYTES:
+            looked = 0
             await asyncio.sleep(0)
         try:
             custom_id, _ = request_of(line, endpoint)
@@ -98,4 +136,4 @@ async def lines_of(data: bytes, endpoint: str) -> list[bytes]:
                 f"line {number}: custom_id {shown(custom_id)} is there twice", param="input_file_id"
             )
         seen.add(custom_id)
-    return lines
+    return len(lines)

@@ -1,37 +1,32 @@
 """/v1/files and /v1/batches: JSONL in, JSONL out. A batch's lines go through the endpoints that they name."""
 
-import asyncio
-import logging
-import os
-import secrets
 from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp
 
 from afserve.clock import WallClock
-from afserve.errors import AfserveError, CapacityError, RequestError, shown
-from afserve.server.access.accounts import STATE, Account, account_of
-from afserve.server.batches.batch import lines_of, numbered, run
+from afserve.errors import RequestError, shown
+from afserve.server.access.accounts import account_of
+from afserve.server.answer import Whole
+from afserve.server.batches.batch import checked
 from afserve.server.batches.files import PURPOSES, FileStore
 from afserve.server.batches.multipart import fields_of
-from afserve.server.batches.table import HELD_SECONDS, BatchRow, BatchTable
+from afserve.server.batches.work import Worker
 from afserve.server.fields import Fields, or_else, parse_object
-from afserve.server.refusal import json_response, refusal
+from afserve.server.refusal import json_response
 from afserve.server.service import Service
 
-LOOK_SECONDS = HELD_SECONDS / 15  # between two looks at what this gateway holds, and what nobody does
 WINDOW = "24h"
 MAX_METADATA, MAX_METADATA_CHARACTERS = 16, 512
 MAX_NAME = 255
-log = logging.getLogger("afserve.server")
 
 
 class Files:
     def __init__(self, service: Service) -> None:
         limits = service.settings
-        self.bodies = service.bodies
+        self.bodies, self._deadline = service.bodies, limits.write_deadline
         self.store = FileStore(service.database, WallClock(), limits.max_file_bytes, limits.file_seconds)
 
     async def create(self, request: Request) -> Response:
@@ -60,7 +55,7 @@ class Files:
 
     async def content(self, request: Request) -> Response:
         data = await self.store.content(owner_of(request), request.path_params["file_id"])
-        return Response(data, media_type="application/octet-stream")
+        return Whole([data], self._deadline, b"application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
@@ -69,15 +64,13 @@ class Files:
 
 
 class Batches:
-    """`endpoints` are those that a batch may name. With a state that gateways share, a batch outlives this one."""
+    """`endpoints` are those that a batch may name; the work is the `Worker`'s."""
 
     def __init__(self, service: Service, files: Files, endpoints: Mapping[str, ASGIApp]) -> None:
-        self._service, self._files, self._endpoints = service, files, endpoints
-        holder = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self._table = BatchTable(service.database, files.store, WallClock(), holder)
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
-        self._leaving = False
+        self._files, self._endpoints = files, endpoints
+        self._worker = Worker(service, files.store, endpoints)
+        self._table = self._worker.table
+        self.start, self.close = self._worker.start, self._worker.close
 
     async def create(self, request: Request) -> Response:
         owner = owner_of(request)
@@ -89,9 +82,9 @@ class Batches:
                 f"endpoint: {shown(endpoint)} is none of {', '.join(self._endpoints)}", param="endpoint"
             )
         about = {"completion_window": _window(fields), "metadata": _metadata(fields)}
-        lines = await lines_of(await self._files.store.content(owner, file_id), endpoint)
-        row = await self._table.create(owner, endpoint, file_id, len(lines), about)
-        self._begin(row)
+        total = await checked(await self._files.store.content(owner, file_id), endpoint)
+        row = await self._table.create(owner, endpoint, file_id, total, about)
+        self._worker.begin(row)
         return json_response(row.body())
 
     async def all(self, request: Request) -> Response:
@@ -105,119 +98,8 @@ class Batches:
         """What is answered by now is kept."""
         owner, batch_id = owner_of(request), request.path_params["batch_id"]
         await self._table.cancel(owner, batch_id)
-        task = self._running.get(batch_id)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await self._worker.cancel(batch_id)
         return json_response((await self._table.get(owner, batch_id)).body())
-
-    # ---- the work
-
-    async def start(self) -> None:
-        """Where gateways share a state: go on with what nobody holds, and with what this one holds."""
-        if self._service.database.shared:
-            self._watching = asyncio.create_task(self._watch())
-
-    async def close(self) -> None:
-        """What runs is cancelled, or left to another gateway or the next life of this one."""
-        self._leaving = self._service.database.shared
-        tasks = [*self._running.values(), *filter(None, [self._watching])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self._look()
-            except CapacityError as error:
-                log.warning("batches: %s", error.message)
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def _look(self) -> None:
-        for batch_id, task in list(self._running.items()):
-            if not await self._table.hold(batch_id):
-                task.cancel()
-        if self._service.backend.ready():
-            for row in await self._table.take():
-                log.warning(
-                    "%s goes on here, with %d of %d lines", row.id, row.completed + row.failed, row.total
-                )
-                self._begin(row)
-
-    def _begin(self, row: BatchRow) -> None:
-        self._running[row.id] = asyncio.create_task(self._run(row))
-
-    async def _run(self, row: BatchRow) -> None:
-        status = "failed"
-        try:
-            await self._answer(row)
-            status = "completed"
-        except asyncio.CancelledError:
-            status = "cancelled"
-        except Exception:  # its own file says what was answered, the log why not more was
-            log.exception("%s: ended early", row.id)
-        try:
-            if status == "cancelled" and self._leaving:
-                await self._table.release(row.id)
-            elif lost := await self._table.end(row.id, status):
-                log.warning("a file of a batch is lost: %s", lost)
-        except CapacityError as error:
-            log.warning("%s: its end is told when the state can be written: %s", row.id, error.message)
-        finally:
-            self._running.pop(row.id, None)
-
-    async def _answer(self, row: BatchRow) -> None:
-        data, done = await self._table.input(row)
-        account = self._service.accounts.named(row.owner)
-
-        async def ask(endpoint: str, body: bytes) -> tuple[int, bytes]:
-            return await self._ask(endpoint, body, account)
-
-        async def tell(number: int, status: int, said: bytes) -> None:
-            await self._table.answered(row.id, number, said, fine=status == 200)
-
-        await run(row.endpoint, numbered(data, done), ask, tell)
-
-    async def _ask(self, endpoint: str, body: bytes, account: Account) -> tuple[int, bytes]:
-        """One line through the endpoint, as a client would ask it; a refusal is an answer too."""
-        said = _Said()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        scope: Scope = {
-            "type": "http",
-            "method": "POST",
-            "path": endpoint,
-            "headers": headers,
-            "state": {STATE: account},
-        }
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if messages:
-                return messages.pop()
-            await asyncio.get_running_loop().create_future()  # a client that never leaves
-            raise AssertionError("nobody sets it")
-
-        try:
-            await self._endpoints[endpoint](scope, receive, said.take)
-        except AfserveError as error:
-            reply = refusal(error, endpoint)
-            return reply.status_code, bytes(reply.body)
-        return said.status, b"".join(said.parts)
-
-
-class _Said:
-    """What an endpoint answered."""
-
-    def __init__(self) -> None:
-        self.status = 500
-        self.parts: list[bytes] = []
-
-    async def take(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        else:
-            self.parts.append(message.get("body", b""))
 
 
 def _window(fields: Fields) -> str:

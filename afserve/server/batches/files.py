@@ -10,6 +10,7 @@ from afserve.errors import CapacityError, NotFoundError, shown
 from afserve.server.state.database import Database
 
 PURPOSES = ("batch", "batch_output", "user_data", "assistants", "fine-tune", "evals")
+FILE_BYTES = 1024  # what a file counts beside its bytes: empty ones are bounded too
 _ABOUT = "id, name, purpose, size, created"
 
 
@@ -52,10 +53,11 @@ class FileStore:
         """`put` within a transaction."""
         now = self.clock.now()
         self._forget_old(db)
-        (held,) = db.execute("SELECT coalesce(sum(size), 0) FROM files").fetchone()
-        if held + len(data) > self.most_bytes:
+        (held,) = db.execute("SELECT coalesce(sum(size + ?), 0) FROM files", (FILE_BYTES,)).fetchone()
+        if held + len(data) + FILE_BYTES > self.most_bytes:
             raise CapacityError(
-                f"files hold {held} bytes, at most {self.most_bytes} are kept; delete some with DELETE /v1/files/ID"
+                f"files hold {held} bytes ({FILE_BYTES} each beside its own), at most {self.most_bytes} are kept; "
+                "delete some with DELETE /v1/files/ID"
             )
         file = StoredFile(f"file-{uuid.uuid4().hex}", name, purpose, len(data), int(now))
         db.execute(

@@ -23,7 +23,7 @@ def fields_of(content_type: str, body: bytes) -> dict[str, Field]:
     if not content_type.lower().startswith("multipart/form-data") or found is None:
         raise RequestError(f"Content-Type: {shown(content_type)} is not multipart/form-data with a boundary")
     boundary = b"--" + found[1].encode()
-    first, *parts = (b"\r\n" + body).split(b"\r\n" + boundary)
+    first, *parts = (b"\r\n" + body).split(b"\r\n" + boundary, MAX_PARTS + 1)
     if first.strip() or not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_PARTS:
         raise RequestError(f"the body is no form of at most {MAX_PARTS - 1} parts between its boundaries")
     return dict(_part(part) for part in parts[:-1])

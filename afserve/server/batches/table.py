@@ -139,12 +139,14 @@ class BatchTable:
 
         await self.database.run(release)
 
-    async def input(self, batch: BatchRow) -> tuple[bytes, frozenset[int]]:
-        """Its file, and the numbers of lines that have an answer. Raises NotFoundError where the file has gone."""
+    async def input(self, batch: BatchRow) -> tuple[bytes, frozenset[int], int]:
+        """Its file, the numbers of lines that have an answer, and the bytes of these. Raises NotFoundError where the
+        file has gone."""
 
-        def read(db: sqlite3.Connection) -> tuple[bytes, frozenset[int]]:
-            done = db.execute("SELECT line FROM answers WHERE batch=?", (batch.id,))
-            return self.files.read(db, batch.owner, batch.file), frozenset(line for (line,) in done)
+        def read(db: sqlite3.Connection) -> tuple[bytes, frozenset[int], int]:
+            done = db.execute("SELECT line, length(said) FROM answers WHERE batch=?", (batch.id,)).fetchall()
+            data = self.files.read(db, batch.owner, batch.file)
+            return data, frozenset(line for line, _ in done), sum(size for _, size in done)
 
         return await self.database.run(read)
 
@@ -156,8 +158,11 @@ class BatchTable:
 
         await self.database.run(answered)
 
-    async def end(self, batch_id: str, status: str) -> str:
-        """Its answers become files. What had no room in the store is told, else nothing."""
+    async def end(self, batch_id: str, status: str, why: str = "") -> str:
+        """Its answers become files; `why` is what a client is told of an early end.
+
+        What had no room in the store is told, else nothing: it makes the batch a failed one.
+        """
 
         def end(db: sqlite3.Connection) -> str:
             found = db.execute(
@@ -168,19 +173,24 @@ class BatchTable:
                 return ""
             owner, about, times = found[0], json.loads(found[1]), json.loads(found[2])
             lost = self._files(db, batch_id, owner, about)
-            db.execute(
-                "UPDATE answers SET said=x'' WHERE batch=?", (batch_id,)
-            )  # the files have them; counts stay
-            times[f"{status}_at"] = int(self.clock.now())
+            ended = "failed" if lost else status
+            if said := [("batch_ended", why)] * bool(why) + [("no_room", each) for each in lost]:
+                about["errors"] = _errors(said)
+            times[f"{ended}_at"] = int(self.clock.now())
             db.execute(
                 "UPDATE batches SET status=?, about=?, times=? WHERE id=?",
-                (status, json.dumps(about), json.dumps(times), batch_id),
+                (ended, json.dumps(about), json.dumps(times), batch_id),
             )
-            return lost
+            return "; ".join(lost)
 
         return await self.database.run(end)
 
-    def _files(self, db: sqlite3.Connection, batch_id: str, owner: str, about: dict[str, object]) -> str:
+    def _files(
+        self, db: sqlite3.Connection, batch_id: str, owner: str, about: dict[str, object]
+    ) -> list[str]:
+        """Why each that is missing is. Answers in a file are blanked, their counts stay; those that found no room stay
+        until another batch's do."""
+        lost = []
         for fine, key in ((1, "output_file_id"), (0, "error_file_id")):
             rows = db.execute(
                 "SELECT said FROM answers WHERE batch=? AND fine=? ORDER BY line", (batch_id, fine)
@@ -192,8 +202,18 @@ class BatchTable:
             try:
                 about[key] = self.files.write(db, owner, name, "batch_output", data).id
             except CapacityError as error:
-                return f"{name}: {error.message}"
-        return ""
+                self._blank_what_was_lost(db)
+                lost.append(f"{name}: {error.message}")
+            else:
+                db.execute("UPDATE answers SET said=x'' WHERE batch=? AND fine=?", (batch_id, fine))
+        return lost
+
+    def _blank_what_was_lost(self, db: sqlite3.Connection) -> None:
+        db.execute(
+            "UPDATE answers SET said=x'' WHERE said!=x'' AND batch IN "
+            "(SELECT id FROM batches WHERE status NOT IN (?,?))",
+            (RUNS, CANCELLING),
+        )
 
     def _held(self, now: float) -> tuple[str, float]:
         return self.holder, now + HELD_SECONDS
@@ -212,6 +232,11 @@ class BatchTable:
             )
         db.execute("DELETE FROM batches WHERE id=?", ended)
         db.execute("DELETE FROM answers WHERE batch=?", ended)
+
+
+def _errors(said: list[tuple[str, str]]) -> dict[str, object]:
+    data = [{"code": code, "message": message, "param": None, "line": None} for code, message in said]
+    return {"object": "list", "data": data}
 
 
 def _row(db: sqlite3.Connection, owner: str, batch_id: str) -> BatchRow:

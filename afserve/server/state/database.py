@@ -30,6 +30,7 @@ _TABLES = (
     "CREATE TABLE buckets(key TEXT, kind TEXT, level REAL, at REAL, PRIMARY KEY(key, kind))",
     "CREATE TABLE running(key TEXT, holder TEXT, count INTEGER, held_until REAL, PRIMARY KEY(key, holder))",
 )
+_INDEXES = ("CREATE INDEX IF NOT EXISTS answers_fine ON answers(batch, fine)",)  # also of an older file
 
 
 class Database:
@@ -103,6 +104,8 @@ def connect(folder: str) -> sqlite3.Connection:
         for table in _TABLES:
             connection.execute(table)
         connection.execute(f"PRAGMA user_version={SCHEMA}")
+    for index in _INDEXES:
+        connection.execute(index)
     connection.execute("COMMIT")
     return connection
 

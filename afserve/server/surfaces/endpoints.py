@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from afserve.clock import WallClock
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import account_of
+from afserve.server.answer import Whole
 from afserve.server.body import Body
 from afserve.server.generation import Task
 from afserve.server.prepare import Kind
@@ -141,7 +142,7 @@ class Responses(Spoken):
 
     async def get(self, request: Request) -> Response:
         stored = await self._store.get(_owner(request), request.path_params["response_id"])
-        return Response(stored.body, media_type="application/json")
+        return Whole([stored.body], self._service.settings.write_deadline)
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
@@ -151,7 +152,7 @@ class Responses(Spoken):
     async def input_items(self, request: Request) -> Response:
         stored = await self._store.get(_owner(request), request.path_params["response_id"])
         lead = b'{"object":"list","has_more":false,"first_id":null,"last_id":null,"data":'
-        return Response(lead + stored.asked + b"}", media_type="application/json")
+        return Whole([lead, stored.asked, b"}"], self._service.settings.write_deadline)
 
 
 def _owner(request: Request) -> str:

@@ -67,10 +67,7 @@ class SurfaceAnswer(Response):
             if self._stream:
                 await self._send_stream(receive, writer)
             else:
-                data = await until_gone(receive, self._collect())
-                size = str(len(data)).encode()
-                await writer.begin([(b"content-type", b"application/json"), (b"content-length", size)])
-                await writer.write(data, more=False)
+                await writer.whole([await until_gone(receive, self._collect())])
         finally:
             writer.close()
 
