@@ -127,8 +127,8 @@ SCHEMAS: Mapping[str, Schema] = {
         ("endpoint", "input_file_id"), endpoint=_TEXT, input_file_id=_TEXT, completion_window=_one_of("24h")
     ),
     "FileForm": _object(("file", "purpose"), file={"type": "string", "format": "binary"}, purpose=_TEXT),
-    "Scale": _object(attention=_NODES, experts=_NODES, gateways=_NODES),
-    "Node": _object(node=_TEXT, nodes=_array(_TEXT), role=_TEXT, all=_FLAG),
+    "Scale": _object(attention=_NODES, prefill=_NODES, decode=_NODES, experts=_NODES, gateways=_NODES),
+    "Node": _object(node=_TEXT, nodes=_array(_TEXT), role=_TEXT, phase=_TEXT, all=_FLAG),
     "Any": {"type": "object"},
     "Text": {"type": "string"},
     "Stream": {"description": "Events, or lines of JSON, until the last says so."},
