@@ -42,6 +42,7 @@ NOT_RUN = {
     "keep-kv-on-disk",
     "ray",
     "measure-a-server",
+    "watch-the-live-page",
     "run-as-a-service",
 }
 
