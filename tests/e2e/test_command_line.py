@@ -48,7 +48,7 @@ def test_every_command_has_help(capsys, name):
         (["up", "--attention", "x"], "--attention"),
         (["up", "--port", "70000"], "--port"),
         (["up", "--dtype", "int3"], "--dtype"),
-        (["up", "--expert-dtype", "int4"], "--expert-dtype"),
+        (["up", "--expert-dtype", "int3"], "--expert-dtype"),
         (["up", "--colocated", "--wire-dtype", "fp8"], "--wire-dtype fp8: a colocated run sends no rows"),
         (["up", "--block-size", "0"], "--block-size"),
         (["up", "--max-waiting", "0"], "--max-waiting"),
