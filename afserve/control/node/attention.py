@@ -54,6 +54,7 @@ _TOGETHER = (
     0.004  # tokens of steps shorter than this go out in one message: each costs a tenth of such a step
 )
 _MOVING = 0.005  # while KV blocks come or go
+_ROUND = 0.004  # between two looks of a busy node at what is not its step: they cost a tenth of a short one
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
 
 
@@ -162,23 +163,27 @@ class AttentionLoop:
         self._draining = False
         self._adopting: int | None = None
         self._unsent: list[TokenEvent] = []
-        self._sent = float("-inf")
+        self._sent = self._looked = float("-inf")
+        self._kv_busy = False
 
     def run(self) -> None:
         while self._running:
             self.turn()
 
     def turn(self) -> None:
-        """Take what has arrived, and one step."""
-        self._report_turn()
-        self._gateways.redial()
-        self._experts.look()
-        for command in self._stream.receive(self._patience()):
+        """Take what has arrived, and one step. Between steps a busy node looks at the rest every few milliseconds."""
+        busy, now = self._node.busy, self._clock.now()
+        due = not busy or not self._was_busy or now - self._looked >= _ROUND
+        if due:
+            self._looked = now
+            self._report_turn(busy)
+            self._gateways.redial()
+            self._experts.look()
+        commands = self._stream.receive(0.0 if busy else self._patience())
+        for command in commands:
             self._obey(command)
-        for number in self._kept.orphans():
-            self._drop(number)
-        for request in self._kv.turn():
-            self._begin(request)
+        if due or commands or self._kv_busy:
+            self._look_after_requests()
         if self._adopting is not None and self._node.settled:
             self._stream.send(Adopted(self._adopting))
             self._adopting = None
@@ -189,8 +194,15 @@ class AttentionLoop:
             self._report(at_once=True)
             self._stream.send(Drained())
 
-    def _report_turn(self) -> None:
-        busy = self._node.busy
+    def _look_after_requests(self) -> None:
+        """Those whose gateway is gone, and those whose KV has come."""
+        for number in self._kept.orphans():
+            self._drop(number)
+        for request in self._kv.turn():
+            self._begin(request)
+        self._kv_busy = self._kv.busy
+
+    def _report_turn(self, busy: bool) -> None:
         if not busy:
             self._flush()
         if busy is self._was_busy:
@@ -201,9 +213,10 @@ class AttentionLoop:
             self._report(soon=True, at_once=not busy)
 
     def _patience(self) -> float:
-        if self._node.busy or self._kv.eager:
+        """Seconds that an idle node waits for a command."""
+        if self._kv.eager:
             return 0.0
-        if self._kv.busy:
+        if self._kv_busy:
             return _MOVING
         return _DIALLING if self._gateways.waiting else _IDLE
 
@@ -216,7 +229,7 @@ class AttentionLoop:
         if self._node.stalled or self._clock.now() - self._sent >= _TOGETHER:
             self._flush()
         if self._node.stalled:
-            self._node.wait(_MOVING if self._kv.busy else _PARKED)
+            self._node.wait(_MOVING if self._kv_busy else _PARKED)
 
     def _flush(self) -> None:
         if self._unsent:
