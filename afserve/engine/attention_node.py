@@ -4,6 +4,7 @@
 processes and no sockets: requests come in as values, tokens go out as events.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Generic
 
@@ -133,6 +134,17 @@ class AttentionNode(Generic[T]):
 
     def step(self) -> list[TokenEvent]:
         """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
+        if torch.is_inference_mode_enabled():
+            return self._advance()
+        with torch.inference_mode():
+            return self._advance()
+
+    @staticmethod
+    def stepping() -> AbstractContextManager[object]:
+        """For a thread that does nothing but call `step`: it enters inference mode once, not for 10 us at each step."""
+        return torch.inference_mode()
+
+    def _advance(self) -> list[TokenEvent]:
         self.stalled = True
         for index, loop in enumerate(self._loops):
             ticket = self._tickets[index]
@@ -142,8 +154,7 @@ class AttentionNode(Generic[T]):
                 continue
             before = self._micro_batches[index].steps
             start = self._meter.now()
-            with torch.inference_mode():
-                self._tickets[index] = next(loop)
+            self._tickets[index] = next(loop)
             self._meter.ran(index, start)
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None

@@ -53,7 +53,8 @@ def sample(logits_RV: Tensor, sequences: Many[Sequence], ops: Ops) -> list[int |
     drawn = [
         row
         for row, (token, sequence) in enumerate(zip(found, sequences, strict=True))
-        if isinstance(token, int) and not (_plain(sequence) and _allowed(sequence, token))
+        if isinstance(token, int)
+        and not (_plain(sequence) and (sequence.guide is None or _allowed(sequence.guide, sequence, token)))
     ]
     if drawn:
         for row, row_V in zip(drawn, rows_of(logits_RV, drawn).cpu().double(), strict=True):
@@ -87,12 +88,9 @@ def _plain(sequence: Sequence) -> bool:
     return p.greedy and untouched and sequence.output_length >= p.min_tokens
 
 
-def _allowed(sequence: Sequence, token: int) -> bool:
+def _allowed(guide: Guide, sequence: Sequence, token: int) -> bool:
     """Whether the grammar takes the best token: then it is the best of those that the grammar takes, and needs no mask.
     Whatever is wrong with a grammar is told where the row is drawn."""
-    guide = sequence.guide
-    if guide is None:
-        return True
     try:
         return guide.allows(sequence.tokens, sequence.prompt_length, token)
     except Exception:  # noqa: BLE001 - its mask, which is asked for next, raises it again

@@ -298,12 +298,11 @@ class Scheduler:
                 self.pool.publish(sequence.blocks[index], hashes[index])
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        params, length = sequence.request.params, sequence.output_length
-        if self._stops(sequence, token) or sequence.complete:
+        if self._stops(sequence, token) or (sequence.guide is not None and sequence.complete):
             return "stop"
-        if length >= params.max_tokens or len(sequence.tokens) >= self._longest:
-            return "length"
-        return None
+        length = len(sequence.tokens)
+        most = sequence.prompt_length + sequence.request.params.max_tokens
+        return "length" if length >= most or length >= self._longest else None
 
     def _stops(self, sequence: Sequence, token: int) -> bool:
         """Whether this token, its last one, ends it."""
@@ -369,7 +368,7 @@ class Scheduler:
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
 
 
-def _turn(sequence: Sequence) -> tuple[int, int, int]:
+def _turn(sequence: Sequence) -> tuple[int, tuple[int, int]]:
     """Decoding first, then verifying, then prompts (one token before several); by rank among equals."""
     several = len(sequence.tokens) - sequence.computed > 1
-    return several + 2 * (sequence.computed < sequence.given), *sequence.rank
+    return several + 2 * (sequence.computed < sequence.given), sequence.rank

@@ -11,7 +11,8 @@ from afserve.engine.request import GenerationRequest, TokenLogprob
 class Sequence:
     """`computed` counts tokens whose keys and values are in the cache; `tokens` is prompt then output; the names of its
     blocks begin with `root`. The first `given` tokens were there when it entered the queue: to compute them is prompt
-    work, also where they were generated before a preemption or on another node. `arrived` and `planned` are when it
+    work, also where they were generated before a preemption or on another node. The lowest `rank` runs first: by
+    priority, then the elder. `arrived` and `planned` are when it
     entered the queue and first left it, on its node's clock: nothing is decided by them."""
 
     request: GenerationRequest
@@ -34,10 +35,12 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_length: int = field(init=False)
     given: int = field(init=False)
+    rank: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
         self.given = len(self.tokens)
+        self.rank = self.request.priority, self.order
 
     @classmethod
     def start(
@@ -50,11 +53,6 @@ class Sequence:
     ) -> "Sequence":
         tokens = [*request.prompt_ids, *request.generated]
         return cls(request, order, eos_ids, tokens, salted(root, request.cache_salt), guide)
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The lowest runs first: by priority, then the elder."""
-        return self.request.priority, self.order
 
     @property
     def ready(self) -> bool:

@@ -23,9 +23,10 @@ class ChunkKind(StrEnum):
 PROMPT, DECODE, VERIFY = ChunkKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
-    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them."""
+    """`count` tokens of a sequence from position `start`; `last` when its newest token is among them. Nobody changes
+    one; a frozen one takes longer to make, and each token has its own."""
 
     sequence: Sequence
     start: int

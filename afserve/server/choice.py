@@ -11,9 +11,9 @@ from afserve.errors import CapacityError, ModelError
 from afserve.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """New text of one choice. `tokens` counts generated tokens, also those that show no text.
+    """New text of one choice. `tokens` counts generated tokens, also those that show no text. Nobody changes one.
 
     `old`: the client has it already, from an earlier connection.
     """

@@ -125,7 +125,10 @@ def test_layers_by_the_names_of_fields(fields: dict[str, object], kinds: str) ->
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"layer_types": ["full_attention"] * 5}, "layer_types: .* is not a list of at most num_hidden_layers, 4"),
+        (
+            {"layer_types": ["full_attention"] * 5},
+            "layer_types: .* is not a list of at most num_hidden_layers, 4",
+        ),
         ({"moe_layers_enum": "1,x"}, "moe_layers_enum: '1,x' is not a list of layers"),
         ({"moe_layers_enum": "7"}, "moe_layers_enum.* leave none of 4 layers with experts"),
         ({"mlp_only_layers": [0, 1, 2, 3]}, "mlp_only_layers leave none of 4 layers"),

@@ -103,7 +103,8 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
         node.in_phase(assigned.deployment.phase(assigned.node.index))
         loop = AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv, index=assigned.node.index)
-        loop.run()
+        with node.stepping():
+            loop.run()
     finally:
         gateways.close()
         kv.close()
