@@ -14,8 +14,7 @@ from pathlib import Path
 import afserve
 from afserve.errors import ConfigError
 from afserve.families.table import spec_from_config
-from afserve.launch.hub.cache import CachedModel, hub_cache
-from afserve.launch.hub.pull import is_hub_id
+from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
 from afserve.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"

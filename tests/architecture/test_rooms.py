@@ -191,6 +191,14 @@ def test_the_python_client_api_starts_without_the_http_server() -> None:
     assert out.stdout.strip() == "[]"
 
 
+def test_the_python_client_api_runs_without_an_http_client() -> None:
+    """httpx brings rich, click and pygments along."""
+    heavy = {"httpx", "rich", "starlette", "torch"}
+    code = f"import sys, afserve.launch.offline; print(sorted({heavy!r} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert out.stdout.strip() == "[]"
+
+
 def test_the_two_wings_of_placement_do_not_know_each_other() -> None:
     for path in sources():
         wing = module_name(path).split(".")[:3]

@@ -5,6 +5,7 @@ What afserve fetches, `hf` and transformers find, and the other way round.
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,11 @@ from afserve.errors import ConfigError
 from afserve.launch.hub.listing import HubFile
 
 PART = ".part"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_hub_id(model: str) -> bool:
+    return _HUB_ID.fullmatch(model) is not None
 
 
 def hub_cache() -> Path:

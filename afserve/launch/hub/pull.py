@@ -9,18 +9,14 @@ from pathlib import Path
 from threading import Event
 
 from afserve.errors import CheckpointError, ConfigError, DoesNotFitError, ProtocolError, shown
-from afserve.launch.hub.cache import CachedModel
+from afserve.launch.hub.cache import CachedModel, is_hub_id
 from afserve.launch.hub.download import DEFAULT_ENDPOINT, Hub, Progress
 from afserve.launch.hub.listing import HubFile, Listing, total
 from afserve.models.shards import INDEX, read_index
 
-_HUB_ID, _REVISION = re.compile(r"[\w.-]+/[\w.-]+"), re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+_REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 _AT_ONCE = 4
 _SPARE = 1 << 30  # bytes of the disk that stay free
-
-
-def is_hub_id(model: str) -> bool:
-    return _HUB_ID.fullmatch(model) is not None
 
 
 def hub_of(model: str) -> Hub:
