@@ -44,7 +44,9 @@ def cases(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def cost(options: argparse.Namespace) -> Iterator[Row]:
-    yield faults_cost.measure(CostCase(pairs=QUICK_PAIRS, seconds=2.0) if options.quick else CostCase())
+    yield faults_cost.measure(
+        CostCase(starts=1, pairs=QUICK_PAIRS, seconds=2.0) if options.quick else CostCase()
+    )
 
 
 def soak(options: argparse.Namespace) -> Iterator[Row]:

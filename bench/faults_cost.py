@@ -1,6 +1,7 @@
 """What surviving losses costs while nothing is lost: the default beside `--on-loss end`, in alternating pairs.
 
-Both servers run at once and take turns, so that a machine that is busy with something else is so for both.
+Both servers run at once and take turns, so that a machine that is busy with something else is so for both. Two servers
+with the same flags differ by some percent for as long as they live, so both are started anew every few pairs.
 """
 
 import asyncio
@@ -17,29 +18,33 @@ from bench.live_load import Heard, steady
 from bench.served import served
 
 PROMPTS = ["import os\n", "def main():\n", "class Stack:\n", "for i in range(3):\n"]
+FLAGS = {"recover": (), "end": ("--on-loss", "end")}
 RESAMPLED = 1000
 MIDDLE = (0.025, 0.975)  # the interval holds this much of the resampled ratios
 
 
 @dataclass(frozen=True, slots=True)
 class CostCase:
-    """`pairs` turns of either server, `seconds` each, with so many streams at a time."""
+    """`starts` of both servers with `pairs` turns of either each, `seconds` long, with so many streams at a time."""
 
-    pairs: int = 20
-    seconds: float = 5.0
+    starts: int = 10
+    pairs: int = 3
+    seconds: float = 4.0
     streams: int = 8
     tokens: int = 64
 
 
 def measure(case: CostCase) -> Row:
     turns: dict[str, list[tuple[Heard, float]]] = {"recover": [], "end": []}
-    with served(*NODES) as recover, served(*NODES, "--on-loss", "end") as end:
-        urls = {"recover": recover.url, "end": end.url}
-        for name in urls:
-            asyncio.run(_turn(urls[name], case))
-        for pair in range(case.pairs):
-            for name in ("recover", "end") if pair % 2 == 0 else ("end", "recover"):
-                turns[name].append(asyncio.run(_turn(urls[name], case)))
+    for start in range(case.starts):
+        order = list(FLAGS) if start % 2 == 0 else list(FLAGS)[::-1]
+        with served(*NODES, *FLAGS[order[0]]) as one, served(*NODES, *FLAGS[order[1]]) as other:
+            urls = {order[0]: one.url, order[1]: other.url}
+            for name in order:
+                asyncio.run(_turn(urls[name], case))
+            for pair in range(case.pairs):
+                for name in order if pair % 2 == 0 else order[::-1]:
+                    turns[name].append(asyncio.run(_turn(urls[name], case)))
     return row(case, turns["recover"], turns["end"])
 
 
@@ -56,6 +61,7 @@ def row(case: CostCase, recover: list[tuple[Heard, float]], end: list[tuple[Hear
     low, high = interval(pairs)
     return {
         "bench": "faults_cost",
+        "starts": case.starts,
         "pairs": len(pairs),
         "seconds": case.seconds,
         "streams": case.streams,
