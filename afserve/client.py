@@ -20,10 +20,13 @@ from afserve.client_resume import BREAKS, Attempts
 from afserve.client_wire import (
     Delta,
     Deltas,
+    Embeddings,
     Reply,
     ToolCall,
     chat_payload,
     completion_payload,
+    embedding_payload,
+    embeddings_of,
     error_of,
     reply_of,
     restart_payload,
@@ -39,12 +42,14 @@ RESUME_SECONDS = 30.0
 RETRIES = 2
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 Prompt = str | Sequence[int]
+Input = Prompt | Sequence[str] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, object]]
 Extra = Mapping[str, object] | None
 Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as many as there are
 
-__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Reply", "ToolCall"]
+__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Embeddings", "Reply", "ToolCall"]
 
 
 class Client:
@@ -121,6 +126,11 @@ class Client:
     ) -> Generator[Delta, None, None]:
         payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
         return self._stream(CHAT, payload)
+
+    def embed(self, input: Input) -> Embeddings:
+        """A vector of length 1 for a text, for token ids, or for each of several of either. It is not resumed."""
+        attempts = Attempts(self.url, EMBEDDINGS, embedding_payload(input), 0.0, self._retries)
+        return embeddings_of(self._until_answered(attempts))
 
     def models(self) -> tuple[str, ...]:
         return texts_of(self._get("/v1/models"), "id")
@@ -201,6 +211,9 @@ class Client:
 
     def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         attempts = Attempts(self.url, path, payload, self._resume, self._retries)
+        return self._until_answered(attempts)
+
+    def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
         with _clear_errors(self.url):
             while True:
                 try:
@@ -307,6 +320,10 @@ class AsyncClient:
         payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
         return self._stream(CHAT, payload)
 
+    async def embed(self, input: Input) -> Embeddings:
+        attempts = Attempts(self.url, EMBEDDINGS, embedding_payload(input), 0.0, self._retries)
+        return embeddings_of(await self._until_answered(attempts))
+
     async def models(self) -> tuple[str, ...]:
         return texts_of(await self._get("/v1/models"), "id")
 
@@ -373,6 +390,9 @@ class AsyncClient:
 
     async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         attempts = Attempts(self.url, path, payload, self._resume, self._retries)
+        return await self._until_answered(attempts)
+
+    async def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
         with _clear_errors(self.url):
             while True:
                 try:

@@ -1,6 +1,9 @@
 """What both clients say and hear: payloads, replies, stream lines and errors as values. No sockets."""
 
+import base64
 import json
+import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -81,6 +84,15 @@ class Reply:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector of float32 per input, in their order, each of the model's hidden size."""
+
+    vectors: tuple["array[float]", ...]
+    model: str
+    prompt_tokens: int
+
+
 def completion_payload(
     prompt: str | Sequence[int], params: SamplingParams | None, *, stream: bool = False
 ) -> dict[str, object]:
@@ -103,6 +115,34 @@ def chat_payload(
         sampling["top_logprobs"], sampling["logprobs"] = sampling["logprobs"], True
     payload = {"messages": [dict(message) for message in messages], **sampling, **(extra or {})}
     return _streaming(payload) if stream else payload
+
+
+def embedding_payload(
+    input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+) -> dict[str, object]:
+    """In base64, which is half as long as numbers and gives every float32 back."""
+    if isinstance(input, str):
+        return {"input": input, "encoding_format": "base64"}
+    inputs = [one if isinstance(one, str | int) else list(one) for one in input]
+    return {"input": inputs, "encoding_format": "base64"}
+
+
+def embeddings_of(body: Mapping[str, object]) -> Embeddings:
+    data, usage = body["data"], body["usage"]
+    assert isinstance(data, list) and isinstance(usage, dict)
+    in_order = sorted(data, key=lambda one: int(one["index"]))
+    vectors = tuple(_vector(one["embedding"]) for one in in_order)
+    return Embeddings(vectors, str(body["model"]), usage["prompt_tokens"])
+
+
+def _vector(embedding: str | Sequence[float]) -> "array[float]":
+    """A server that knows no base64 sends numbers."""
+    if not isinstance(embedding, str):
+        return array("f", embedding)
+    vector = array("f", base64.b64decode(embedding))
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector
 
 
 def scale_payload(**pools: int | str | None) -> dict[str, object]:

@@ -125,13 +125,17 @@ class Opened(Protocol):
 
 
 class Kept(Protocol):
-    """One sequence that another gateway began, as it was found. `about` is what that one left with it."""
+    """One sequence that another gateway began, as it was found. `about` is what that one left with it.
+
+    Of its `count` tokens the last `unheard` came when no gateway was there.
+    """
 
     about: bytes
     choice: int
     choices: int
     prompt_ids: tuple[int, ...]
     count: int
+    unheard: int
     ended: bool
 
     def open(self, request: GenerationRequest) -> Opened:

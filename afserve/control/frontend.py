@@ -165,7 +165,7 @@ class KeptThere:
     def __init__(self, gateway: Gateway, home: Life, answer: KeptAnswer, drawn: RequestTrace) -> None:
         self._gateway, self._home, self._answer, self._drawn = gateway, home, answer, drawn
         self.about, self.prompt_ids, self.count = answer.keep.about, answer.prompt_ids, answer.count
-        self.ended = answer.ended
+        self.ended, self.unheard = answer.ended, answer.unheard
         self.choice, self.choices = answer.keep.choice, answer.keep.choices
 
     def open(self, request: GenerationRequest) -> OpenedHere:

@@ -151,6 +151,20 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What logs and traces call a request: its id at the gateway, and the span (W3C `traceparent`) that it is below.
+
+    Either may be empty.
+    """
+
+    request_id: str = ""
+    traceparent: str = ""
+
+
+NO_ORIGIN = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to extend. `handle` is its number with whoever submits it; events carry the same one.
 
@@ -167,6 +181,7 @@ class GenerationRequest:
     generated: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    origin: Origin = NO_ORIGIN
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)

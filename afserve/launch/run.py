@@ -87,6 +87,7 @@ def _serve(site: Site, settings: ServerSettings, launcher: Launcher, processes: 
     choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
     topology = topology.over(choice.kind, choice.reason)
     topology = topology.verified(flags.run.verify)
+    topology = topology.told(flags.run.log_level, settings.log_format, settings.otlp_endpoint or "")
     for path in filter(None, (flags.run.record_routing, flags.run.trace)):
         check_writable(str(path))
     with bind(flags.listening.host, flags.listening.port) as sock, ExitStack() as until_end:

@@ -85,6 +85,11 @@ class Topology:
         """The same with every node's part of a trace written there."""
         return replace(self, deployment=replace(self.deployment, trace_folder=folder))
 
+    def told(self, level: str, form: str, endpoint: str) -> "Topology":
+        """The same with nodes that log so, and send spans to this collector."""
+        logging = replace(self.deployment, log_level=level, log_format=form, otlp_endpoint=endpoint)
+        return replace(self, deployment=logging)
+
     @property
     def kv_tokens(self) -> int:
         engine = self.deployment.engine

@@ -55,7 +55,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
         text=_text_pool(backend, tokenizer, settings),
         connections=Connections(settings.max_connections, settings.max_connections_per_client),
         generator=Generator(backend, tokenizer, metrics),
-        resumables=Resumables(backend, tokenizer, settings, metrics),
+        resumables=Resumables(backend, tokenizer, settings, metrics, accounts),
         database=database,
         accounts=accounts,
         spans=Spans(settings.otlp_endpoint or ""),

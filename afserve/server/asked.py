@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from afserve.control.wire.keeping import MOST_ABOUT, Keep
+from afserve.engine.request import NO_ORIGIN, Origin
 from afserve.errors import ProtocolError, RequestError
 from afserve.server.access.accounts import Account
 from afserve.server.chat_reply import ChatReply
@@ -65,7 +66,13 @@ class Asked:
     def choices(self) -> int:
         return len(self.prepared.prompts) * self.prepared.params.n
 
-    def task(self, arrived: float, account: Account | None = None, span: Span = NOWHERE) -> Task:
+    def task(
+        self,
+        arrived: float,
+        account: Account | None = None,
+        span: Span = NOWHERE,
+        origin: Origin = NO_ORIGIN,
+    ) -> Task:
         asked = self.prepared
         return Task(
             self.id,
@@ -76,6 +83,7 @@ class Asked:
             asked.scheduling,
             account or Account(),
             span,
+            origin,
         )
 
     def reply(self, tokenizer: Tokenizer, model: str) -> Reply:

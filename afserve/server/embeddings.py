@@ -20,6 +20,7 @@ from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.scheduling import within
 from afserve.server.service import Service
+from afserve.server.spans import origin_of
 
 LONGEST_NUMBER = 16  # bytes of one with its comma, as -1.23456789e-05,
 
@@ -41,7 +42,13 @@ class Embeddings:
             account = account_of(scope)
             scheduling = account.scheduled(asked.scheduling)
             task = Task(
-                uuid.uuid4().hex, asked.prompts, asked.params, arrived, scheduling=scheduling, account=account
+                uuid.uuid4().hex,
+                asked.prompts,
+                asked.params,
+                arrived,
+                scheduling=scheduling,
+                account=account,
+                origin=origin_of(scope),
             )
             vectors = await until_gone(receive, self._vectors(task, base64=_is_base64(asked.facts)))
             data = await asyncio.to_thread(_body, service.backend.model.name, task, vectors, asked.facts)

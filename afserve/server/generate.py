@@ -13,7 +13,7 @@ from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.requests import answer_of
 from afserve.server.service import Service
-from afserve.server.spans import span_of
+from afserve.server.spans import origin_of, span_of
 
 
 class Generate:
@@ -38,7 +38,7 @@ class Generate:
             if prepared.resume is None:
                 await self._answer(asked, arrived, scope)(scope, receive, send)
                 return
-            one = service.resumables.open(asked, arrived, account)
+            one = service.resumables.open(asked, arrived, account, origin_of(scope))
             service.metrics.prompt_tokens.add(one.task.prompt_tokens)
             account.spend(one.task.prompt_tokens)
             with service.resumables.reading(one):
@@ -49,7 +49,8 @@ class Generate:
 
     def _answer(self, asked: Asked, arrived: float, scope: Scope) -> Answer:
         """Of a request that ends with its connection."""
-        service, task = self._service, asked.task(arrived, account_of(scope), span_of(scope))
+        service = self._service
+        task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope))
         reply = asked.reply(service.tokenizer, service.backend.model.name)
         source = Source(lambda: service.generator.run(task), deadline=task.scheduling.deadline)
         return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams
 from afserve.errors import ModelError, ProtocolError
 from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
@@ -43,6 +43,7 @@ class Task:
     scheduling: Scheduling = field(default_factory=Scheduling)
     account: Account = field(default_factory=Account)
     span: Span = NOWHERE
+    origin: Origin = NO_ORIGIN
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,6 +65,7 @@ class Task:
             self.params.choice(i),
             priority=self.scheduling.priority,
             cache_salt=self.scheduling.cache_salt,
+            origin=self.origin,
         )
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from afserve.server.access.accounts import account_of
 from afserve.server.answer import Answer, Source
 from afserve.server.asked import Asked, owner_of
 from afserve.server.openai import StreamOptions
@@ -37,7 +38,8 @@ class Requests:
         self._service = service
 
     async def find(self, scope: Scope) -> Resumable:
-        return await self._service.resumables.find(scope["path_params"]["id"], _owner(scope))
+        id, account = scope["path_params"]["id"], account_of(scope)
+        return await self._service.resumables.find(id, _owner(scope), account)
 
     async def status(self, request: Request) -> Response:
         """One that is another gateway's stays there."""

@@ -12,8 +12,9 @@ from contextlib import aclosing, contextmanager
 
 from afserve.control.backend import Backend, Kept, Opened
 from afserve.control.claims import GivenAwayError
+from afserve.engine.request import NO_ORIGIN, Origin
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
-from afserve.server.access.accounts import Account
+from afserve.server.access.accounts import Account, Accounts
 from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
@@ -48,10 +49,15 @@ class Resumable:
 
 class Resumables:
     def __init__(
-        self, backend: Backend, tokenizer: Tokenizer, settings: ServerSettings, metrics: ServerMetrics
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        accounts: Accounts,
     ) -> None:
         self._backend, self._tokenizer, self._settings = backend, tokenizer, settings
-        self._metrics = metrics
+        self._metrics, self._accounts = metrics, accounts
         self._kept: dict[str, Resumable] = {}
         self._held = 0
         self._ending: set[asyncio.Task[None]] = set()
@@ -62,15 +68,15 @@ class Resumables:
 
     # ---- the life of one
 
-    def open(self, asked: Asked, arrived: float, account: Account) -> Resumable:
+    def open(self, asked: Asked, arrived: float, account: Account, origin: Origin = NO_ORIGIN) -> Resumable:
         """Raises RequestError for what cannot be kept, OverloadedError where there is no room."""
         self._check(asked)
         keeps = asked.keeps()
         self._make_room(size_of(asked))
-        task = asked.task(arrived, account)
+        task = asked.task(arrived, account, origin=origin)
         opened = [self._backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
         left = [asked.prepared.scheduling.deadline] * len(opened)
-        return self._begin(Resumable(asked, task, opened), left, adopted=False)
+        return self._begin(Resumable(asked, task, opened), left)
 
     def _check(self, asked: Asked) -> None:
         most = self._settings.resume_seconds
@@ -101,21 +107,29 @@ class Resumables:
                 "(--resume-mib) are; send this one later, or without resume"
             )
 
-    def _begin(self, one: Resumable, left: Sequence[float | None], *, adopted: bool) -> Resumable:
-        """`left` has what of each choice's deadline there still is, in seconds."""
+    def _begin(
+        self, one: Resumable, left: Sequence[float | None], charged: Sequence[int] | None = None
+    ) -> Resumable:
+        """`left` has what of each choice's deadline there still is, in seconds.
+
+        `charged`, of a request that another gateway began: the tokens of each choice that the key has paid for.
+        """
         self._kept[one.asked.id] = one
         self._held += one.size
         one.tasks = [
-            asyncio.create_task(self._compute(one, i, opened, left[i], adopted=adopted))
+            asyncio.create_task(
+                self._compute(one, i, opened, left[i], None if charged is None else charged[i])
+            )
             for i, opened in enumerate(one.opened)
         ]
         return one
 
     async def _compute(
-        self, one: Resumable, index: int, opened: Opened, left: float | None, *, adopted: bool
+        self, one: Resumable, index: int, opened: Opened, left: float | None, charged: int | None
     ) -> None:
         """What nobody has read yet, and may never, is recorded all the same."""
         decoder, timer = self._decoder(one), self._timer(one, index)
+        adopted, free = charged is not None, charged or 0
         reason, apart = "abort", adopted or one.asked.exact
         deadline = None if left is None else one.asked.prepared.scheduling.deadline
         try:
@@ -123,7 +137,9 @@ class Resumables:
                 async for event in events:
                     if not adopted:
                         timer.saw(event)
-                        one.task.account.spend(len(event.token_ids))
+                    spent = max(0, len(event.token_ids) - free)
+                    free -= len(event.token_ids) - spent
+                    one.task.account.spend(spent)
                     for number, part in enumerate(split(event) if apart else (event,), 1):
                         piece = decoder.feed(part)
                         one.record.add(index, part, piece)
@@ -219,9 +235,12 @@ class Resumables:
 
     # ---- who comes back
 
-    async def find(self, id: str, owner: str) -> Resumable:
-        """Raises NotFoundError for what is not known or not `owner`'s: nobody is told which."""
-        return self.here(id, owner) or await self._found(id, owner)
+    async def find(self, id: str, owner: str, account: Account) -> Resumable:
+        """Raises NotFoundError for what is not known or not `owner`'s: nobody is told which.
+
+        `account` is the owner's here: it pays for what is computed from now on.
+        """
+        return self.here(id, owner) or await self._found(id, owner, account)
 
     def here(self, id: str, owner: str) -> Resumable | None:
         """None where this gateway does not know it. Raises NotFoundError where it is another owner's."""
@@ -240,28 +259,30 @@ class Resumables:
             raise unknown(id)
         return asked, kept
 
-    async def _found(self, id: str, owner: str) -> Resumable:
+    async def _found(self, id: str, owner: str, account: Account) -> Resumable:
         """Adopted once, however many ask at the same time."""
         key = id, owner
         if (task := self._finding.get(key)) is None:
-            task = self._finding[key] = asyncio.create_task(self._adopt(id, owner))
+            task = self._finding[key] = asyncio.create_task(self._adopt(id, owner, account))
             task.add_done_callback(lambda _: self._finding.pop(key))
         return await asyncio.shield(task)
 
-    async def _adopt(self, id: str, owner: str) -> Resumable:
+    async def _adopt(self, id: str, owner: str, account: Account) -> Resumable:
         """Looked at before it is taken, so that nobody takes what is another's."""
         asked, _ = await self.elsewhere(id, owner)
         self._make_room(size_of(asked))
         kept = await self._backend.find(id, take=True)
         if not kept:
             raise unknown(id)
-        task, by_choice = asked.task(self._metrics.clock.now()), {one.choice: one for one in kept}
+        task, by_choice = asked.task(self._metrics.clock.now(), account), {one.choice: one for one in kept}
         opened, rest = [], asked.seconds_left(time.time())
         left = [None if (k := by_choice.get(i)) and k.ended else rest for i in range(asked.choices)]
         for keep in asked.keeps():
             request, there = task.request(keep.choice), by_choice.get(keep.choice)
             opened.append(self._backend.keep(request, keep) if there is None else there.open(request))
-        one = self._begin(Resumable(asked, task, opened), left, adopted=True)
+        charged = [k.count - k.unheard if (k := by_choice.get(i)) else 0 for i in range(asked.choices)]
+        one = self._begin(Resumable(asked, task, opened), left, charged)
+        self._accounts.goes_on(account, one.tasks, adopted=True)
         self._wait(one)
         log.info("%s goes on here, with %d tokens", id, sum(one.count for one in kept))
         return one

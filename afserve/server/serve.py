@@ -58,7 +58,7 @@ async def serve(
         config.load()
         config.ssl = server_context(settings.certfile, settings.keyfile)
         renewing = asyncio.create_task(renew(config.ssl, settings.certfile, settings.keyfile))
-    server = _Server(config)
+    server = _Server(config, settings.head_deadline)
     if settings.access_log is not None:
         open_access_log(settings.access_log, settings.log_format)
     for begin in service.at_start:
@@ -117,6 +117,37 @@ def _return_freed_memory() -> None:
 
 
 class _Server(uvicorn.Server):
+    """`handshake` is how many seconds a client of HTTPS has for TLS; asyncio's own limit is a minute."""
+
+    def __init__(self, config: uvicorn.Config, handshake: float) -> None:
+        super().__init__(config)
+        self._handshake = handshake
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, which has no setting for the handshake."""
+        config = self.config
+        if config.ssl is None or sockets is None:
+            await super().startup(sockets)
+            return
+        loop, state = asyncio.get_running_loop(), self.server_state
+
+        def connected() -> asyncio.Protocol:
+            return config.http_protocol_class(
+                config=config, server_state=state, app_state=self.lifespan.state
+            )  # type: ignore[call-arg]
+
+        self.servers = [
+            await loop.create_server(
+                connected,
+                sock=sock,
+                ssl=config.ssl,
+                ssl_handshake_timeout=self._handshake,
+                backlog=config.backlog,
+            )
+            for sock in sockets
+        ]
+        self.started = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

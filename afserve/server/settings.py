@@ -77,7 +77,9 @@ class ServerSettings:
         4096, Range(1, 1 << 20), "Open connections; the longest idle one makes room."
     )
     max_connections_per_client: int = _limit(2048, Range(1, 1 << 20), "The same for one client address.")
-    head_deadline: float = _limit(15.0, _SECONDS, "Seconds for a request's head to arrive.")
+    head_deadline: float = _limit(
+        15.0, _SECONDS, "Seconds for a request's head to arrive, and before that for TLS."
+    )
     read_deadline: float = _limit(30.0, _SECONDS, "Seconds for a request's body to arrive.")
     write_deadline: float = _limit(10.0, _SECONDS, "Seconds that a client may take nothing of its stream.")
     keep_alive: float = _limit(30.0, _SECONDS, "Seconds that an idle connection stays.")

@@ -19,9 +19,12 @@ from itertools import islice
 import httpx
 from starlette.types import Scope
 
-from afserve import __version__
+from afserve import otlp
+from afserve.engine.request import Origin
+from afserve.otlp import Attributes, SpanIds
+from afserve.server.access_log import REQUEST_ID
 
-Attributes = Mapping[str, str | int | float]
+SCOPE = "afserve.gateway"
 STATE = "span"  # of a request's scope
 SEND_SECONDS = 2.0
 MOST_HELD = 8192  # spans; what comes while so many wait is dropped, and counted
@@ -29,8 +32,6 @@ MOST_SENT = 512  # at once
 CLOSE_SECONDS = 5.0  # for all that is held when the server stops
 _PATIENCE = 10.0  # seconds for a collector to answer
 _PARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_SERVER, _INTERNAL = 2, 1  # kinds of spans
-_FAILED = 2  # a status code
 log = logging.getLogger("afserve.server")
 
 
@@ -40,7 +41,7 @@ class Spans:
     def __init__(self, endpoint: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.on = bool(endpoint)
         self.dropped = 0
-        self._url = endpoint.rstrip("/") + "/v1/traces"
+        self._url = otlp.traces_url(endpoint)
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
         self._held: deque[dict[str, object]] = deque()
@@ -95,7 +96,7 @@ class Spans:
         """The first ones; they are held until the collector has them or refuses them. False: refused."""
         some = list(islice(self._held, MOST_SENT))
         try:
-            reply = await client.post(self._url, json=_document(some))
+            reply = await client.post(self._url, json=otlp.document(some, SCOPE))
             reply.raise_for_status()
         except httpx.HTTPError as error:
             self._lost(len(some), error)
@@ -127,11 +128,8 @@ class Span:
     def end(self, name: str, began: float, attributes: Attributes, *, failed: bool) -> None:
         if self.spans is None:
             return
-        span = self._span(self.id, self.parent, name, began, time.time(), attributes)
-        span["kind"] = _SERVER
-        if failed:
-            span["status"] = {"code": _FAILED}
-        self.spans.put(span)
+        ids = SpanIds(self.trace_id, self.id, self.parent)
+        self.spans.put(otlp.span(ids, name, began, time.time(), attributes, otlp.SERVER, failed=failed))
 
     def sequence(self, phases: Mapping[str, float], attributes: Attributes) -> None:
         """Seconds of each phase, in their order; the last one ends now."""
@@ -139,22 +137,14 @@ class Span:
             return
         at = time.time() - sum(phases.values())
         for name, seconds in phases.items():
-            own = self._span(secrets.token_hex(8), self.id, name, at, at + seconds, attributes)
-            self.spans.put({**own, "kind": _INTERNAL})
+            ids = SpanIds(self.trace_id, secrets.token_hex(8), self.id)
+            self.spans.put(otlp.span(ids, name, at, at + seconds, attributes))
             at += seconds
 
-    def _span(
-        self, own: str, parent: str, name: str, began: float, ended: float, attributes: Attributes
-    ) -> dict[str, object]:
-        span: dict[str, object] = {
-            "traceId": self.trace_id,
-            "spanId": own,
-            "name": name,
-            "startTimeUnixNano": str(int(began * 1e9)),
-            "endTimeUnixNano": str(int(ended * 1e9)),
-            "attributes": [_attribute(key, value) for key, value in attributes.items()],
-        }
-        return {**span, "parentSpanId": parent} if parent else span
+    @property
+    def traceparent(self) -> str:
+        """For what is done elsewhere below this span; empty where nothing is recorded."""
+        return "" if self.spans is None else f"00-{self.trace_id}-{self.id}-01"
 
 
 NOWHERE = Span(None, "", "", "")
@@ -166,17 +156,7 @@ def span_of(scope: Scope) -> Span:
     return found if isinstance(found, Span) else NOWHERE
 
 
-def _attribute(key: str, value: str | int | float) -> dict[str, object]:
-    if isinstance(value, str):
-        return {"key": key, "value": {"stringValue": value}}
-    if isinstance(value, int):
-        return {"key": key, "value": {"intValue": str(value)}}
-    return {"key": key, "value": {"doubleValue": value}}
-
-
-def _document(spans: list[dict[str, object]]) -> dict[str, object]:
-    resource = {
-        "attributes": [_attribute("service.name", "afserve"), _attribute("service.version", __version__)]
-    }
-    scope = {"name": "afserve.gateway"}
-    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]}
+def origin_of(scope: Scope) -> Origin:
+    """What attention nodes are to call a request of this connection."""
+    name = scope.get("state", {}).get(REQUEST_ID, "")
+    return Origin(name if isinstance(name, str) else "", span_of(scope).traceparent)

@@ -206,6 +206,18 @@ def test_a_taken_request_is_told_from_its_beginning(kept, clock):
     assert kept.orphans() == [8] and kept.is_of(7, 3) and kept.gateway_of(7) == 3
 
 
+def test_what_came_without_a_gateway_is_told_apart(kept):
+    assert kept.find("id")[0].unheard == 0
+    kept.left(0)
+    kept.add(TokenEvent(7, (6,)))
+    kept.take([7], 3)
+    kept.add(TokenEvent(7, (7, 8)))
+    (answer,) = kept.find("id")
+    assert (answer.count, answer.unheard) == (5, 3)
+    kept.resume(7, 0)
+    assert kept.find("id")[0].unheard == 0
+
+
 def test_a_halted_request_gets_no_more_tokens_and_is_nothing_to_wait_for(kept):
     kept.halt(7)
     assert not kept.add(TokenEvent(7, (), "cancelled"))

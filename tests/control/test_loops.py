@@ -8,6 +8,7 @@ from afserve.clock import FakeClock
 from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import FromGateway
+from afserve.control.node.journal import Journal
 from afserve.control.node.kept import Kept, KeptRequests
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
@@ -25,7 +26,7 @@ from afserve.control.wire.values import (
     Tokens,
     first_request,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
 from afserve.errors import OverloadedError, PeerError, PeerLost, ProtocolError, RendezvousError
 from afserve.member import attention_node
 from afserve.placement.placement import Placement
@@ -313,11 +314,12 @@ def test_a_refusal_is_said_again_to_a_gateway_that_is_back():
 
 
 def test_an_answer_that_began_elsewhere_is_counted_from_its_beginning():
-    kept = Kept(1, 0, base=3)
+    journal = Journal()
+    kept = Kept(1, 0, journal.begin(Origin(), 2), base=3)
     assert kept.since(3) is None
     logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in (5, 6))
-    kept.add(TokenEvent(1, (5, 6), logprobs=logprobs, cached_tokens=4))
-    kept.add(TokenEvent(1, (), "error", error="spoiled"))
+    kept.add(TokenEvent(1, (5, 6), logprobs=logprobs, cached_tokens=4), journal)
+    kept.add(TokenEvent(1, (), "error", error="spoiled"), journal)
     assert kept.count == 5
     assert kept.since(3) == TokenEvent(1, (5, 6), "error", None, logprobs, (), 4, "spoiled")
     assert kept.since(4) == TokenEvent(1, (6,), "error", None, logprobs[1:], (), 0, "spoiled")

@@ -1,6 +1,6 @@
 """The control plane's values survive the wire, and bytes of strangers do not get in."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ from afserve.control.wire.values import (
     Tokens,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, Role, expert_node
 from afserve.placement.placement import Placement
@@ -97,6 +97,9 @@ FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9),
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
 TO_NODE = [
     Assigned(expert_node(1), 4, RUN),
+    Assigned(
+        expert_node(1), 4, replace(RUN, log_level="info", log_format="json", otlp_endpoint="http://c:4318")
+    ),
     Assigned(expert_node(1), 4, RUN.in_phase(1, AttentionPhase.DECODE)),
     Peers((ExpertPeer(0, 0, "a"), ExpertPeer(2, 4, "b"))),
     Peers(),
@@ -140,6 +143,22 @@ def test_what_attention_nodes_say_to_gateways(value):
 @pytest.mark.parametrize("value", TO_ATTENTION, ids=lambda value: type(value).__name__)
 def test_what_gateways_say(value):
     assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
+
+
+def test_where_a_request_comes_from():
+    parent = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    for origin in (Origin(), Origin("my.id:7"), Origin("x", parent)):
+        value = Submit(GenerationRequest(1, (2,), origin=origin))
+        assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
+    for origin in (
+        Origin("two\nlines"),
+        Origin("x" * 129),
+        Origin("x", "00-ab-cd-01"),
+        Origin("x", parent + "\n"),
+    ):
+        said = messages.encode_to_attention(Submit(GenerationRequest(1, (2,), origin=origin)))
+        with pytest.raises(errors.ProtocolError):
+            messages.decode_to_attention(said)
 
 
 ids = st.integers(0, 2**32 - 1)

@@ -20,10 +20,11 @@ class Answer:
 
 
 class Nodes:
-    """By id and choice; shared by the servers of a test."""
+    """By id and choice; shared by the servers of a test. `unheard`: what they say that no gateway was told."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], Answer] = {}
+        self.unheard = 0
 
 
 class Opened:
@@ -80,6 +81,7 @@ class Found:
         self.about, self.choice, self.choices = answer.keep.about, answer.keep.choice, answer.keep.choices
         self.prompt_ids = answer.request.prompt_ids
         self.count = sum(len(event.token_ids) for event in answer.events)
+        self.unheard = self.backend.nodes_kept.unheard
         self.ended = answer.halted or bool(answer.events and answer.events[-1].finish_reason)
 
     def open(self, request: GenerationRequest) -> Opened:

@@ -1,5 +1,6 @@
 """/v1/embeddings through the official client, and what it refuses."""
 
+import asyncio
 import base64
 import socket
 from array import array
@@ -9,6 +10,8 @@ import httpx
 import openai
 import pytest
 
+from afserve import AsyncClient, Client
+from afserve.errors import RequestError
 from tests.server.conftest import vector_of
 
 POST = (
@@ -37,6 +40,24 @@ def test_inputs_of_every_kind(client, server):
             assert one.embedding == pytest.approx(vector_of(tuple(prompt)))
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, wanted))
         assert answer.model == "tiny" and answer.object == "list"
+
+
+@pytest.mark.parametrize("given", ["hello", ["hello", "x"], (5, 6, 7), [(5,), [6, 7]]])
+def test_our_clients_say_what_openais_does(client, server, given):
+    wanted = client.embeddings.create(model="tiny", input=given)
+    with Client(server.url) as ours:
+        told = ours.embed(given)
+
+    async def awaited():
+        async with AsyncClient(server.url) as ours:
+            return await ours.embed(given)
+
+    assert asyncio.run(awaited()) == told
+    assert [list(vector) for vector in told.vectors] == [one.embedding for one in wanted.data]
+    assert (told.model, told.prompt_tokens) == (wanted.model, wanted.usage.prompt_tokens)
+    with Client(server.url) as ours, pytest.raises(RequestError, match="input") as refused:
+        ours.embed([])
+    assert refused.value.param == "input"
 
 
 def test_both_formats_say_the_same(http, server):

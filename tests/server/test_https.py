@@ -45,6 +45,16 @@ def test_answers_and_streams(secured, folder):
     assert said.count("data: ") > 2 and "[DONE]" in said, said
 
 
+def test_a_client_that_says_nothing_is_closed(run_server, make_backend, folder):
+    path = str(folder / "node.pem")
+    with run_server(make_backend(), certfile=path, keyfile=path, head_deadline=0.2) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=40) as silent:
+            assert silent.recv(1) == b""
+        assert (
+            httpx.get(f"https://localhost:{server.port}/health", verify=trusting(folder)).status_code == 200
+        )
+
+
 def test_who_does_not_trust_the_authority_is_not_answered(secured):
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         httpx.get(f"https://127.0.0.1:{secured.port}/health")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -265,6 +266,48 @@ def test_a_request_that_outlives_its_connection_is_still_one(make_backend, run_s
         while ask(server, secret).status_code != 200:
             assert time.monotonic() < until
             time.sleep(0.05)
+
+
+@contextmanager
+def adopting(make_backend, run_server, file, secret, **script):
+    """A second server, where the client of a request comes back of which the first server has told 9 tokens."""
+    first = make_backend(eos=False, hold_at=9)
+    second = make_backend(eos=False, nodes_kept=first.nodes_kept, **script)
+    with run_server(first, keys_file=str(file)) as one, run_server(second, keys_file=str(file)) as two:
+        body = {**ASK, "max_tokens": 40, "resume": 60, "stream": True, "request_id": "ab" * 16}
+        url = f"{one.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, headers=bearer(secret), timeout=60) as begun:
+            assert begun.status_code == 200 and first.holding.wait(60)
+            yield two, f"{two.url}/v1/requests/cmpl-{'ab' * 16}"
+
+
+def test_a_request_that_another_gateway_goes_on_with_counts_there(make_backend, run_server, file):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits(concurrent=1))
+    stranger = add_key(file, "v", KeyRole.USER, KeyLimits())
+    with adopting(make_backend, run_server, file, secret, hold_at=20) as (server, url):
+        for path in ("", "/events", "/answer"):
+            assert httpx.get(url + path, headers=bearer(stranger)).status_code == 404
+        assert httpx.delete(url, headers=bearer(stranger)).status_code == 404
+        assert ask(server, secret).status_code == 200, "nobody has come back for it"
+        with httpx.stream("GET", f"{url}/events", headers=bearer(secret), timeout=60) as rest:
+            assert rest.status_code == 200 and server.backend.holding.wait(60)
+            assert ask(server, secret).status_code == 429
+            assert ask(server, stranger).status_code == 200
+            server.backend.release.set()
+            assert "[DONE]" in rest.read().decode()
+        until = time.monotonic() + 60
+        while ask(server, secret).status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_a_key_pays_at_the_next_gateway_for_what_none_has_charged(make_backend, run_server, file):
+    secret = add_key(file, "u", KeyRole.USER, KeyLimits())
+    with adopting(make_backend, run_server, file, secret, per_event=4) as (server, url):
+        server.backend.nodes_kept.unheard = 3
+        assert httpx.get(f"{url}/answer", headers=bearer(secret), timeout=60).status_code == 200
+        accounts = server.app.state.service.accounts
+        assert accounts.of(accounts.ring.find(secret)).spent == 40 - (9 - 3)
 
 
 def test_the_earliest_turn(make_backend, run_server, file):

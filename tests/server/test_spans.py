@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from afserve.engine.request import Origin
 from afserve.errors import ConfigError
 from afserve.launch.http import settings_for
 from afserve.server import spans
@@ -52,6 +53,7 @@ def test_a_request_and_its_sequences(make_backend, run_server, collector):
             f"{server.url}/v1/completions", json=ask, headers={"traceparent": PARENT}, timeout=60
         )
         httpx.post(f"{server.url}/v1/messages", json={"messages": [], "max_tokens": 1}, timeout=60)
+        told = [one.origin for one in server.backend.requests]
         off = PARENT[:-2] + "00"
         httpx.get(f"{server.url}/v1/models", headers={"traceparent": off}, timeout=60)
         until = time.monotonic() + 60
@@ -65,6 +67,8 @@ def test_a_request_and_its_sequences(make_backend, run_server, collector):
     assert (request["traceId"], request["parentSpanId"]) == tuple(PARENT.split("-")[1:3])
     said = {one["key"]: next(iter(one["value"].values())) for one in request["attributes"]}
     assert said == {"http.response.status_code": "200", "afserve.request_id": reply.headers["x-request-id"]}
+    below = f"00-{request['traceId']}-{request['spanId']}-01"
+    assert told == [Origin(reply.headers["x-request-id"], below)] * 2
     for span in came:
         assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
         if span["kind"] == 1:

@@ -31,6 +31,7 @@ class Deployment:
     checkpoint are compared. A node that owes its peers work and says nothing for `silence` seconds is lost.
     `most_attention` is how many attention nodes expert nodes keep mailboxes for. `phases` has the attention nodes that
     do not do both, by index.
+    `log_level` and `log_format` are how attention and expert nodes log, and `otlp_endpoint` is where they send spans.
     """
 
     source: ModelSource
@@ -40,6 +41,9 @@ class Deployment:
     placement: Placement
     transport: str = "shm"
     trace_folder: str = ""
+    log_level: str = "warning"
+    log_format: str = "text"
+    otlp_endpoint: str = ""
     verify: str = SAMPLES
     silence: float = SILENCE_SECONDS
     most_attention: int = 0

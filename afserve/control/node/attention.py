@@ -12,10 +12,12 @@ from afserve.clock import AwakeClock, Clock, MonotonicClock
 from afserve.comm.kv.socket_wires import address_of
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.kv import KvSide, Moved, NoKv
 from afserve.control.node.peers import ExpertPeers, Reached
 from afserve.control.node.report import Report, Reporter, silent
+from afserve.control.node.spans import NodeSpans
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.values import (
@@ -89,7 +91,9 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         heartbeat, stream, lambda: node.stats(kv.stats(), kv.tiers()), node.take_routed, attention=nodes
     )
     freeze_heap()
-    kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE))
+    spans = _spans(assigned)
+    journal = Journal(str(assigned.node), None if spans is None else spans.put)
+    kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE), journal)
 
     def attend(gateway: int) -> Attend:
         return Attend(assigned.node.index, assigned.generation, kept.held(gateway))
@@ -109,6 +113,13 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         gateways.close()
         kv.close()
         close()
+        if spans is not None:
+            spans.close()
+
+
+def _spans(assigned: Assigned) -> NodeSpans | None:
+    endpoint = assigned.deployment.otlp_endpoint
+    return NodeSpans(endpoint, str(assigned.node)) if endpoint else None
 
 
 def identify(stream: ControlStream) -> Callable[[Mapping[str, str]], None]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from afserve.clock import Clock
+from afserve.control.node.journal import LEFT, Journal, Stay
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.values import Held, Refused, gateway_of
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
@@ -21,16 +22,18 @@ class Kept:
     """One request's answer. It began with `base` tokens from elsewhere, which are not among `tokens`.
 
     Of one that is to outlive its gateway all tokens are there; the first `bare` came from elsewhere. While it is not
-    `told`, its gateway has not said from where on to go on, and events are only kept.
+    `told`, its gateway has not said from where on to go on, and events are only kept: those behind token `heard`.
     """
 
     number: int
     gateway: int
+    stay: Stay
     base: int = 0
     bare: int = 0
     keep: Keep | None = None
     prompt_ids: tuple[int, ...] = ()
     told: bool = True
+    heard: int = 0
     halted: bool = False
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -42,14 +45,30 @@ class Kept:
     def count(self) -> int:
         return self.base + len(self.tokens)
 
-    def add(self, event: TokenEvent) -> None:
+    @property
+    def unheard(self) -> int:
+        return 0 if self.told else self.count - self.heard
+
+    def pause(self) -> None:
+        """No gateway is told until one has said from where on."""
+        if self.told:
+            self.told, self.heard = False, self.count
+
+    def add(self, event: TokenEvent, journal: Journal) -> None:
         if self.first is None:
             self.first = event
+            journal.answered(self.stay, event.queued, event.cached_tokens)
         self.tokens.extend(event.token_ids)
         if event.logprobs:
             self.logprobs += event.logprobs
         if event.finish_reason is not None:
             self.last = event
+            journal.ended(self.stay, self.drawn, event.finish_reason, failed=event.finish_reason == "error")
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that were not here before."""
+        return len(self.tokens) - self.bare
 
     def since(self, start: int) -> TokenEvent | None:
         """Everything from token `start` of the answer on, as one event; None where there is nothing yet."""
@@ -75,8 +94,9 @@ class Kept:
 class KeptRequests:
     """All of a node, by number. `grace` in seconds."""
 
-    def __init__(self, grace: float, clock: Clock) -> None:
+    def __init__(self, grace: float, clock: Clock, journal: Journal | None = None) -> None:
         self._grace = grace
+        self._journal = journal or Journal()
         self._clock = clock
         self._kept: dict[int, Kept] = {}
         self._away: dict[int, float] = {}  # since when a gateway has no stream
@@ -95,12 +115,14 @@ class KeptRequests:
 
     def open(self, request: GenerationRequest, gateway: int, keep: Keep | None = None) -> None:
         number, generated = request.handle, request.generated
+        stay = self._journal.begin(request.origin, len(request.prompt_ids))
         if keep is None:
-            self._kept[number] = Kept(number, gateway, len(generated))
+            self._kept[number] = Kept(number, gateway, stay, len(generated))
         else:
             self._kept[number] = Kept(
                 number,
                 gateway,
+                stay,
                 bare=len(generated),
                 keep=keep,
                 prompt_ids=request.prompt_ids,
@@ -109,23 +131,30 @@ class KeptRequests:
 
     def close(self, number: int) -> None:
         """May be said again, and of what was never here."""
-        self._kept.pop(number, None)
+        kept = self._kept.pop(number, None)
         self._alone.pop(number, None)
+        if kept is not None and not kept.ended:
+            self._journal.ended(kept.stay, kept.drawn, LEFT)
 
     def halt(self, number: int) -> None:
-        """It gets no more tokens."""
-        self._kept[number].halted = True
+        """It gets no more tokens: its gateway has found a stop string."""
+        kept = self._kept[number]
+        if not kept.ended:
+            self._journal.ended(kept.stay, kept.drawn, "stop")
+        kept.halted = True
 
     def add(self, event: TokenEvent) -> bool:
         """Whether its gateway is to be told now. What was cancelled is of nobody's interest."""
         kept = self._kept.get(event.handle)
         if kept is None or kept.halted:
             return False
-        kept.add(event)
+        kept.add(event, self._journal)
         return kept.told
 
     def refuse(self, number: int, error: AfserveError) -> None:
-        self._kept[number].refusal = error
+        kept = self._kept[number]
+        kept.refusal = error
+        self._journal.ended(kept.stay, kept.drawn, f"refused: {type(error).__name__}", failed=True)
 
     # ---- gateways
 
@@ -152,7 +181,7 @@ class KeptRequests:
         self._away.setdefault(gateway, now)
         for number in self.of(gateway):
             kept = self._kept[number]
-            kept.told = False
+            kept.pause()
             if kept.keep is not None:
                 self._alone.setdefault(number, now)
 
@@ -195,7 +224,7 @@ class KeptRequests:
     def find(self, id: str) -> list[KeptAnswer]:
         """What is here of this request. What was refused may be computed elsewhere."""
         return [
-            KeptAnswer(number, kept.prompt_ids, kept.count, kept.bare, kept.ended, kept.keep)
+            KeptAnswer(number, kept.prompt_ids, kept.count, kept.bare, kept.ended, kept.keep, kept.unheard)
             for number, kept in self._kept.items()
             if kept.keep is not None and kept.keep.id == id and kept.refusal is None
         ]
@@ -207,6 +236,7 @@ class KeptRequests:
             kept = self._kept[number]
             if kept.gateway != gateway:
                 before.setdefault(kept.gateway, []).append(number)
-            kept.gateway, kept.told = gateway, False
+            kept.gateway = gateway
+            kept.pause()
             self._alone[number] = self._clock.now()
         return before

@@ -21,6 +21,7 @@ from afserve.control.wire import channel
 from afserve.control.wire.values import Assigned, Failed, Register
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.errors import AfserveError, ConfigError
+from afserve.logs import configure
 from afserve.member import Role
 from afserve.tls import check_exposed, opened
 
@@ -69,6 +70,8 @@ def run_node(settings: NodeSettings, roles: Mapping[Role, Serve] | None = None) 
         assert isinstance(assigned, Assigned)
         if settings.verify == FULL:
             assigned = replace(assigned, deployment=replace(assigned.deployment, verify=FULL))
+        if assigned.node.role is not Role.GATEWAY:  # a gateway has settings of its own
+            configure(assigned.deployment.log_level, assigned.deployment.log_format)
         _serve(stream, assigned, roles[assigned.node.role])
 
 

@@ -40,7 +40,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """One sequence that an attention node keeps. Of the first `bare` of its `count` tokens no log-probabilities."""
+    """One sequence that an attention node keeps. Of the first `bare` of its `count` tokens no log-probabilities.
+
+    Its last `unheard` tokens came when no gateway was there, so none has charged anybody for them.
+    """
 
     request: int
     prompt_ids: tuple[int, ...]
@@ -48,6 +51,7 @@ class KeptAnswer:
     bare: int
     ended: bool
     keep: Keep
+    unheard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

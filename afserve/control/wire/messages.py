@@ -4,6 +4,7 @@
 ProtocolError before anything of them is used.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -62,7 +63,14 @@ from afserve.control.wire.values import (
     ToNode,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.request import (
+    NO_ORIGIN,
+    GenerationRequest,
+    Origin,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from afserve.engine.stats import AttentionStats, ExpertStats, KvStats, TierStats
 from afserve.errors import AfserveError, ProtocolError
 from afserve.member import AttentionPhase, NodeId, Role
@@ -556,6 +564,9 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.cache_salt = request.cache_salt
     if value.keep is not None:
         _put_flat(value.keep, proto.keep)
+    if request.origin != NO_ORIGIN:
+        proto.origin.SetInParent()
+        _put_flat(request.origin, proto.origin)
     for name in _SAMPLING:
         item = getattr(params, name)
         if item is not None:
@@ -576,6 +587,7 @@ def _take_submit(proto: Proto) -> Submit:
     params = SamplingParams(**plain, stop_token_ids=tuple(sampling.stop_token_ids), logit_bias=bias)
     source = _take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
     keep = _take_flat(Keep, proto.keep) if proto.HasField("keep") else None
+    origin = _take_origin(proto.origin) if proto.HasField("origin") else NO_ORIGIN
     request = GenerationRequest(
         proto.request,
         tuple(proto.prompt),
@@ -583,8 +595,18 @@ def _take_submit(proto: Proto) -> Submit:
         tuple(proto.generated),
         proto.priority,
         proto.cache_salt,
+        origin,
     )
     return Submit(request, source, keep)
+
+
+def _take_origin(proto: Proto) -> Origin:
+    """It reaches logs and collectors: what is no name and no traceparent is refused."""
+    if len(proto.request_id) > _MOST_NAME or not proto.request_id.isprintable():
+        raise ValueError("origin: request_id is not a short printable text")
+    if proto.traceparent and not _TRACEPARENT.fullmatch(proto.traceparent):
+        raise ValueError("origin: traceparent is not one of W3C Trace Context")
+    return _take_flat(Origin, proto)
 
 
 def _put_claimed(value: Claimed, proto: Proto) -> None:
@@ -611,6 +633,9 @@ def _put_given(value: Given, proto: Proto) -> None:
 def _pairs(left: Iterable[int], right: Iterable[float]) -> tuple[tuple[int, float], ...]:
     return tuple(zip(left, right, strict=True))
 
+
+_MOST_NAME = 128  # characters of a request's id
+_TRACEPARENT = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-01")
 
 # The first three stay above the engine; the others are not scalars.
 _ABOVE = {"stop", "n", "include_stop_str_in_output", "stop_token_ids", "logit_bias"}

@@ -93,18 +93,26 @@ class Accounts:
             account.running -= 1
             await asyncio.shield(self._tell(account, key))
 
-    def goes_on(self, account: Account, work: Iterable[asyncio.Task[None]]) -> None:
-        """A request is computed though its connection ends: it counts until this work is done."""
+    def goes_on(self, account: Account, work: Iterable[asyncio.Task[None]], *, adopted: bool = False) -> None:
+        """A request is computed though its connection ends: it counts until this work is done.
+
+        Of one that another gateway began, and that this one has `adopted`, nobody knows yet that it runs here.
+        """
         left, key = [task for task in work if not task.done()], account.key
         if key is None or not key.limits.counted or not left:
             return
         account.running += 1
-        counting = asyncio.create_task(self._until_done(account, key, left))
+        counting = asyncio.create_task(self._until_done(account, key, left, adopted))
         self._going_on.add(counting)
         counting.add_done_callback(self._going_on.discard)
 
-    async def _until_done(self, account: Account, key: Key, work: list[asyncio.Task[None]]) -> None:
+    async def _until_done(
+        self, account: Account, key: Key, work: list[asyncio.Task[None]], adopted: bool
+    ) -> None:
         try:
+            if adopted:
+                await self._tell(account, key)
+                self._go_on_telling()
             await asyncio.wait(work)
         finally:
             account.running -= 1
@@ -127,9 +135,12 @@ class Accounts:
             if isinstance(error, RateLimitedError) and not account.running:
                 await asyncio.shield(self._tell(account, key))
             raise
+        self._go_on_telling()
+        return standing
+
+    def _go_on_telling(self) -> None:
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._keep_telling())
-        return standing
 
     async def _tell(self, account: Account, key: Key) -> None:
         spent, here = account.spent, account.running

@@ -19,7 +19,7 @@ from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
-from afserve.server.spans import span_of
+from afserve.server.spans import origin_of, span_of
 from afserve.server.surfaces.anthropic_events import MessageSurface
 from afserve.server.surfaces.ollama_lines import OllamaSurface
 from afserve.server.surfaces.response_events import ResponseSurface
@@ -63,6 +63,7 @@ class Spoken:
             account.scheduled(asked.scheduling),
             account,
             span_of(scope),
+            origin_of(scope),
         )
         surface = self._make(asked, service)
         return SurfaceAnswer(

@@ -1,0 +1,78 @@
+"""Sends a node's spans to a collector, in batches, from a thread of its own: the loop only appends to a list.
+
+Bounded: what comes while too many wait is dropped and counted. Knows no requests.
+"""
+
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+
+from afserve import otlp
+
+SEND_SECONDS = 2.0
+MOST_HELD = 8192  # spans
+MOST_SENT = 512  # at once
+CLOSE_SECONDS = 2.0
+_PATIENCE = 10.0  # seconds for a collector to answer
+log = logging.getLogger("afserve.node")
+
+
+class NodeSpans:
+    """Of `node`, to the collector at `endpoint`. Its thread begins with the first span; `close` sends what is left."""
+
+    def __init__(self, endpoint: str, node: str) -> None:
+        self.dropped = 0
+        self._url, self._node = otlp.traces_url(endpoint), node
+        self._held: list[Mapping[str, object]] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._said = False
+
+    def put(self, span: Mapping[str, object]) -> None:
+        with self._lock:
+            if len(self._held) >= MOST_HELD or self._closing.is_set():
+                self.dropped += 1
+                return
+            self._held.append(span)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Waits for the collector for at most CLOSE_SECONDS."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closing.wait(SEND_SECONDS):
+            self._send_all()
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while some := self._taken():
+            self._send(some)
+
+    def _taken(self) -> list[Mapping[str, object]]:
+        with self._lock:
+            some, self._held = self._held[:MOST_SENT], self._held[MOST_SENT:]
+        return some
+
+    def _send(self, some: list[Mapping[str, object]]) -> None:
+        body = json.dumps(otlp.document(some, "afserve.node", {"service.instance.id": self._node})).encode()
+        kind = {"content-type": "application/json"}
+        request = urllib.request.Request(self._url, body, kind)  # noqa: S310 - `afserve up` takes http(s) only
+        try:
+            with self._opener.open(request, timeout=_PATIENCE) as answer:
+                answer.read()
+        except (OSError, HTTPException) as error:
+            self.dropped += len(some)
+            if not self._said:
+                log.warning("spans cannot be sent (%s); this is said once", type(error).__name__)
+            self._said = True
