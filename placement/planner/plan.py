@@ -61,7 +61,6 @@ class Plan:
     decode_only: bool
     engine: str = ""
     half_width: float = 0.0
-    prompts_elsewhere: bool = False
 
     @property
     def devices(self) -> int:
@@ -143,7 +142,6 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         decode_only=setting.workload.decode_only and setting.prefill is None,
         engine=setting.engine.name,
         half_width=half_width,
-        prompts_elsewhere=setting.workload.decode_only,
     )
 
 

@@ -40,8 +40,7 @@ class StageTable:
         random_routing: bool = True,
     ) -> None:
         self._layers = setting.shape.experts.layers
-        self._batch, self._ranks = plan.batch, plan.ranks
-        self._setting = setting
+        self._batch = plan.batch
         requests = np.array([float(plan.ranks * plan.batch * plan.micro_batches)])
         measured = setting.engine.factor(
             setting.like(attention, "afd"), requests, np.array([float(plan.devices)])
