@@ -18,7 +18,7 @@ from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of, quantised_groups
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
@@ -106,15 +106,16 @@ class Ops:
         """
         if int8 + fp8 + (int4 is not None) > 1:
             raise ValueError("int8, fp8, int4: weights are kept as one of them")
+        shape = ExpertShape(slots, hidden, inner, dtype, bias, gating)
         if int4 is not None:
             if int4.size < STEP or int4.size % STEP:
                 raise ValueError(f"int4: groups of {int4.size} inputs, expected a multiple of {STEP}")
-            return self._backend.empty_experts_int4(slots, hidden, inner, dtype, int4, bias, gating)
-        if fp8 and (bias or gating != SWIGLU):
+            return self._backend.empty_experts_int4(shape, int4)
+        if fp8 and not shape.plain:
             raise ValueError("fp8: only experts of a plain SwiGLU without biases are kept so")
         if fp8:
-            return self._backend.empty_experts_fp8(slots, hidden, inner, dtype)
-        return self._backend.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
+            return self._backend.empty_experts_fp8(shape)
+        return self._backend.empty_experts(shape, int8)
 
     def set_expert(
         self,
@@ -129,12 +130,12 @@ class Ops:
         _shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
         _shape("down_HI", down_HI, (experts.hidden, experts.inner))
         _slot(slot, experts)
-        _biases(experts, gate_up_bias_J, down_bias_H)
+        biases = _biases(experts, gate_up_bias_J, down_bias_H)
         if experts.int4 is None:
-            self._backend.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
+            self._backend.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
-        self._backend.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+        self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
 
     def set_expert_int4(
         self,
@@ -152,8 +153,8 @@ class Ops:
         _groups("gate_up", gate_up, (2 * experts.inner, experts.hidden), experts.int4)
         _groups("down", down, (experts.hidden, experts.inner), experts.int4)
         _slot(slot, experts)
-        _biases(experts, gate_up_bias_J, down_bias_H)
-        self._backend.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+        biases = _biases(experts, gate_up_bias_J, down_bias_H)
+        self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
@@ -509,13 +510,17 @@ def _groups(name: str, weight: Grouped, shape: tuple[int, int], kept: Groups) ->
         )
 
 
-def _biases(experts: PackedExperts, gate_up_bias_J: Tensor | None, down_bias_H: Tensor | None) -> None:
+def _biases(
+    experts: PackedExperts, gate_up_bias_J: Tensor | None, down_bias_H: Tensor | None
+) -> Biases | None:
     given = [bias for bias in (gate_up_bias_J, down_bias_H) if bias is not None]
     if len(given) != (0 if experts.gate_up_bias_EJ is None else 2):
         raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
-    if gate_up_bias_J is not None and down_bias_H is not None:
-        _shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
-        _shape("down_bias_H", down_bias_H, (experts.hidden,))
+    if gate_up_bias_J is None or down_bias_H is None:
+        return None
+    _shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
+    _shape("down_bias_H", down_bias_H, (experts.hidden,))
+    return gate_up_bias_J, down_bias_H
 
 
 def _slot(slot: int, experts: PackedExperts) -> None:
