@@ -17,7 +17,7 @@ from afserve.errors import AfserveError, PeerError
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptRequest:
     """One request's answer. It began with `base` tokens from elsewhere, which are not among `tokens`.
 
     Of one that is to outlive its gateway all tokens are there; the first `bare` came from elsewhere. While it is not
@@ -78,7 +78,7 @@ class KeptRequests:
     def __init__(self, grace: float, clock: Clock) -> None:
         self._grace = grace
         self._clock = clock
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, KeptRequest] = {}
         self._away: dict[int, float] = {}  # since when a gateway has no stream
         self._alone: dict[int, float] = {}  # since when a request that outlives its gateway has none
 
@@ -96,9 +96,9 @@ class KeptRequests:
     def open(self, request: GenerationRequest, gateway: int, keep: Keep | None = None) -> None:
         number, generated = request.handle, request.generated
         if keep is None:
-            self._kept[number] = Kept(number, gateway, len(generated))
+            self._kept[number] = KeptRequest(number, gateway, len(generated))
         else:
-            self._kept[number] = Kept(
+            self._kept[number] = KeptRequest(
                 number,
                 gateway,
                 bare=len(generated),
