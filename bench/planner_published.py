@@ -9,9 +9,10 @@ import numpy as np
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.pipeline import StageTimes
-from afserve.placement.planner.perf import Setting, afd_stages
+from afserve.placement.planner.perf import afd_stages
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.theory import theoretical_cost
 from afserve.placement.planner.workload import fixed_context
 

@@ -13,8 +13,9 @@ from afserve.pipeline import StageTimes
 from afserve.placement.planner.closed_loop import crowd_of, first_token
 from afserve.placement.planner.engine_rows import Like
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Setting, Stages, attention_half, expert_half
+from afserve.placement.planner.perf import Stages, attention_half, expert_half
 from afserve.placement.planner.search import PlanFamily
+from afserve.placement.planner.setting import Setting
 
 HOUR, MILLION = 3600.0, 1e6
 WITHIN_80 = 1.2816
