@@ -8,6 +8,7 @@ A new setting of the engine is one field of `EngineSettings` and the code that o
 """
 
 from dataclasses import MISSING, dataclass
+from typing import Any
 
 from afserve.config_ranges import Range
 from afserve.config_sizes import bytes_of
@@ -22,6 +23,11 @@ WIRE_DTYPES = ("auto", "fp8")
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
 _SECONDS = Range(0, 3600, whole=False)
+
+
+def _count(default: int, help: str, allowed: Range, metavar: str) -> Any:
+    """A number whose range the help text shows."""
+    return setting(default, help, allowed, metavar=metavar, shows_range=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +64,27 @@ class EngineSettings:
     wire_dtype: str = setting(
         "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES
     )
-    block_size: int = setting(
-        16,
-        "Tokens of a KV block; CPUs read multiples of 16 fastest.",
-        Range(1, 1024),
-        metavar="TOKENS",
-        shows_range=True,
+    block_size: int = _count(
+        16, "Tokens of a KV block; CPUs read multiples of 16 fastest.", Range(1, 1024), "TOKENS"
     )
     prefix_caching: bool = setting(True, "Keep blocks of finished requests for prompts that begin alike.")
-    kv_copies: int = setting(
+    kv_copies: int = _count(
         0,
         "Attention nodes that keep copies of another one's KV, so that what ran there resumes without recomputation.",
         Range(0, 8),
-        metavar="N",
-        shows_range=True,
+        "N",
     )
-    straight_tokens: int = setting(
+    straight_tokens: int = _count(
         256,
         "With --prefill: prompts of at most so many tokens may be computed by a decode node, where that is faster.",
         Range(0, 1 << 20),
-        metavar="TOKENS",
-        shows_range=True,
+        "TOKENS",
     )
-    decode_prompt_tokens: int = setting(
+    decode_prompt_tokens: int = _count(
         128,
         "With --decode: prompt tokens of one step of a decode node; its mailboxes stay that small.",
         Range(1, 1 << 20),
-        metavar="TOKENS",
-        shows_range=True,
+        "TOKENS",
     )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
@@ -93,12 +92,11 @@ class EngineSettings:
     kv_ssd_size: str = setting(
         "10GiB", "With --kv-ssd: what each attention node keeps there at most.", metavar="SIZE"
     )
-    max_waiting: int = setting(
+    max_waiting: int = _count(
         1024,
         "Requests that may wait on an attention node; more are told to come again.",
         Range(1, 1 << 20),
-        metavar="N",
-        shows_range=True,
+        "N",
     )
 
     stream_grace: float = setting(

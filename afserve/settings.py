@@ -152,11 +152,6 @@ def in_range(key: str, value: float, low: float, high: float) -> None:
         raise ConfigError(f"{key}: {shown(value)} is outside [{low}, {high}]", param=key)
 
 
-def one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}: {shown(value)} is not one of {', '.join(allowed)}", param=key)
-
-
 def _kind(annotation: Any) -> type:
     """The class of a value: `int` of `int | None`, `tuple` of `tuple[str, ...]`."""
     if get_origin(annotation) is tuple:

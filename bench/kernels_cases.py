@@ -12,7 +12,7 @@ from afserve.engine.free_blocks import FreeBlocks
 from afserve.kernels.grouped import Groups, quantised_groups
 from afserve.kernels.layer import BoundGqa, GqaLayer
 from afserve.kernels.native import Native
-from afserve.kernels.packed import PackedExperts
+from afserve.kernels.packed import ExpertShape, PackedExperts
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
@@ -55,9 +55,10 @@ class Kind:
     int4: Groups | None = None
 
     def empty(self, native: Native, experts: int, hidden: int, inner: int) -> PackedExperts:
+        shape = ExpertShape(experts, hidden, inner, BF16)
         if self.int4 is not None:
-            return native.empty_experts_int4(experts, hidden, inner, BF16, self.int4)
-        return native.empty_experts(experts, hidden, inner, BF16, self.int8)
+            return native.empty_experts_int4(shape, self.int4)
+        return native.empty_experts(shape, self.int8)
 
 
 PLAIN = Kind("bf16", 2)
@@ -179,7 +180,7 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
         )
     )  # fmt: skip
     count = -(-out_of_cache() // (3 * experts * hidden * inner * 2))
-    banks = itertools.cycle([native.empty_experts(experts, hidden, inner, BF16) for _ in range(count)])
+    banks = itertools.cycle([PLAIN.empty(native, experts, hidden, inner) for _ in range(count)])
     for sequences in (1, 64) if quick else (1, 8, 32, 64):
         cache = native.empty_kv((sequences * 8, groups, BLOCK), (size, size), BF16)
         batch = batches(sequences, 128, sequences * 8)[0]

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.placement.planner.perf import Setting, colocated_stages, expert_half
+from afserve.placement.planner.perf import colocated_stages, expert_half
 from afserve.placement.planner.perf_attention import Precision, prefill_step
 from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, serve
 from afserve.placement.planner.workload import fixed_context
 

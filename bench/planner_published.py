@@ -9,13 +9,13 @@ import numpy as np
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.pipeline import StageTimes
-from afserve.placement.planner.perf import Setting, afd_stages
+from afserve.placement.planner.perf import afd_stages
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.theory import theoretical_cost
 from afserve.placement.planner.workload import fixed_context
 
-SKEW = Routing(0.4)
 TABLE_CHIPS = ("h800", "h20", "a800", "910b")
 TABLE = {
     "deepseek-v3": ((0.054, 0.128, 0.114, 0.113), (0.197, 0.460, 0.409, 0.407), (0.014, 0.036, 0.032, 0.032)),

@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from afserve.cli.bench.case import Case
 from afserve.cli.catalog import load_hardware, load_model, read_lines
 from afserve.placement.planner.calibration import fit_calibration, read_calibration
-from afserve.placement.planner.perf import Setting, afd_stages, colocated_stages, expert_half
+from afserve.placement.planner.perf import afd_stages, colocated_stages, expert_half
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.perf_ffn import distinct_targets
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import fixed_context
 from bench.origin import origin
 from bench.shared_cores import Stages, step_seconds

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.fallbacks import Fallbacks
-from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Grouped, Groups
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled
@@ -43,35 +42,16 @@ class Backend(Protocol):
 
     def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear: ...
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads: ...
-    def empty_experts(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        int8: bool = False,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts: ...
-    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts: ...
-    def empty_experts_int4(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        groups: Groups,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts: ...
+    def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts: ...
+    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts: ...
+    def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts: ...
     def set_expert(
         self,
         experts: PackedExperts,
         slot: int,
         gate_up_JH: Tensor,
         down_HI: Tensor,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None: ...
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
@@ -82,8 +62,7 @@ class Backend(Protocol):
         slot: int,
         gate_up: Grouped,
         down: Grouped,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None: ...
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor: ...

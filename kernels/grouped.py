@@ -1,4 +1,4 @@
-"""Weights of 4 bits: whole numbers -8 .. 7 with one scale per output and group of inputs, in plain PyTorch.
+"""Weights of 4 bits: whole numbers -8 .. 7 with one scale per output and group of inputs, in plain PyTorch; and of 8.
 
 value = code * scale. Codes are rounded to the nearest; the weight of the largest magnitude in a group gets -8, so all
 sixteen codes are used (llama.cpp's Q4_0 does so). It knows no kernel and no file. Shapes: O x I weight, G groups.
@@ -67,11 +67,24 @@ def int4_rounded(weight_OI: Tensor, size: int = STEP) -> Tensor:
 
 
 def int8_rows(weight_OI: Tensor, size: int) -> Grouped:
-    """Codes -127 .. 127 with one scale per output, as `packed.int8_rounded` rounds; `size` is at least all inputs."""
+    """Codes -127 .. 127 with one scale per output, as `int8_rounded` rounds; `size` is at least all inputs."""
+    code_OI, scale_O1 = _int8_codes(weight_OI)
+    return Grouped(code_OI.nan_to_num_(0.0).to(torch.int8), scale_O1, size)
+
+
+def int8_rounded(weight_OI: Tensor) -> Tensor:
+    """float32: the weight as int8 with one scale per output holds it: round(w / s) * s, s = max |w| / 127 over the
+    inputs. An output with a weight that is not finite has NaN for a scale, and so for all its weights."""
+    code_OI, scale_O1 = _int8_codes(weight_OI)
+    return code_OI * scale_O1
+
+
+def _int8_codes(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in float32, and a scale per output."""
     w = weight_OI.float()
     scale = w.abs().amax(-1, keepdim=True) / 127.0
     scale = torch.where(scale == 0, torch.ones_like(scale), torch.where(scale.isfinite(), scale, torch.nan))
-    return Grouped((w / scale).round().nan_to_num_(0.0).to(torch.int8), scale, size)
+    return (w / scale).round(), scale
 
 
 def whole_rows(*inputs: int) -> int:

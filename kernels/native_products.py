@@ -11,7 +11,7 @@ from afserve.kernels import _native
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Grouped, Groups
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference, no_fp8
 from afserve.kernels.scaled import BlockScaled, dequantised
 
@@ -75,22 +75,13 @@ class NativeProducts:
             handle.set_bias(bias.data_ptr(), CODES[torch.float32])
         return PackedLinear(outputs, inputs, None, None, handle, weight_OI.dtype)
 
-    def empty_experts(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        int8: bool = False,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts:
-        kept = self._weight_code(dtype, int8)
-        if kept is None or bias or gating != SWIGLU:
-            plain = self._fall_back("expert_ffn", _odd_experts(dtype, bias, gating))
-            return plain.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
-        handle = _native.Experts(slots, hidden, inner, kept)
-        return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int8)
+    def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
+        kept = self._weight_code(shape.dtype, int8)
+        if kept is None or not shape.plain:
+            plain = self._fall_back("expert_ffn", _odd_experts(shape.dtype, shape.bias, shape.gating))
+            return plain.empty_experts(shape, int8)
+        sizes = shape.slots, shape.hidden, shape.inner
+        return PackedExperts(*sizes, None, None, _native.Experts(*sizes, kept), shape.dtype, int8)
 
     def set_expert(
         self,
@@ -98,31 +89,22 @@ class NativeProducts:
         slot: int,
         gate_up_JH: Tensor,
         down_HI: Tensor,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         if not isinstance(experts.handle, _native.Experts):
-            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
+            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
         experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
 
-    def empty_experts_int4(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        groups: Groups,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts:
-        if dtype not in CODES or bias or gating != SWIGLU:
-            plain = self._fall_back("expert_ffn", _odd_experts(dtype, bias, gating))
-            return plain.empty_experts_int4(slots, hidden, inner, dtype, groups, bias, gating)
-        handle = _native.Experts(slots, hidden, inner, groups.size, groups.wide)
-        return PackedExperts(slots, hidden, inner, None, None, handle, dtype, int4=groups)
+    def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
+        if shape.dtype not in CODES or not shape.plain:
+            plain = self._fall_back("expert_ffn", _odd_experts(shape.dtype, shape.bias, shape.gating))
+            return plain.empty_experts_int4(shape, groups)
+        sizes = shape.slots, shape.hidden, shape.inner
+        handle = _native.Experts(*sizes, groups.size, groups.wide)
+        return PackedExperts(*sizes, None, None, handle, shape.dtype, int4=groups)
 
     def set_expert_int4(
         self,
@@ -130,16 +112,15 @@ class NativeProducts:
         slot: int,
         gate_up: Grouped,
         down: Grouped,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         if not isinstance(experts.handle, _native.Experts):
-            self._plain.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+            self._plain.set_expert_int4(experts, slot, gate_up, down, biases)
             return
         held = [x.contiguous() for x in (gate_up.code_OI, gate_up.scale_OG, down.code_OI, down.scale_OG)]
         experts.handle.pack_int4(slot, *(x.data_ptr() for x in held))
 
-    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         raise no_fp8(self.name)
 
     def set_expert_fp8(

@@ -14,16 +14,27 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.backend import Backend
 from afserve.kernels.cache import LayerCache, LayerShape, PagedCache
+from afserve.kernels.checks import (
+    both_biases,
+    cache_shapes,
+    expect_blocks,
+    expect_groups,
+    expect_last,
+    expect_rank,
+    expect_shape,
+    expect_sizes,
+    expect_slot,
+    expect_tokens,
+)
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.gating import SWIGLU, Gating
-from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of, quantised_groups
+from afserve.kernels.grouped import STEP, Grouped, Groups, quantised_groups
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
-from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
-from afserve.kernels.tiled import KEYS, ROWS, VALUES, shape_of
+from afserve.kernels.scaled import BlockScaled
 
 INT32 = torch.int32
 
@@ -69,16 +80,16 @@ class Ops:
         self, weight_OI: Tensor, bias_O: Tensor | None = None, int8: bool = False
     ) -> PackedLinear:
         """Called once at load. The weight may be dropped by the caller afterwards."""
-        _rank("weight_OI", weight_OI, 2)
+        expect_rank("weight_OI", weight_OI, 2)
         if bias_O is not None:
-            _shape("bias_O", bias_O, (weight_OI.shape[0],))
+            expect_shape("bias_O", bias_O, (weight_OI.shape[0],))
         return self._backend.pack_linear(weight_OI, bias_O, int8)
 
     def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor, int8: bool = False) -> PackedExperts:
         """gate_up_EJH stacks gate over up (J = 2 I). Called once at load."""
-        _rank("down_EHI", down_EHI, 3)
+        expect_rank("down_EHI", down_EHI, 3)
         experts, hidden, inner = down_EHI.shape
-        _shape("gate_up_EJH", gate_up_EJH, (experts, 2 * inner, hidden))
+        expect_shape("gate_up_EJH", gate_up_EJH, (experts, 2 * inner, hidden))
         packed = self.empty_experts(experts, hidden, inner, down_EHI.dtype, int8)
         for slot in range(experts):
             self.set_expert(packed, slot, gate_up_EJH[slot], down_EHI[slot])
@@ -106,15 +117,16 @@ class Ops:
         """
         if int8 + fp8 + (int4 is not None) > 1:
             raise ValueError("int8, fp8, int4: weights are kept as one of them")
+        shape = ExpertShape(slots, hidden, inner, dtype, bias, gating)
         if int4 is not None:
             if int4.size < STEP or int4.size % STEP:
                 raise ValueError(f"int4: groups of {int4.size} inputs, expected a multiple of {STEP}")
-            return self._backend.empty_experts_int4(slots, hidden, inner, dtype, int4, bias, gating)
-        if fp8 and (bias or gating != SWIGLU):
+            return self._backend.empty_experts_int4(shape, int4)
+        if fp8 and not shape.plain:
             raise ValueError("fp8: only experts of a plain SwiGLU without biases are kept so")
         if fp8:
-            return self._backend.empty_experts_fp8(slots, hidden, inner, dtype)
-        return self._backend.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
+            return self._backend.empty_experts_fp8(shape)
+        return self._backend.empty_experts(shape, int8)
 
     def set_expert(
         self,
@@ -126,15 +138,15 @@ class Ops:
         down_bias_H: Tensor | None = None,
     ) -> None:
         """Replace one slot's weights, and its biases where slots have them. No `expert_ffn` may name it meanwhile."""
-        _shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
-        _shape("down_HI", down_HI, (experts.hidden, experts.inner))
-        _slot(slot, experts)
-        _biases(experts, gate_up_bias_J, down_bias_H)
+        expect_shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
+        expect_shape("down_HI", down_HI, (experts.hidden, experts.inner))
+        expect_slot(slot, experts)
+        biases = both_biases(experts, gate_up_bias_J, down_bias_H)
         if experts.int4 is None:
-            self._backend.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
+            self._backend.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
-        self._backend.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+        self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
 
     def set_expert_int4(
         self,
@@ -149,32 +161,32 @@ class Ops:
         differ, or for a scale that is no bfloat16 number where slots keep those."""
         if experts.int4 is None:
             raise ValueError("experts: these slots keep no int4 weights")
-        _groups("gate_up", gate_up, (2 * experts.inner, experts.hidden), experts.int4)
-        _groups("down", down, (experts.hidden, experts.inner), experts.int4)
-        _slot(slot, experts)
-        _biases(experts, gate_up_bias_J, down_bias_H)
-        self._backend.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+        expect_groups("gate_up", gate_up, (2 * experts.inner, experts.hidden), experts.int4)
+        expect_groups("down", down, (experts.hidden, experts.inner), experts.int4)
+        expect_slot(slot, experts)
+        biases = both_biases(experts, gate_up_bias_J, down_bias_H)
+        self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
     ) -> None:
         """`set_expert` from e4m3 blocks: copied as they are into fp8 slots, de-quantised into others."""
-        _blocks("gate", gate, (experts.inner, experts.hidden))
-        _blocks("up", up, (experts.inner, experts.hidden))
-        _blocks("down", down, (experts.hidden, experts.inner))
-        _slot(slot, experts)
+        expect_blocks("gate", gate, (experts.inner, experts.hidden))
+        expect_blocks("up", up, (experts.inner, experts.hidden))
+        expect_blocks("down", down, (experts.hidden, experts.inner))
+        expect_slot(slot, experts)
         self._backend.set_expert_fp8(experts, slot, gate, up, down)
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """weight * x / sqrt(mean(x^2) + eps), the mean in float32, over the last dimension."""
-        _shape("weight_H", weight_H, (x_TH.shape[-1],))
+        expect_shape("weight_H", weight_H, (x_TH.shape[-1],))
         return self._backend.rms_norm(x_TH, weight_H, eps)
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         """weight * (x - mean) / sqrt(variance + eps) + bias over the last dimension, in float32, rounded once."""
-        _shape("weight_H", weight_H, (x_TH.shape[-1],))
+        expect_shape("weight_H", weight_H, (x_TH.shape[-1],))
         if bias_H is not None:
-            _shape("bias_H", bias_H, (x_TH.shape[-1],))
+            expect_shape("bias_H", bias_H, (x_TH.shape[-1],))
         return self._backend.layer_norm(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None = None, layer: int = 0) -> None:
@@ -184,7 +196,7 @@ class Ops:
         get `layer` there, unless an earlier layer stands in it.
         """
         shape = x_TH.shape
-        _shape("y_TH", y_TH, shape)
+        expect_shape("y_TH", y_TH, shape)
         if bad_T is not None and (
             bad_T.dtype is not INT32 or bad_T.shape != (shape[0],) or not bad_T.is_contiguous()
         ):
@@ -195,38 +207,38 @@ class Ops:
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         """x_TH += y_TH in place, then the norm of the new x_TH."""
-        _shape("weight_H", weight_H, (x_TH.shape[-1],))
-        _shape("y_TH", y_TH, tuple(x_TH.shape))
+        expect_shape("weight_H", weight_H, (x_TH.shape[-1],))
+        expect_shape("y_TH", y_TH, tuple(x_TH.shape))
         return self._backend.add_rms_norm(x_TH, y_TH, weight_H, eps)
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
-        _last("x_TI", x_TI, packed.inputs)
+        expect_last("x_TI", x_TI, packed.inputs)
         return self._backend.linear(x_TI, packed)
 
     def logits(self, x_TH: Tensor, packed: PackedLinear) -> Tensor:
         """`linear` with a float32 result; the native library never rounds it to the rows' dtype."""
-        _last("x_TH", x_TH, packed.inputs)
+        expect_last("x_TH", x_TH, packed.inputs)
         return self._backend.logits(x_TH, packed)
 
     def argmax(self, logits_RV: Tensor) -> Tensor:
         """The id of every row's highest logit, the lowest among equals; -1 where a logit of the row is not finite.
         (R,) int32. V must not be 0."""
-        _rank("logits_RV", logits_RV, 2)
+        expect_rank("logits_RV", logits_RV, 2)
         return self._backend.argmax(logits_RV)
 
     def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
         """One weight per head; called once at load."""
-        _rank("weight_AOI", weight_AOI, 3)
+        expect_rank("weight_AOI", weight_AOI, 3)
         return self._backend.pack_heads(weight_AOI)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         """y[t, a] = x[t, a] @ weight[a]^T: MLA's absorbed projections, batch-invariant unlike torch.bmm."""
-        _shape("x_TAI", x_TAI, (x_TAI.shape[0], packed.heads, packed.inputs))
+        expect_shape("x_TAI", x_TAI, (x_TAI.shape[0], packed.heads, packed.inputs))
         return self._backend.linear_heads(x_TAI, packed)
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         """down(silu(gate(x)) * up(x)); gate stacked over up."""
-        _last("x_TH", x_TH, gate_up.inputs)
+        expect_last("x_TH", x_TH, gate_up.inputs)
         if gate_up.outputs != 2 * down.inputs:
             raise ValueError(
                 f"mlp: gate_up has {gate_up.outputs} outputs, down {down.inputs} inputs; need 2:1"
@@ -240,7 +252,7 @@ class Ops:
 
         The result is always in the half-split order: first members of all pairs, then second members.
         """
-        _rank("x_TAD", x_TAD, 3)
+        expect_rank("x_TAD", x_TAD, 3)
         if cos_PD.shape != sin_PD.shape or 2 * cos_PD.shape[1] != x_TAD.shape[2]:
             raise ValueError(f"rope: x_TAD {tuple(x_TAD.shape)} does not fit cos_PD {tuple(cos_PD.shape)}")
         return self._backend.rope(x_TAD, cos_PD, sin_PD, position_T, interleaved)
@@ -282,14 +294,14 @@ class Ops:
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
     ) -> None:
         """Store keys and values of T tokens at their slots (block * B + offset)."""
-        keys, values = _caches(k_NGBD, v_NGBD)
-        _shape("k_TGD", k_TGD, (kv_slot_T.shape[0], keys[1], keys[3]))
-        _shape("v_TGD", v_TGD, (kv_slot_T.shape[0], values[1], values[3]))
+        keys, values = cache_shapes(k_NGBD, v_NGBD)
+        expect_shape("k_TGD", k_TGD, (kv_slot_T.shape[0], keys[1], keys[3]))
+        expect_shape("v_TGD", v_TGD, (kv_slot_T.shape[0], values[1], values[3]))
         self._backend.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
 
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
         """Store the MLA latent (compressed KV, then the rotated rope key) of T tokens."""
-        _shape("latent_TC", latent_TC, (kv_slot_T.shape[0], cache_NBC.shape[2]))
+        expect_shape("latent_TC", latent_TC, (kv_slot_T.shape[0], cache_NBC.shape[2]))
         self._backend.write_latent(latent_TC, cache_NBC, kv_slot_T)
 
     def attend_gqa(
@@ -307,13 +319,13 @@ class Ops:
         `window`: a token sees itself and the `window - 1` before it. `sink_A`: a logit per head that takes weight and
         gives no value.
         """
-        _rank("q_TAD", q_TAD, 3)
-        groups = _caches(k_NGBD, v_NGBD)[0][1]
+        expect_rank("q_TAD", q_TAD, 3)
+        groups = cache_shapes(k_NGBD, v_NGBD)[0][1]
         if q_TAD.shape[1] % groups:
             raise ValueError(f"q_TAD: {q_TAD.shape[1]} heads do not divide by {groups} key/value heads")
         if sink_A is not None:
-            _shape("sink_A", sink_A, (q_TAD.shape[1],))
-        _batch("q_TAD", q_TAD, batch)
+            expect_shape("sink_A", sink_A, (q_TAD.shape[1],))
+        expect_tokens("q_TAD", q_TAD, batch)
         return self._backend.attend_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A)
 
     def attend_mla(
@@ -323,39 +335,39 @@ class Ops:
 
         Keys are whole latent rows, values their first `rank` columns (DeepSeek-V2, arXiv 2405.04434, 2.1).
         """
-        _rank("q_TAC", q_TAC, 3)
-        _last("q_TAC", q_TAC, cache_NBC.shape[2])
-        _batch("q_TAC", q_TAC, batch)
+        expect_rank("q_TAC", q_TAC, 3)
+        expect_last("q_TAC", q_TAC, cache_NBC.shape[2])
+        expect_tokens("q_TAC", q_TAC, batch)
         return self._backend.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         """Called once at load: checks the layer, and lets the backend pack what it wants of it."""
         hidden, size = layer.input_norm_H.shape[0], layer.head_dim
-        _shape("post_norm_H", layer.post_norm_H, (hidden,))
-        _fits("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
-        _fits("out", layer.out, hidden, layer.heads * size)
+        expect_shape("post_norm_H", layer.post_norm_H, (hidden,))
+        expect_sizes("qkv", layer.qkv, (layer.heads + 2 * layer.groups) * size, hidden)
+        expect_sizes("out", layer.out, hidden, layer.heads * size)
         for name, norm, count in (
             ("q_norm_D", layer.q_norm_D, layer.heads),
             ("k_norm_D", layer.k_norm_D, layer.groups),
         ):
             if norm is not None:
-                _shape(name, norm, (size * (count if layer.wide_norms else 1),))
+                expect_shape(name, norm, (size * (count if layer.wide_norms else 1),))
         if layer.sink_A is not None:
-            _shape("sink_A", layer.sink_A, (layer.heads,))
-        _shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
-        _shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
+            expect_shape("sink_A", layer.sink_A, (layer.heads,))
+        expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
+        expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
         if (layer.rule is None) != (layer.gate_EH is None):
             raise ValueError("gate_EH: a router needs both its gate and its rule")
         if layer.gate_EH is not None:
-            _last("gate_EH", layer.gate_EH, hidden)
+            expect_last("gate_EH", layer.gate_EH, hidden)
             for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
                 if bias is not None:
-                    _shape(name, bias, (layer.gate_EH.shape[0],))
+                    expect_shape(name, bias, (layer.gate_EH.shape[0],))
         return self._backend.prepare_gqa(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         """A layer and its part of a cache, checked against each other once. The tensors must keep their memory."""
-        keys, values = _caches(k_NGBD, v_NGBD)
+        keys, values = cache_shapes(k_NGBD, v_NGBD)
         wanted = (keys[0], prepared.layer.groups, keys[2], prepared.layer.head_dim)
         if keys != wanted:
             raise ValueError(f"k_NGBD: shape {keys}, expected {wanted}")
@@ -379,7 +391,7 @@ class Ops:
 
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
-        _shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
+        expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
         return self._backend.gqa_half(x_TH, bound, batch)
 
     def route(
@@ -396,7 +408,7 @@ class Ops:
         found by `add_sums`; a NaN in bias_E does that to every row. Ids are below E whatever comes in. `gate_bias_E` is
         added to the logits, `bias_E` only to what experts are chosen by.
         """
-        _last("x_TH", x_TH, gate_EH.shape[1])
+        expect_last("x_TH", x_TH, gate_EH.shape[1])
         return self._backend.route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
 
     def expert_ffn(
@@ -418,8 +430,8 @@ class Ops:
         rows, hidden = x_RH.shape
         if hidden != experts.hidden:
             raise ValueError(f"x_RH: hidden size {hidden}, the experts have {experts.hidden}")
-        _shape("out_RH", out_RH, (rows, hidden))
-        _shape("weight_RK", weight_RK, slot_RK.shape)
+        expect_shape("out_RH", out_RH, (rows, hidden))
+        expect_shape("weight_RK", weight_RK, slot_RK.shape)
         self._backend.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
 
 
@@ -467,72 +479,3 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
         return Ops(Reference(device), device, threads, "triton is not installed; pip install afserve[gpu]")
     opened = TritonBackend.open(device)
     return Ops(opened, opened.device, threads)
-
-
-def _rank(name: str, x: Tensor, rank: int) -> None:
-    if x.dim() != rank:
-        raise ValueError(f"{name}: {x.dim()} dimensions {tuple(x.shape)}, expected {rank}")
-
-
-def _shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    if x.shape != shape:  # a torch.Size is a tuple
-        raise ValueError(f"{name}: shape {tuple(x.shape)}, expected {tuple(shape)}")
-
-
-def _caches(k_NGBD: Tensor, v_NGBD: Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """Both shapes as rows have them, (N, G, B, D)."""
-    if (k_NGBD.dim(), v_NGBD.dim()) not in ((ROWS, ROWS), (KEYS, VALUES)):
-        raise ValueError(
-            f"k_NGBD, v_NGBD: {k_NGBD.dim()} and {v_NGBD.dim()} dimensions, "
-            f"a cache has {ROWS} and {ROWS}, or {KEYS} and {VALUES} in tiles"
-        )
-    return shape_of(k_NGBD), shape_of(v_NGBD)
-
-
-def _blocks(name: str, weight: BlockScaled, shape: tuple[int, int]) -> None:
-    _shape(f"{name}.q_OI", weight.q_OI, shape)
-    _shape(f"{name}.scale", weight.scale, blocks_of(*shape))
-    if weight.q_OI.dtype is not FP8 or weight.scale.dtype is not torch.float32:
-        raise ValueError(
-            f"{name}: {weight.q_OI.dtype} with {weight.scale.dtype} scales, expected {FP8} with float32"
-        )
-
-
-def _groups(name: str, weight: Grouped, shape: tuple[int, int], kept: Groups) -> None:
-    _shape(f"{name}.code_OI", weight.code_OI, shape)
-    _shape(f"{name}.scale_OG", weight.scale_OG, (shape[0], groups_of(shape[1], kept.size)))
-    if weight.size != kept.size:
-        raise ValueError(f"{name}: groups of {weight.size} inputs, these slots have {kept.size}")
-    if weight.code_OI.dtype is not torch.int8 or weight.scale_OG.dtype is not torch.float32:
-        raise ValueError(
-            f"{name}: {weight.code_OI.dtype} with {weight.scale_OG.dtype} scales, expected torch.int8 with float32"
-        )
-
-
-def _biases(experts: PackedExperts, gate_up_bias_J: Tensor | None, down_bias_H: Tensor | None) -> None:
-    given = [bias for bias in (gate_up_bias_J, down_bias_H) if bias is not None]
-    if len(given) != (0 if experts.gate_up_bias_EJ is None else 2):
-        raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
-    if gate_up_bias_J is not None and down_bias_H is not None:
-        _shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
-        _shape("down_bias_H", down_bias_H, (experts.hidden,))
-
-
-def _slot(slot: int, experts: PackedExperts) -> None:
-    if not 0 <= slot < experts.experts:
-        raise ValueError(f"slot: {slot}, there are {experts.experts} slots")
-
-
-def _fits(name: str, packed: PackedLinear, outputs: int, inputs: int) -> None:
-    if (packed.outputs, packed.inputs) != (outputs, inputs):
-        raise ValueError(f"{name}: ({packed.outputs}, {packed.inputs}), expected ({outputs}, {inputs})")
-
-
-def _last(name: str, x: Tensor, size: int) -> None:
-    if x.shape[-1] != size:
-        raise ValueError(f"{name}: last dimension {x.shape[-1]}, expected {size}")
-
-
-def _batch(name: str, x: Tensor, batch: PagedBatch) -> None:
-    if x.shape[0] != batch.tokens:
-        raise ValueError(f"{name}: {x.shape[0]} tokens, the batch has {batch.tokens}")

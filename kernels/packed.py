@@ -37,6 +37,27 @@ class PackedHeads:
     dtype: torch.dtype = torch.float32
 
 
+Biases = tuple[Tensor, Tensor]
+"""Of one expert: gate_up_bias_J and down_bias_H."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """What slots are made for: their number, the sizes of an expert, the dtype of its rows, biases, the gating."""
+
+    slots: int
+    hidden: int
+    inner: int
+    dtype: torch.dtype
+    bias: bool = False
+    gating: Gating = SWIGLU
+
+    @property
+    def plain(self) -> bool:
+        """SwiGLU without biases, which every backend knows."""
+        return self.gating == SWIGLU and not self.bias
+
+
 @dataclass(slots=True)
 class PackedExperts:
     """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases or none."""
@@ -56,14 +77,5 @@ class PackedExperts:
 
     @property
     def plain(self) -> bool:
-        """SwiGLU without biases, which every backend knows."""
+        """As of `ExpertShape`."""
         return self.gating == SWIGLU and self.gate_up_bias_EJ is None
-
-
-def int8_rounded(weight_OI: Tensor) -> Tensor:
-    """The weight as int8 with one scale per output holds it: round(w / s) * s, s = max |w| / 127 over the inputs.
-    An output with a weight that is not finite has NaN for a scale, and so for all its weights."""
-    w = weight_OI.float()
-    scale = w.abs().amax(-1, keepdim=True) / 127.0
-    scale = torch.where(scale == 0, torch.ones_like(scale), torch.where(scale.isfinite(), scale, torch.nan))
-    return (w / scale).round() * scale

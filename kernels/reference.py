@@ -15,12 +15,11 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
-from afserve.kernels.gating import SWIGLU, Gating
-from afserve.kernels.grouped import Grouped, Groups
+from afserve.kernels.grouped import Grouped, Groups, int8_rounded
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear, int8_rounded
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.scaled import BlockScaled, dequantised
@@ -65,22 +64,23 @@ class Reference:
     def argmax(self, logits_RV: Tensor) -> Tensor:
         return logits_RV.argmax(-1).int().masked_fill(~logits_RV.isfinite().all(-1), -1)
 
-    def empty_experts(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        int8: bool = False,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts:
-        gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
-        down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
-        up_bias = torch.zeros((slots, 2 * inner), dtype=dtype, device=self.device) if bias else None
-        down_bias = torch.zeros((slots, hidden), dtype=dtype, device=self.device) if bias else None
+    def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
+        slots, hidden, inner = shape.slots, shape.hidden, shape.inner
+
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=shape.dtype, device=self.device)
+
         return PackedExperts(
-            slots, hidden, inner, gate_up, down, None, dtype, int8, gating, up_bias, down_bias
+            slots,
+            hidden,
+            inner,
+            zeros(slots, 2 * inner, hidden),
+            zeros(slots, hidden, inner),
+            dtype=shape.dtype,
+            int8=int8,
+            gating=shape.gating,
+            gate_up_bias_EJ=zeros(slots, 2 * inner) if shape.bias else None,
+            down_bias_EH=zeros(slots, hidden) if shape.bias else None,
         )
 
     def set_expert(
@@ -89,32 +89,20 @@ class Reference:
         slot: int,
         gate_up_JH: Tensor,
         down_HI: Tensor,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         assert experts.gate_up_EJH is not None and experts.down_EHI is not None
         experts.gate_up_EJH[slot] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
         experts.down_EHI[slot] = int8_rounded(down_HI) if experts.int8 else down_HI
         if experts.gate_up_bias_EJ is not None and experts.down_bias_EH is not None:
-            assert gate_up_bias_J is not None and down_bias_H is not None, "checked at the door"
-            experts.gate_up_bias_EJ[slot] = gate_up_bias_J
-            experts.down_bias_EH[slot] = down_bias_H
+            assert biases is not None, "checked at the door"
+            experts.gate_up_bias_EJ[slot], experts.down_bias_EH[slot] = biases
 
-    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         raise no_fp8(self.name)
 
-    def empty_experts_int4(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        groups: Groups,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts:
-        plain = self.empty_experts(slots, hidden, inner, dtype, bias=bias, gating=gating)
-        return replace(plain, int4=groups)
+    def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
+        return replace(self.empty_experts(shape), int4=groups)
 
     def set_expert_int4(
         self,
@@ -122,11 +110,10 @@ class Reference:
         slot: int,
         gate_up: Grouped,
         down: Grouped,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         weights = gate_up.dequantised(), down.dequantised()
-        self.set_expert(experts, slot, *weights, gate_up_bias_J, down_bias_H)
+        self.set_expert(experts, slot, *weights, biases)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afserve.kernels.packed import PackedExperts
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts
 from afserve.kernels.reference import Reference
 from afserve.kernels.scaled import BlockScaled, quantised_blocks, rounded_rows
 
@@ -26,8 +26,8 @@ class BlockReference(Reference):
     name = "torch-fp8"
     holds_fp8 = True
 
-    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
-        return PackedExperts(slots, hidden, inner, None, None, _Slots(), dtype=dtype)
+    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
+        return PackedExperts(shape.slots, shape.hidden, shape.inner, None, None, _Slots(), dtype=shape.dtype)
 
     def set_expert(
         self,
@@ -35,11 +35,10 @@ class BlockReference(Reference):
         slot: int,
         gate_up_JH: Tensor,
         down_HI: Tensor,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         if not isinstance(experts.handle, _Slots):
-            super().set_expert(experts, slot, gate_up_JH, down_HI)
+            super().set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         self.set_expert_fp8(experts, slot, *(quantised_blocks(w) for w in (*gate_up_JH.chunk(2), down_HI)))
 

@@ -116,10 +116,6 @@ class Rebalancer:
             now, stats, self._view("now", stats.load(0)), Action.RESCUE, f"node {node} is lost"
         )
 
-    def regain(self, node: int) -> None:
-        """A lost node is back, empty. The next decision may use it."""
-        self.nodes = replace(self.nodes, dead=self.nodes.dead - {node})
-
     def over(self, nodes: Nodes, in_force: Placement, now: float, stats: RoutingStats) -> Decision:
         """Other nodes are to hold the experts from now on: the way there, at once. STAY means there is no room."""
         self.nodes = nodes

@@ -12,8 +12,8 @@ from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from afserve.placement.planner.engine import Engine
-    from afserve.placement.planner.perf import Setting
     from afserve.placement.planner.search import Layout, Pool
+    from afserve.placement.planner.setting import Setting
 
 _DEVICES = Within(1, 1 << 20, whole=True)
 COLOCATED = ("vllm", "sglang", "tensorrt-llm", "deepseek")
@@ -89,7 +89,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
 
 def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "Setting":
     """The setting with its requests in flight and its prefill instances."""
-    from afserve.placement.planner.perf import Prefill
+    from afserve.placement.planner.setting import Prefill
 
     prefill = None
     if flags.prefill_devices or flags.prefill_workers:

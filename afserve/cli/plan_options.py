@@ -163,11 +163,11 @@ def build_question(
 ) -> "Question":
     """Raises ConfigError or NotFoundError naming the flag."""
     from afserve.cli.catalog import load_curves, load_model, read_counts
-    from afserve.placement.planner.perf import Setting
     from afserve.placement.planner.perf_attention import Precision
     from afserve.placement.planner.perf_experts import Routing
     from afserve.placement.planner.planner import KINDS, Question
     from afserve.placement.planner.search import Targets
+    from afserve.placement.planner.setting import Setting
 
     if goal.objective == "count" and goal.rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")

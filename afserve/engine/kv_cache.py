@@ -89,7 +89,6 @@ class KvCache:
         )
         self.on_evict: OnEvict | None = None
         self.on_idle: OnIdle | None = None
-        self.evictions = 0
         self._ops = model.ops
         self._memory = model.ops.open_cache(keeps, config.kv_blocks, config.block_size, model.dtype)
         self.halves = model.bind(self._memory.layers)
@@ -127,7 +126,6 @@ class KvCache:
             self._ops.clear_blocks(layer, blocks)
 
     def _evicted(self, block: int, name: Hash) -> None:
-        self.evictions += 1
         if self.on_evict is not None:
             self.on_evict(block, name)
 

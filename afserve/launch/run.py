@@ -37,7 +37,7 @@ from afserve.launch.other_hosts import OtherHosts
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.ray_launcher import RayLauncher
 from afserve.launch.rebalance import balance_rules
-from afserve.launch.site import Site, attended, on_ray, on_this_machine
+from afserve.launch.site import RunSite, attended, on_ray, on_this_machine
 from afserve.launch.supervisor import BEAT_SECONDS, INSISTED, Supervisor, Term, keep_port
 from afserve.launch.topology import Topology, choose, needs
 from afserve.launch.transports import choose_transport
@@ -76,7 +76,7 @@ def serve_here(flags: UpFlags, processes: NodeProcesses) -> None:
         _serve(site, settings, launcher, processes)
 
 
-def _serve(site: Site, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
+def _serve(site: RunSite, settings: ServerSettings, launcher: Launcher, processes: NodeProcesses) -> None:
     flags, found, gpus = site.flags, site.found, site.gpus
     balance = balance_rules(flags.run.rebalance, flags.wishes.redundant_experts)
     flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))

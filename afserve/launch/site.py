@@ -29,7 +29,7 @@ _IN_FILE = {  # flag -> the key of a cluster file that says the same
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class RunSite:
     """Where a run takes place. `assigned` None: all of it on this machine; `devices` tell transports who shares one."""
 
     flags: UpFlags
@@ -40,7 +40,7 @@ class Site:
     devices: tuple[HostedNode, ...] = ()
 
 
-def on_this_machine(flags: UpFlags, processes: NodeProcesses) -> Site:
+def on_this_machine(flags: UpFlags, processes: NodeProcesses) -> RunSite:
     """This machine, or the hosts of a cluster file."""
     cluster = None if flags.run.cluster is None else read_cluster(flags.run.cluster)
     device = flags.wishes.engine.device if cluster is None else cluster.device
@@ -50,10 +50,10 @@ def on_this_machine(flags: UpFlags, processes: NodeProcesses) -> Site:
     found = _found(flags, processes)
     if assigned is not None:
         _check_elsewhere(flags, assigned, found, processes.folder)
-    return Site(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
+    return RunSite(flags, found, this_machine(), gpus, assigned, () if assigned is None else assigned.hosted)
 
 
-def attended(flags: UpFlags, processes: NodeProcesses) -> Site:
+def attended(flags: UpFlags, processes: NodeProcesses) -> RunSite:
     """Hosts whose nodes somebody else starts: the run waits for them."""
     if flags.run.cluster is not None or flags.run.ssh:
         raise ConfigError(
@@ -62,10 +62,10 @@ def attended(flags: UpFlags, processes: NodeProcesses) -> Site:
     found = _found(flags, processes)
     wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
     _check_elsewhere(flags, assignment, found, processes.folder)
-    return Site(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
+    return RunSite(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
 
 
-def on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> Site:
+def on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> RunSite:
     """The hosts that Ray finds. Raises ConfigError before Ray is asked, where a flag fits no cluster."""
     for name in ("cluster", "ssh", "elsewhere"):
         if getattr(flags.run, name):
@@ -74,7 +74,7 @@ def on_ray(flags: UpFlags, launcher: RayLauncher, processes: NodeProcesses) -> S
     plan = set_aside(launcher, flags.ray, flags.wishes, found, flags.run.listen)
     _check_elsewhere(flags, plan.assignment, found, processes.folder)
     flags = replace(flags, wishes=plan.wishes)
-    return Site(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
+    return RunSite(flags, found, plan.machine, plan.gpus, plan.assignment, plan.devices)
 
 
 def _found(flags: UpFlags, processes: NodeProcesses) -> FoundModel:

@@ -6,8 +6,7 @@ Every 16th output of each weight is looked at, so that loading is not much slowe
 import torch
 from torch import Tensor
 
-from afserve.kernels.grouped import int4_rounded
-from afserve.kernels.packed import int8_rounded
+from afserve.kernels.grouped import int4_rounded, int8_rounded
 
 EVERY = 16
 

@@ -24,7 +24,7 @@ def bytes_of(tokens: int, logprobs: int | None) -> int:
 
 
 @dataclass(slots=True)
-class Told:
+class RecordedChoice:
     """One choice. `end` has the reason and no tokens."""
 
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
@@ -69,7 +69,7 @@ class Record:
 
     def __init__(self, choices: int, *, exact: bool = False) -> None:
         self._exact = exact
-        self.told = [Told() for _ in range(choices)]
+        self.told = [RecordedChoice() for _ in range(choices)]
         self.failure: Exception | None = None
         self._readers: set[asyncio.Queue[Numbered | Exception]] = set()
 

@@ -6,7 +6,6 @@ Shapes: R rows of a message, H hidden size, K top-k.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,22 +37,17 @@ class _Leaving:
 
 
 class ExpertPort:
-    """Over any transport; `boxes` are those to listen on, all of them if not given.
+    """Over any transport, on all its boxes.
 
     `device` is where rows are computed, when that is not where the transport's mailboxes are; `stage` replaces the way
     between the two.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        boxes: Sequence[Box] | None = None,
-        *,
-        device: torch.device = HOST,
-        stage: Stage | None = None,
+        self, transport: Transport, *, device: torch.device = HOST, stage: Stage | None = None
     ) -> None:
         self._transport = transport
-        self._boxes = tuple(transport.boxes() if boxes is None else boxes)
+        self._boxes = tuple(transport.boxes())
         self._wire = transport.layout.combine_wire
         self._stage = stage or stage_for(device, transport.device)
         self._replies: dict[Box, Tensor] = {}

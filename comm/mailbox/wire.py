@@ -16,7 +16,6 @@ from afserve.comm.transport import SCALE_BLOCK, Box, Header, Kind, Layout, WireT
 from afserve.errors import ConfigError, ProtocolError
 
 MAGIC = 0x41465356  # "AFSV"
-FIRST_BYTE = MAGIC & 0xFF
 VERSION = 1
 HEADER_BYTES = 64
 SEQUENCES = 1 << 32  # sequence numbers wrap here

@@ -4,6 +4,7 @@ Nothing here waits for the device and every grid is an upper bound, so a step ca
 checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as in `reference.py`.
 """
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -12,12 +13,11 @@ from torch import Tensor
 import triton
 from afserve.errors import ConfigError
 from afserve.kernels.fallbacks import Fallbacks
-from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import half_of_ops, routed_half
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
-from afserve.kernels.packed import PackedExperts, PackedHeads, PackedLinear
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
@@ -127,42 +127,27 @@ class TritonBackend:
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch
 
-    def empty_experts(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        int8: bool = False,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts:
-        if bias or gating != SWIGLU:
+    def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
+        if not shape.plain:
             self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
-            return self._plain.empty_experts(slots, hidden, inner, dtype, int8, bias, gating)
+            return self._plain.empty_experts(shape, int8)
         if int8:
-            coded = triton_bits.empty(slots, hidden, inner, 8, whole_rows(hidden, inner), self.device)
-            return PackedExperts(slots, hidden, inner, None, None, coded, dtype=dtype, int8=True)
-        gate_up = torch.zeros((slots, 2 * inner, hidden), dtype=dtype, device=self.device)
-        down = torch.zeros((slots, hidden, inner), dtype=dtype, device=self.device)
-        handle = ExpertWeights(gate_up, down)
-        return PackedExperts(slots, hidden, inner, gate_up, down, handle, dtype=dtype)
+            group = whole_rows(shape.hidden, shape.inner)
+            return replace(self._coded(shape, 8, group), int8=True)
+        packed = self._plain.empty_experts(shape)
+        assert packed.gate_up_EJH is not None and packed.down_EHI is not None
+        return replace(packed, handle=ExpertWeights(packed.gate_up_EJH, packed.down_EHI))
 
-    def empty_experts_int4(
-        self,
-        slots: int,
-        hidden: int,
-        inner: int,
-        dtype: torch.dtype,
-        groups: Groups,
-        bias: bool = False,
-        gating: Gating = SWIGLU,
-    ) -> PackedExperts:
-        if bias or gating != SWIGLU:
+    def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
+        if not shape.plain:
             self.fallbacks.note("expert_ffn", "biases or a clamped SwiGLU")
-            return self._plain.empty_experts_int4(slots, hidden, inner, dtype, groups, bias, gating)
-        coded = triton_bits.empty(slots, hidden, inner, 4, groups.size, self.device)
-        return PackedExperts(slots, hidden, inner, None, None, coded, dtype=dtype, int4=groups)
+            return self._plain.empty_experts_int4(shape, groups)
+        return replace(self._coded(shape, 4, groups.size), int4=groups)
+
+    def _coded(self, shape: ExpertShape, bits: int, group: int) -> PackedExperts:
+        sizes = shape.slots, shape.hidden, shape.inner
+        coded = triton_bits.empty(*sizes, bits, group, self.device)
+        return PackedExperts(*sizes, None, None, coded, dtype=shape.dtype)
 
     def set_expert_int4(
         self,
@@ -170,23 +155,23 @@ class TritonBackend:
         slot: int,
         gate_up: Grouped,
         down: Grouped,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         if isinstance(experts.handle, CodedWeights):
             experts.handle.set(slot, gate_up, down)
             return
-        self._plain.set_expert_int4(experts, slot, gate_up, down, gate_up_bias_J, down_bias_H)
+        self._plain.set_expert_int4(experts, slot, gate_up, down, biases)
 
-    def empty_experts_fp8(self, slots: int, hidden: int, inner: int, dtype: torch.dtype) -> PackedExperts:
+    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         if not self.holds_fp8:
             raise ConfigError(
                 f"device {self.device} has no FP8 matrix instructions (8.9 or newer); use 16-bit weights"
             )
+        slots, hidden, inner = shape.slots, shape.hidden, shape.inner
         across_i, across_h = blocks_of(inner, hidden)
 
-        def zeros(*shape: int, of: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=of, device=self.device)
+        def zeros(*size: int, of: torch.dtype) -> Tensor:
+            return torch.zeros(size, dtype=of, device=self.device)
 
         handle = ExpertWeights(
             zeros(slots, 2 * inner, hidden, of=FP8),
@@ -194,7 +179,7 @@ class TritonBackend:
             zeros(slots, 2 * across_i, across_h, of=torch.float32),
             zeros(slots, across_h, across_i, of=torch.float32),
         )
-        return PackedExperts(slots, hidden, inner, None, None, handle, dtype=dtype)
+        return PackedExperts(slots, hidden, inner, None, None, handle, dtype=shape.dtype)
 
     def set_expert(
         self,
@@ -202,15 +187,14 @@ class TritonBackend:
         slot: int,
         gate_up_JH: Tensor,
         down_HI: Tensor,
-        gate_up_bias_J: Tensor | None = None,
-        down_bias_H: Tensor | None = None,
+        biases: Biases | None = None,
     ) -> None:
         if isinstance(experts.handle, CodedWeights):
             group = experts.handle.group
             experts.handle.set(slot, *(int8_rows(w.to(self.device), group) for w in (gate_up_JH, down_HI)))
             return
         if not experts.plain or not _weights(experts).scaled:
-            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, gate_up_bias_J, down_bias_H)
+            self._plain.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
         self.set_expert_fp8(experts, slot, *blocks)

@@ -19,6 +19,7 @@ from afserve.placement.placement import FREE
 _HUGE = 1e30
 _CHUNK = 4_000_000  # elements of one dense (batch, expert, node) array: 32 MB
 _DENSE_NODES = 192  # above, the interior point's N x N systems take longer than they are worth
+_NEWTON_STEPS = 60
 _MIRROR_STEPS, _MIRROR_PATIENCE = 200, 8
 
 
@@ -132,7 +133,6 @@ def _interior_point(
     risk_LM: Floats,
     pace_N: Floats,
     tolerance: float,
-    steps: int = 60,
 ) -> Floats:
     """rows_LMN. Starts from the even split, so every iterate is feasible and dual slack stays exact."""
     count_LM = np.maximum(held_LMN.sum(2), 1)
@@ -142,7 +142,7 @@ def _interior_point(
     floor = np.where(held_LMN, price, _HUGE).min(2) - 0.1
     z = np.where(held_LMN, price - floor[:, :, None], 1.0)
     edges = np.maximum(held_LMN.sum((1, 2)), 1)
-    for _ in range(steps):
+    for _ in range(_NEWTON_STEPS):
         gap = (y * z).sum((1, 2))
         if gap.max() <= tolerance:
             break

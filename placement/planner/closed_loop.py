@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from afserve.pipeline import larger
 from afserve.placement.planner.engine import PLAIN, Wait
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Setting, prompt_seconds
+from afserve.placement.planner.perf import prompt_seconds
+from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
 

@@ -6,7 +6,6 @@ It opens no file: the caller passes what it parsed and the name to show.
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from afserve.config_ranges import Range
 from afserve.errors import ConfigError, shown
 
 
@@ -17,19 +16,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}."
 
 
-NO_RANGES: Mapping[str, Range] = {}
-MOST = 1e18  # of a number without a range of its own; bytes per second of any machine
+MOST = 1e18  # of a number; bytes per second of any machine
 
 
 class Fields:
-    """A read-only view of a table; every getter checks type and range. `ranges` says how large some keys may be."""
+    """A read-only view of a table; every getter checks type and range."""
 
-    def __init__(
-        self, source: str, table: Mapping[str, object], ranges: Mapping[str, Range] = NO_RANGES
-    ) -> None:
+    def __init__(self, source: str, table: Mapping[str, object]) -> None:
         self.source = source
         self.table = table
-        self._ranges = ranges
 
     def has(self, key: str) -> bool:
         return self.table.get(key) is not None
@@ -40,11 +35,10 @@ class Fields:
             return float(self._default(key, default))
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, "must be a number")
-        most = self._ranges[key].high if key in self._ranges else MOST
         if not value >= least:
             raise self.refuse(key, f"must be at least {least:g}")
-        if value > most:
-            raise self.refuse(key, f"must be at most {int(most)}")
+        if value > MOST:
+            raise self.refuse(key, f"must be at most {int(MOST)}")
         return float(value)
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:

@@ -11,18 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.pipeline import larger, layer_period, step_seconds
-from afserve.placement.planner.engine import PLAIN, WIDTH_SECONDS, Engine, scaled
-from afserve.placement.planner.engine_rows import Like
+from afserve.placement.planner.engine import WIDTH_SECONDS
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf_attention import (
     AttentionTimes,
-    Precision,
     allreduce_seconds,
     attention_step,
     ffn_seconds,
     prefill_step,
 )
-from afserve.placement.planner.perf_curve import CurveSet
 from afserve.placement.planner.perf_experts import Routing, active_experts, imbalance, largest_normal
 from afserve.placement.planner.perf_ffn import (
     COMBINE_BYTES,
@@ -31,112 +28,9 @@ from afserve.placement.planner.perf_ffn import (
     expert_layer,
     transfer,
 )
-from afserve.placement.planner.shape import ModelShape
-from afserve.placement.planner.workload import Workload
+from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
-DEFAULT_PRECISION = Precision()
-EVEN = Routing()
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Where prompts are read when they are read elsewhere: devices per instance (0: as many as an instance of decoding
-    has) of the same hardware, and how many instances there are for each instance of decoding."""
-
-    devices: int = 0
-    workers: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Everything a prediction depends on besides the layout.
-
-    draft_tokens and acceptance: multi-token prediction; a step yields 1 + acceptance * draft_tokens tokens.
-    shared_on_experts: AFD systems that keep shared experts and dense FFNs on the expert nodes (Step-3):
-        their dense layers take turns in the ping-pong like the others.
-    exchange_kernels: devices run the send and receive kernels themselves (False: a host CPU drives the NIC, StepMesh).
-    steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
-    percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
-    engine: how much longer than its kernels it takes; `reached` are the curves that its decoding reaches.
-    split_experts: where one rank spans all devices, each has a slice of every expert (else some experts whole).
-    concurrency: requests that clients keep in flight, 0 where they come at random. prefill: who reads their prompts.
-    """
-
-    shape: ModelShape
-    curves: CurveSet
-    workload: Workload
-    precision: Precision = DEFAULT_PRECISION
-    routing: Routing = EVEN
-    draft_tokens: int = 0
-    acceptance: float = 0.0
-    shared_on_experts: bool = False
-    exchange_kernels: bool = True
-    steps_ahead: bool = False
-    percentile99: bool = False
-    engine: Engine = PLAIN
-    reached: CurveSet | None = None
-    split_experts: bool = False
-    concurrency: float = 0.0
-    prefill: Prefill | None = None
-
-    def served_by(self, engine: Engine) -> "Setting":
-        """The same question, answered for `engine`: its way of working, and the curves that it reaches."""
-        return replace(
-            self,
-            engine=engine,
-            reached=scaled(self.curves, engine.rates),
-            steps_ahead=engine.steps_ahead,
-            shared_on_experts=engine.shared_on_experts,
-            exchange_kernels=engine.exchange_kernels,
-        )
-
-    @property
-    def decode_curves(self) -> CurveSet:
-        return self.curves if self.reached is None else self.reached
-
-    def like(self, chip: Hardware, layout: str) -> Like:
-        """What measured rows are compared with; a decode-only context counts as one with answers of 1,024 tokens."""
-        work = self.workload
-        return Like(
-            model=self.shape.name,
-            chip=chip.name,
-            experts=self.precision.experts,
-            layout=layout,
-            prompts="elsewhere" if work.decode_only else "here",
-            prompt=max(work.mean_prompt, 1.0),
-            answer=work.mean_answer if work.mean_answer > 1 else 1024.0,
-        )
-
-    @property
-    def tokens_per_step(self) -> float:
-        return 1.0 + self.acceptance * self.draft_tokens
-
-    @property
-    def rows_per_request(self) -> float:
-        return 1.0 + self.draft_tokens
-
-    @property
-    def exchange(self) -> float:
-        """Device seconds of one send or receive kernel, whatever its size."""
-        return self.decode_curves.pick("exchange", "bf16").launch if self.exchange_kernels else 0.0
-
-    def exchange_at_attention(self, rows: Array, nodes: Array) -> Array:
-        """Device seconds of one layer's send and receive: `rows` rows, each to those of `nodes` that need it."""
-        kernel = self.decode_curves.pick("exchange", "bf16")
-        seconds = np.asarray(2 * self.exchange + 0.0 * (rows + nodes))
-        if not self.exchange_kernels or not (kernel.per_row or kernel.per_group):
-            return seconds
-        copies = distinct_targets(self.shape.experts.top_k, nodes)
-        return seconds + 2 * (kernel.per_row * rows * copies + kernel.per_group * (nodes - 1))
-
-    def exchange_at_experts(self, rows: Array, messages: Array) -> Array:
-        """The same on an expert device that answers `messages` of `rows` rows each. Where only kernels of a collective
-        were measured, one send and one receive take what they take at the attention side, for any number of peers."""
-        answer = self.decode_curves.curves.get("answer")
-        if answer is None or not self.exchange_kernels:
-            return np.asarray(2 * self.exchange + 0.0 * (rows + messages))
-        return np.asarray(messages * (answer.launch + answer.per_row * rows))
 
 
 @dataclass(frozen=True, slots=True)

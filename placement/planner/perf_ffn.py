@@ -25,15 +25,13 @@ def expert_layer(
     precision: str,
     rows: Array,
     active: Array,
-    tensor_parallel: int = 1,
     groups: Array | None = None,
 ) -> Array:
     """One MoE layer on one device: `rows` row-expert pairs and `active` distinct experts on it.
 
-    Several devices may share an expert's columns (`tensor_parallel`); the caller adds their all-reduce. `groups`:
-    pieces of experts that this device calls, where that is not `active`.
+    `groups`: pieces of experts that this device calls, where that is not `active`.
     """
-    elems = shape.experts.elems / tensor_parallel
+    elems = shape.experts.elems
     width = elems / 3 / shape.hidden
     curve = curves.pick("experts", precision)
     traffic = rows * curve.row_bytes * _ACTIVATION * (2 * shape.hidden + 3 * width)

@@ -13,8 +13,9 @@ from afserve.pipeline import StageTimes
 from afserve.placement.planner.closed_loop import crowd_of, first_token
 from afserve.placement.planner.engine_rows import Like
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Setting, Stages, attention_half, expert_half
+from afserve.placement.planner.perf import Stages, attention_half, expert_half
 from afserve.placement.planner.search import PlanFamily
+from afserve.placement.planner.setting import Setting
 
 HOUR, MILLION = 3600.0, 1e6
 WITHIN_80 = 1.2816
@@ -61,7 +62,6 @@ class Plan:
     decode_only: bool
     engine: str = ""
     half_width: float = 0.0
-    prompts_elsewhere: bool = False
 
     @property
     def devices(self) -> int:
@@ -143,7 +143,6 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         decode_only=setting.workload.decode_only and setting.prefill is None,
         engine=setting.engine.name,
         half_width=half_width,
-        prompts_elsewhere=setting.workload.decode_only,
     )
 
 

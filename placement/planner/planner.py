@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.engine import Engine
-from afserve.placement.planner.perf import Setting
 from afserve.placement.planner.plan import Plan, plan_of
 from afserve.placement.planner.search import (
     ANY,
@@ -23,6 +22,7 @@ from afserve.placement.planner.search import (
     best_batches,
     families,
 )
+from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")

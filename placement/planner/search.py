@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
-from afserve.placement.planner.perf import Setting, Stages, afd_stages, colocated_stages
+from afserve.placement.planner.perf import Stages, afd_stages, colocated_stages
+from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
 GRID = 64

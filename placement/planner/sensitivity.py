@@ -15,6 +15,7 @@ from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import USEFUL, Answer, Question
 from afserve.placement.planner.search import PlanFamily, Targets, best_batches
 
+MORE = 1.1  # times each resource
 _RESOURCES = {
     "attention bandwidth": ("attention", ("bandwidth",)),
     "attention compute": ("attention", ("flops_bf16", "flops_fp8", "flops_fp4")),
@@ -25,8 +26,8 @@ _RESOURCES = {
 }
 
 
-def sensitivity(question: Question, plan: Plan, step: float = 0.1) -> dict[str, float]:
-    """Relative throughput change of the same layout when one resource grows by `step`; the batch is chosen anew, but
+def sensitivity(question: Question, plan: Plan) -> dict[str, float]:
+    """Relative throughput change of the same layout when one resource grows by a tenth; the batch is chosen anew, but
     for the lowest latency, where it stays and the change is that of one request's rate."""
     targets = question.targets
     if plan.limited_by == "usefulness":
@@ -37,9 +38,9 @@ def sensitivity(question: Question, plan: Plan, step: float = 0.1) -> dict[str, 
         if plan.kind == "colocated" and side == "experts":
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        changes[label] = _throughput(question, plan, targets, side, fields, 1 + step) / base - 1
+        changes[label] = _throughput(question, plan, targets, side, fields, MORE) / base - 1
     if np.isfinite(question.targets.tpot):
-        looser = replace(question.targets, tpot=question.targets.tpot * (1 + step))
+        looser = replace(question.targets, tpot=question.targets.tpot * MORE)
         changes["TPOT target"] = _throughput(question, plan, looser, None, (), 1.0) / base - 1
     return changes
 

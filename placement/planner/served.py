@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from afserve.placement.planner.engine import PLAIN, Engine
 from afserve.placement.planner.engine_rows import Like
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import Prefill, Setting, Stages
+from afserve.placement.planner.perf import Stages
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_curve import CurveSet
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.search import PlanFamily
+from afserve.placement.planner.setting import Prefill, Setting
 from afserve.placement.planner.shape import ModelShape
 from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 

@@ -12,15 +12,10 @@ from numpy.typing import NDArray
 
 from afserve.pipeline import layer_period
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.perf import (
-    Setting,
-    attention_half,
-    expert_half,
-    ffn_there,
-    m2n_transfer,
-)
+from afserve.placement.planner.perf import attention_half, expert_half, ffn_there, m2n_transfer
 from afserve.placement.planner.perf_ffn import distinct_targets
 from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
 _POINTS = 24
@@ -40,8 +35,7 @@ class StageTable:
         random_routing: bool = True,
     ) -> None:
         self._layers = setting.shape.experts.layers
-        self._batch, self._ranks = plan.batch, plan.ranks
-        self._setting = setting
+        self._batch = plan.batch
         requests = np.array([float(plan.ranks * plan.batch * plan.micro_batches)])
         measured = setting.engine.factor(
             setting.like(attention, "afd"), requests, np.array([float(plan.devices)])

@@ -19,16 +19,12 @@ class TheoreticalCost:
     experts: float
 
 
-def theoretical_cost(
-    shape: ModelShape, chip: Hardware, context: int, kv_precision: str = "fp8"
-) -> TheoreticalCost:
+def theoretical_cost(shape: ModelShape, chip: Hardware, context: int) -> TheoreticalCost:
     usd_per_second = chip.usd_per_hour / 3600
     flops = chip.flops("fp8")
     attention = 0.0
     for group in shape.attention:
-        core = max(
-            _core_flops(group, context) / flops, _cache_bytes(group, context, kv_precision) / chip.bandwidth
-        )
+        core = max(_core_flops(group, context) / flops, _cache_bytes(group, context) / chip.bandwidth)
         attention += group.layers * (core + 2 * group.weight_elems / flops)
     experts = 2 * _ffn_elems(shape) / flops
     return TheoreticalCost(attention * usd_per_second * 1e6, experts * usd_per_second * 1e6)
@@ -46,10 +42,10 @@ def _core_flops(group: AttentionLayers, context: int) -> float:
     return 4.0 * group.heads * row * seen + group.scan_flops * context
 
 
-def _cache_bytes(group: AttentionLayers, context: int, kv_precision: str) -> float:
+def _cache_bytes(group: AttentionLayers, context: int) -> float:
     seen = min(context, group.reach) if group.reach else context
     read = (group.kv_elems - group.scan_elems) * seen + group.scan_elems * context + group.state_elems
-    return read * PRECISIONS[kv_precision]
+    return read * PRECISIONS["fp8"]
 
 
 def _ffn_elems(shape: ModelShape) -> int:

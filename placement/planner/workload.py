@@ -74,12 +74,6 @@ class Workload:
     def mean_answer(self) -> float:
         return float(self.answer.mean())
 
-    @property
-    def request_rate(self) -> float:
-        """Arrivals per second in the trace; 0 without arrivals."""
-        span = float(self.arrival[-1] - self.arrival[0]) if len(self.arrival) > 1 else 0.0
-        return (len(self.arrival) - 1) / span if span > 0 else 0.0
-
 
 def fixed_context(context: float) -> Workload:
     """Every cache holds `context` tokens: the setting of most published decode numbers."""

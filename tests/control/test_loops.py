@@ -9,7 +9,7 @@ from afserve.control.node.attention import AttentionLoop
 from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import FromGateway
 from afserve.control.node.journal import Journal
-from afserve.control.node.kept import Kept, KeptRequests
+from afserve.control.node.kept import KeptRequest, KeptRequests
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
     Acknowledge,
@@ -315,7 +315,7 @@ def test_a_refusal_is_said_again_to_a_gateway_that_is_back():
 
 def test_an_answer_that_began_elsewhere_is_counted_from_its_beginning():
     journal = Journal()
-    kept = Kept(1, 0, journal.begin(Origin(), 2), base=3)
+    kept = KeptRequest(1, 0, journal.begin(Origin(), 2), base=3)
     assert kept.since(3) is None
     logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in (5, 6))
     kept.add(TokenEvent(1, (5, 6), logprobs=logprobs, cached_tokens=4), journal)

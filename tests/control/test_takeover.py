@@ -3,7 +3,7 @@
 import pytest
 
 from afserve.control.membership.members import NO_EPOCH, State
-from afserve.control.membership.takeover import Claim, Takeover, inherit
+from afserve.control.membership.takeover import NodeClaim, Takeover, inherit
 from afserve.control.node.account import Account
 from afserve.control.wire.values import (
     Adopt,
@@ -45,7 +45,7 @@ def found(fronts=(), experts=()):
     both = [(attention_node(i), s) for i, s in enumerate(fronts)]
     both += [(expert_node(i), s) for i, s in enumerate(experts)]
     for number, (node, standing) in enumerate(both):
-        takeover.claim(Claim(number, node, Register(node.role, node.index, 1, "h", "1"), standing))
+        takeover.claim(NodeClaim(number, node, Register(node.role, node.index, 1, "h", "1"), standing))
     return takeover, inherit(takeover, INITIAL)
 
 
@@ -93,7 +93,7 @@ def test_of_two_lives_the_later_counts_and_of_two_streams_of_one_life_too():
     takeover = Takeover(0.0)
     register = Register("expert", 0, 1, "h", "1")
     first, second, late = (
-        Claim(number, expert_node(0), register, holder(OLD, generation=generation))
+        NodeClaim(number, expert_node(0), register, holder(OLD, generation=generation))
         for number, generation in enumerate((1, 1, 0))
     )
     assert takeover.claim(first) is None

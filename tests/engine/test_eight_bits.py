@@ -17,9 +17,8 @@ from afserve.engine.build import build_attention_node, build_expert_bank, layout
 from afserve.engine.local import LocalCluster, colocated
 from afserve.errors import ConfigError
 from afserve.families.table import naming_of
-from afserve.kernels.grouped import int4_rounded
+from afserve.kernels.grouped import int4_rounded, int8_rounded
 from afserve.kernels.ops import open_ops
-from afserve.kernels.packed import int8_rounded
 from afserve.member import Role
 from afserve.placement.placement import Placement
 from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests

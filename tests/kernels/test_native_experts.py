@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from afserve.kernels.grouped import int8_rounded
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import int8_rounded
 
 SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
 DTYPES = [torch.float32, torch.bfloat16]

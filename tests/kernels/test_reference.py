@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from afserve.kernels import reference
+from afserve.kernels.packed import ExpertShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference, sequences, sums_by_choice, sums_by_slot
 from tests.kernels.steps import AT_LOAD, META, Called, Decode, NoReadBack, empty, every_op, meta_batch
@@ -31,7 +32,7 @@ def test_meta_tensors_catch_what_reads_a_value() -> None:
     )
     with pytest.raises((NotImplementedError, RuntimeError)):
         sequences(bare, 16)
-    experts = Reference(META).empty_experts(2, 8, 4, torch.bfloat16)
+    experts = Reference(META).empty_experts(ExpertShape(2, 8, 4, torch.bfloat16))
     with pytest.raises((NotImplementedError, RuntimeError)):
         sums_by_slot(empty(2, 8), empty(2, 1, dtype=torch.int32), empty(2, 1), experts, empty(2, 8))
 
@@ -54,7 +55,7 @@ def test_experts_by_choice_are_experts_by_slot(
     monkeypatch.setattr(reference, "GATHERED", gathered)
     torch.manual_seed(rows)
     backend, (slots, hidden, inner) = Reference(), (4, 20, 12)
-    experts = backend.empty_experts(slots, hidden, inner, torch.float64)
+    experts = backend.empty_experts(ExpertShape(slots, hidden, inner, torch.float64))
     for slot in range(slots):
         backend.set_expert(experts, slot, torch.randn(2 * inner, hidden), torch.randn(hidden, inner))
     x, weight = torch.randn(rows, hidden, dtype=torch.float64), torch.rand(rows, 3)
@@ -68,7 +69,7 @@ def test_experts_by_choice_are_experts_by_slot(
 
 def test_a_skipped_slot_adds_nothing_whatever_the_weights_are() -> None:
     backend = Reference()
-    experts = backend.empty_experts(2, 4, 4, torch.float32)
+    experts = backend.empty_experts(ExpertShape(2, 4, 4, torch.float32))
     backend.set_expert(experts, 0, torch.full((8, 4), torch.nan), torch.ones(4, 4))
     backend.set_expert(experts, 1, torch.ones(8, 4), torch.ones(4, 4))
     slot, total = torch.tensor([[-1, 1], [-1, -1]]).int(), torch.zeros(2, 4)

@@ -10,11 +10,12 @@ import pytest
 from afserve.cli.catalog import load_hardware, load_model
 from afserve.cli.main import run
 from afserve.placement.planner.calibration import fit_calibration, read_calibration
-from afserve.placement.planner.perf import Setting, afd_stages, colocated_stages
+from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf_curve import CurveSet
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.perf_ffn import distinct_targets, expert_layer, transfer
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import fixed_context
 
 WIDTH = Precision("bf16", "bf16", "bf16")

@@ -14,10 +14,10 @@ from afserve.placement.planner.engine import PLAIN, Engine, Rates
 from afserve.placement.planner.engine_file import engine_from_values, engine_values
 from afserve.placement.planner.engine_fit import PARTS, Evidence, evidence, fit_engine
 from afserve.placement.planner.engine_rows import Like, likeness, local_error
-from afserve.placement.planner.perf import Setting
 from afserve.placement.planner.planner import Question, answer
 from afserve.placement.planner.search import Layout, Pool
 from afserve.placement.planner.served import ServedRow
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import fixed_context
 
 TRUE = Rates(layer=1.4, core=1.2, experts=0.8, reduce=2.0, prompt_attention=2.0)

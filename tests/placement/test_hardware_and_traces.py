@@ -99,7 +99,7 @@ def test_real_traces() -> None:
     conversation = read_trace("m", (TRACES / "mooncake_conversation_trace.jsonl").read_text().splitlines())
     azure = read_trace("a", (TRACES / "AzureLLMInferenceTrace_conv.csv").read_text().splitlines())
     assert (len(conversation.prompt), len(azure.prompt)) == (12031, 19366)
-    assert conversation.request_rate == pytest.approx(12030 / 3537, rel=0.01)
+    assert np.ptp(conversation.arrival) == pytest.approx(3537, rel=0.01)
 
 
 def test_lengths_are_drawn_with_their_mean_and_deviation() -> None:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.perf import Setting, afd_stages, colocated_stages
+from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing, active_experts, imbalance, largest_normal
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import fixed_context
 
 

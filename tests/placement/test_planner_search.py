@@ -11,7 +11,6 @@ from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.infeasible import explain
 from afserve.placement.planner.kv import largest_batch
-from afserve.placement.planner.perf import Setting
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.plan import Plan
@@ -25,6 +24,7 @@ from afserve.placement.planner.search import (
     families,
 )
 from afserve.placement.planner.sensitivity import sensitivity, verdict
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
 
 

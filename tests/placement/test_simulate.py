@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
-from afserve.placement.planner.perf import Setting
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
 from afserve.placement.planner.search import Pool, Targets
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.simulate import Played, Script, Simulation
 from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
 from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, goodput, poisson, serve

@@ -13,14 +13,15 @@ from afserve.clock import Clock
 from afserve.comm.m2n.bank import NoExpertNodes
 from afserve.placement.placement import Placement
 
+_MOST_ROWS = 512  # that ever leave at once
+
 
 class MarkedLink(NoExpertNodes):
     """`left` and `back`: clock readings at each dispatch's start and after each combine, layer after layer."""
 
-    def __init__(self, clock: Clock, hidden: int, rows: int = 512) -> None:
-        """`rows` is the most that ever leave at once."""
+    def __init__(self, clock: Clock, hidden: int) -> None:
         self._clock = clock
-        self._zero_TH = torch.zeros(rows, hidden)
+        self._zero_TH = torch.zeros(_MOST_ROWS, hidden)
         self._rows = 0
         self.left: list[float] = []
         self.back: list[float] = []

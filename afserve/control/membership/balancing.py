@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afserve.control.membership.events import Place
-from afserve.control.membership.migration import Migration, Route
+from afserve.control.membership.migration import Migration, PlacementRoute
 from afserve.control.membership.throttle import Throttle
 from afserve.errors import ConfigError, ProtocolError
 from afserve.placement.optimizer.problem import Nodes
@@ -98,7 +98,7 @@ class Balancing:
         nodes = rules.nodes(placement.nodes, self._wide)
         self._rebalancer = Rebalancer(compact(placement, self._wide), nodes, rules.rules(), Throttle())
         self._settled = True
-        self._route: Route | None = None  # thought out together with the decision
+        self._route: PlacementRoute | None = None  # thought out together with the decision
 
     def heard(self, rows: RoutedRows, now: float) -> None:
         """An attention node routed so many rows since it last said so. Raises ProtocolError on another model's."""

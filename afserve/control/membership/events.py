@@ -15,7 +15,7 @@ from afserve.member import AttentionPhase, NodeId, Role
 from afserve.placement.placement import Placement
 
 if TYPE_CHECKING:
-    from afserve.control.membership.migration import Route
+    from afserve.control.membership.migration import PlacementRoute
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -156,7 +156,7 @@ class Place:
 
     placement: Placement
     nodes: frozenset[int] | None = None
-    route: "Route | None" = None
+    route: "PlacementRoute | None" = None
     urgent: bool = False
 
 

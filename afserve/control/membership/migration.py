@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class PlacementRoute:
     """The stages between two placements."""
 
     start: Placement
@@ -80,21 +80,21 @@ class Migration:
         """Who has not answered yet."""
         return sorted(self._missing)
 
-    def route(self, target: Placement) -> Route:
+    def route(self, target: Placement) -> PlacementRoute:
         """The way to `target` from where this is or will be next, thought out ahead. Raises ConfigError.
 
         The two may be of different numbers of nodes: a node that is in one of them only holds nothing in the other.
         """
         return self.route_by((target,))
 
-    def route_by(self, targets: Sequence[Placement]) -> Route:
+    def route_by(self, targets: Sequence[Placement]) -> PlacementRoute:
         """The way to the last of these by way of the others."""
         start = self._following or self.placement
         nodes = max(start.nodes, *(target.nodes for target in targets))
         way = [start.with_nodes(nodes)]
         for target in targets:
             way += stages(way[-1], target.with_nodes(nodes), self._slots)
-        return Route(start, targets[-1], tuple(way[1:]))
+        return PlacementRoute(start, targets[-1], tuple(way[1:]))
 
     def resume(
         self,
@@ -121,7 +121,7 @@ class Migration:
         return known
 
     def begin(
-        self, target: Placement, now: float, route: Route | None = None, *, urgent: bool = False
+        self, target: Placement, now: float, route: PlacementRoute | None = None, *, urgent: bool = False
     ) -> list[Outgoing]:
         """Go to `target`; stages of an earlier target that have not begun are dropped. Raises ConfigError.
 

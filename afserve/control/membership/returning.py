@@ -14,7 +14,7 @@ from afserve.control.membership.events import (
 from afserve.control.membership.members import Member, State
 from afserve.control.membership.migration import Phase, asks, holders
 from afserve.control.membership.renewing import Renewing
-from afserve.control.membership.takeover import Claim, Inherited, Takeover, inherit
+from afserve.control.membership.takeover import Inherited, NodeClaim, Takeover, inherit
 from afserve.control.wire.values import Retire, Standing
 from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role
@@ -32,7 +32,7 @@ class Returning(Renewing):
             role = self.members.check_kind(register)
             if register.index is None:
                 raise RendezvousError(f"index: a {role} node that was here before knows its own")
-            claim = Claim(event.connection, NodeId(role, register.index), register, standing)
+            claim = NodeClaim(event.connection, NodeId(role, register.index), register, standing)
             self.members.seen(claim.node, standing.generation)
             if self._takeover is None:
                 raise RendezvousError(f"{claim.node} was given up meanwhile; start it anew")

@@ -36,7 +36,7 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NodeClaim:
     """Somebody says that it has this place."""
 
     connection: int
@@ -50,9 +50,9 @@ class Takeover:
     """Who has come back since `began`."""
 
     began: float
-    claims: dict[NodeId, Claim] = field(default_factory=dict)
+    claims: dict[NodeId, NodeClaim] = field(default_factory=dict)
 
-    def claim(self, claim: Claim) -> Claim | None:
+    def claim(self, claim: NodeClaim) -> NodeClaim | None:
         """Of two lives of a node the later one counts, of two streams of a life too; returns the other."""
         other = self.claims.get(claim.node)
         if other is not None and other.standing.generation > claim.standing.generation:
@@ -67,7 +67,7 @@ class Takeover:
         """Whether as many of each role are back as are wanted."""
         return all(len(self.of(role)) >= count for role, count in counts.items())
 
-    def of(self, role: Role) -> list[Claim]:
+    def of(self, role: Role) -> list[NodeClaim]:
         return [claim for node, claim in sorted(self.claims.items()) if node.role is role]
 
 
@@ -88,7 +88,7 @@ class Inherited:
     def epochs(self) -> frozenset[int]:
         return _epochs(self.placements)
 
-    def check(self, claim: Claim) -> None:
+    def check(self, claim: NodeClaim) -> None:
         """Raises RendezvousError for an attention node that would route to the wrong slots."""
         if claim.node.role is not Role.ATTENTION:
             return

@@ -24,7 +24,7 @@ class Offers(Protocol):
     def offer(self, address: str, names: Sequence[Name]) -> int: ...
 
 
-class Filled(Protocol):
+class BlockNames(Protocol):
     """What this needs of `engine.attention_node.AttentionNode`."""
 
     def written_names(self) -> dict[int, list[Name]]: ...
@@ -45,7 +45,7 @@ class Copier:
     """`blocks` that are copied in all. `index` is this node's."""
 
     def __init__(
-        self, node: Filled, offers: Offers, index: int, copies: int, block_bytes: int, clock: Clock
+        self, node: BlockNames, offers: Offers, index: int, copies: int, block_bytes: int, clock: Clock
     ) -> None:
         self._node, self._offers, self._clock = node, offers, clock
         self._index, self._copies = index, copies

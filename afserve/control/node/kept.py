@@ -18,7 +18,7 @@ from afserve.errors import AfserveError, PeerError
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptRequest:
     """One request's answer. It began with `base` tokens from elsewhere, which are not among `tokens`.
 
     Of one that is to outlive its gateway all tokens are there; the first `bare` came from elsewhere. While it is not
@@ -98,7 +98,7 @@ class KeptRequests:
         self._grace = grace
         self._journal = journal or Journal()
         self._clock = clock
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, KeptRequest] = {}
         self._away: dict[int, float] = {}  # since when a gateway has no stream
         self._alone: dict[int, float] = {}  # since when a request that outlives its gateway has none
 
@@ -117,9 +117,9 @@ class KeptRequests:
         number, generated = request.handle, request.generated
         stay = self._journal.begin(request.origin, len(request.prompt_ids))
         if keep is None:
-            self._kept[number] = Kept(number, gateway, stay, len(generated))
+            self._kept[number] = KeptRequest(number, gateway, stay, len(generated))
         else:
-            self._kept[number] = Kept(
+            self._kept[number] = KeptRequest(
                 number,
                 gateway,
                 stay,

@@ -8,7 +8,7 @@ from afserve.server.reading.parts import Argued, Called, Part, Reader, Said
 from afserve.server.reading.reasoning import CLOSE, ReasoningReader
 from afserve.server.reading.xml_calls import XmlCallReader
 
-XML, NAMED = "xml", "named"
+XML = "xml"
 FORMS: Mapping[str, Form] = {
     "deepseek": DEEPSEEK,
     "kimi": KIMI,

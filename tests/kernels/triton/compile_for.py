@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from afserve.kernels.packed import ExpertShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
@@ -100,7 +101,8 @@ def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def experts(ops: TritonBackend, fp8: bool) -> None:
     """DeepSeek-V3's expert, from one row to thousands per slot."""
-    packed = ops.empty_experts_fp8(1, 7168, 2048, BF16) if fp8 else ops.empty_experts(1, 7168, 2048, BF16)
+    shape = ExpertShape(1, 7168, 2048, BF16)
+    packed = ops.empty_experts_fp8(shape) if fp8 else ops.empty_experts(shape)
     for rows in (1, 32, 128, 600):
         slot, weight = zeros(rows, 1, dtype=torch.int32), zeros(rows, 1, dtype=torch.float32)
         ops.expert_ffn(zeros(rows, 7168), slot, weight, packed, zeros(rows, 7168), False)

@@ -10,6 +10,7 @@ from afserve.errors import ConfigError
 from afserve.kernels.cache import LayerShape
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import ExpertShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
@@ -160,7 +161,7 @@ def test_fp8_slots(device, fp8):
     backend = TritonBackend(device, multiprocessors=2)
     shapes = ((40, 32), (32, 20))
     gate_up, down = (0.5 ** torch.randint(1, 5, shape) * torch.randn(shape).sign() for shape in shapes)
-    packed = backend.empty_experts_fp8(2, 32, 20, torch.bfloat16)
+    packed = backend.empty_experts_fp8(ExpertShape(2, 32, 20, torch.bfloat16))
     backend.set_expert(packed, 1, gate_up, down)
     x = torch.randn(3, 32).bfloat16().to(device)
     out = torch.empty_like(x)
@@ -182,7 +183,7 @@ def test_float32_queries_over_a_bfloat16_cache(device, ops, close):
 
 def test_fp8_needs_a_chip_that_has_it(device):
     with pytest.raises(ConfigError, match="FP8"):
-        TritonBackend(device, 2, has_fp8=False).empty_experts_fp8(1, 128, 128, torch.bfloat16)
+        TritonBackend(device, 2, has_fp8=False).empty_experts_fp8(ExpertShape(1, 128, 128, torch.bfloat16))
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from afserve.kernels.grouped import Groups, int4_rounded, int8_rows, whole_rows
+from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded, int8_rows, whole_rows
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import int8_rounded
 from afserve.kernels.triton.backend import TritonBackend
 from tests.kernels.conftest import on_their_own
 from tests.kernels.triton.test_experts import ffn_truth, routing

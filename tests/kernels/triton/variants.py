@@ -13,6 +13,7 @@ import triton
 from compile_for import BF16, AbsentChip, batch_of, zeros
 from triton.runtime import driver
 
+from afserve.kernels.packed import ExpertShape
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
 
@@ -51,7 +52,9 @@ def main() -> None:
 
     triton.knobs.runtime.jit_cache_hook = note
     ops = TritonBackend(torch.device("cpu"), 132)
-    experts, fp8 = (make(256, 7168, 16, BF16) for make in (ops.empty_experts, ops.empty_experts_fp8))
+    experts, fp8 = (
+        make(ExpertShape(256, 7168, 16, BF16)) for make in (ops.empty_experts, ops.empty_experts_fp8)
+    )
     for tokens in TOKENS:
         decode_step(ops, tokens, experts, fp8)
     print(json.dumps({name: len(keys) for name, keys in sorted(seen.items())}))
