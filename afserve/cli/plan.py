@@ -51,8 +51,8 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     multiple=True,
     type=Path,
     metavar="FILE",
-    help="Write a report to decide from: .html (one page, no network), .json. It has the question, the verdict and "
-    "what would decide it, the Pareto front, the stages, a tornado, and what is assumed with its source. Repeatable.",
+    help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the verdict "
+    "and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. Repeatable.",
 )
 @click.option(
     "--cluster",
@@ -91,7 +91,7 @@ def plan(
     from afserve.placement.planner.sensitivity import sensitivity, verdict
 
     _check_endings("chart", charts, (".png", ".html"))
-    _check_endings("report", reports, (".html", ".json"))
+    _check_endings("report", reports, (".html", ".json", ".png"))
     model = flags["model"]
     question = asked_question(flags)
     found = answer(question)
@@ -137,11 +137,14 @@ def _write_reports(
     """All from one evaluation: pages and JSON say the same."""
     from afserve.cli.report import report_of, values
     from afserve.cli.report_page import page
+    from afserve.cli.report_png import write_png
 
     report = report_of(question, found, verdict, changes, typed)
     for path in paths:
         if path.suffix == ".html":
             _write(path, "report", page(report))
+        elif path.suffix == ".png":
+            write_png(path, report)
         else:
             _write(path, "report", json.dumps(values(report), indent=2, allow_nan=False) + "\n")
         click.echo(f"wrote {path}", err=True)

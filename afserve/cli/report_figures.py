@@ -1,5 +1,6 @@
 """The three figures of a plan's report: the Pareto front, the stages of one layer, the tornado. SVG text, no script."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from afserve.cli import svg
@@ -54,12 +55,20 @@ def pareto_figure(report: Report) -> str:
 
 
 def _axes(at: Callable[[float, float], tuple[float, float]], most_x: float, most_y: float) -> Iterator[str]:
-    for step in range(6):
-        across, up = most_x * step / 5, most_y * step / 5
-        (left, y), (right, _), (x, low) = at(0, up), at(most_x, up), at(across, 0)
+    for up in _ticks(most_y):
+        (left, y), (right, _) = at(0, up), at(most_x, up)
         yield svg.line(left, y, right, y, "grid")
         yield svg.text(left - 8, y + 4, rate(up), "soft end")
+    for across in _ticks(most_x):
+        x, low = at(across, 0)
         yield svg.text(x, low + 18, rate(across), "soft middle")
+
+
+def _ticks(most: float) -> Iterator[float]:
+    """Four to ten round numbers from 0 to `most`."""
+    power = 10.0 ** math.floor(math.log10(most))
+    step = next(part * power for part in (0.1, 0.2, 0.5, 1.0, 2.0) if most / (part * power) <= 10)
+    yield from (step * number for number in range(int(most / step) + 1))
 
 
 def _chosen(plan: Plan, x: float, y: float) -> list[str]:
@@ -76,17 +85,22 @@ def _said(plan: Plan) -> str:
     )
 
 
-def stage_figure(report: Report) -> str:
-    """Microseconds of one layer of one micro-batch. Transfers are drawn in another colour than computing."""
-    times = report.best.stages
-    rows = (
+def stages(plan: Plan) -> tuple[tuple[str, float, str], ...]:
+    """(name, seconds, whether it computes or is moved) of one layer of one micro-batch."""
+    times = plan.stages
+    return (
         ("attention", times.attention, "compute"),
         ("dispatch", times.dispatch, "moved"),
         ("experts", times.experts, "compute"),
         ("combine", times.combine, "moved"),
     )
+
+
+def stage_figure(report: Report) -> str:
+    """Microseconds of one layer of one micro-batch. Transfers are drawn in another colour than computing."""
+    rows = stages(report.best)
     left, room = 110.0, WIDTH - 110.0 - 110.0
-    most = max(times.attention, times.dispatch, times.experts, times.combine, 1e-12)
+    most = max([seconds for _, seconds, _ in rows] + [1e-12])
     parts = []
     for number, (name, seconds, css) in enumerate(rows):
         y, end = 8.0 + 34 * number, left + seconds / most * room
