@@ -1,4 +1,5 @@
-"""`afserve plan`: read the question, ask the planner, print a table (or JSON), a verdict, charts, a cluster file."""
+"""`afserve plan`: read the question, ask the planner, print a table (or JSON), a verdict, charts, reports, a cluster
+file."""
 
 import json
 import sys
@@ -8,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within
+from afserve.cli.plan_asked import typed_flags
 from afserve.cli.plan_options import asked_question, question_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from afserve.placement.planner.plan import Plan
-    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.planner import Answer, Question
 
 
 def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
@@ -44,6 +46,15 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     help="Pareto chart: .png, .html. Repeatable.",
 )
 @click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    type=Path,
+    metavar="FILE",
+    help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the verdict "
+    "and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. Repeatable.",
+)
+@click.option(
     "--cluster",
     type=Path,
     metavar="FILE",
@@ -59,7 +70,14 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     callback=_compare,
     help="Put two answers of --json side by side, and plan nothing.",
 )
-def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None, **flags: Any) -> None:
+def plan(
+    top: int,
+    as_json: bool,
+    charts: tuple[Path, ...],
+    reports: tuple[Path, ...],
+    cluster: Path | None,
+    **flags: Any,
+) -> None:
     """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
     and whether to disaggregate at all.
 
@@ -67,14 +85,13 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
     """
     from afserve.cli.plan_report import as_table, as_values
-    from afserve.errors import ConfigError, DoesNotFitError
+    from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
     from afserve.placement.planner.planner import answer
     from afserve.placement.planner.sensitivity import sensitivity, verdict
 
-    for chart in charts:
-        if chart.suffix not in (".png", ".html"):
-            raise ConfigError(f"--chart {chart}: the name must end in .png or .html", param="chart")
+    _check_endings("chart", charts, (".png", ".html"))
+    _check_endings("report", reports, (".html", ".json", ".png"))
     model = flags["model"]
     question = asked_question(flags)
     found = answer(question)
@@ -82,6 +99,8 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
     if best is None:
         raise DoesNotFitError(explain(question))
     words, changes = verdict(question, found), sensitivity(question, best)
+    if reports:
+        _write_reports(reports, question, found, words, changes, typed_flags(click.get_current_context()))
     if as_json:
         click.echo(json.dumps(as_values(question, found, words, changes), indent=2))
     else:
@@ -90,6 +109,45 @@ def plan(top: int, as_json: bool, charts: tuple[Path, ...], cluster: Path | None
         _write_cluster(cluster, question, found.plans, model)
     if charts:
         _draw(charts, question)
+
+
+def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...]) -> None:
+    """Before anything is planned: what is written, and where there is a folder for it."""
+    from afserve.errors import ConfigError, shown
+
+    for path in paths:
+        if path.suffix not in endings:
+            wanted = " or ".join(endings)
+            raise ConfigError(f"--{option} {shown(str(path))}: the name must end in {wanted}", param=option)
+        if not path.parent.is_dir():
+            raise ConfigError(
+                f"--{option} {shown(str(path))}: there is no folder {shown(str(path.parent))}; make it first",
+                param=option,
+            )
+
+
+def _write_reports(
+    paths: tuple[Path, ...],
+    question: "Question",
+    found: "Answer",
+    verdict: str,
+    changes: dict[str, float],
+    typed: dict[str, str],
+) -> None:
+    """All from one evaluation: pages and JSON say the same."""
+    from afserve.cli.report import report_of, values
+    from afserve.cli.report_page import page
+    from afserve.cli.report_png import write_png
+
+    report = report_of(question, found, verdict, changes, typed)
+    for path in paths:
+        if path.suffix == ".html":
+            _write(path, "report", page(report))
+        elif path.suffix == ".png":
+            write_png(path, report)
+        else:
+            _write(path, "report", json.dumps(values(report), indent=2, allow_nan=False) + "\n")
+        click.echo(f"wrote {path}", err=True)
 
 
 def _write_cluster(path: Path, question: "Question", plans: "Sequence[Plan]", model: str) -> None:

@@ -273,9 +273,9 @@ def _pool(text: str, network: float | None, link: float | None) -> "Pool":
         )
     chip = load_hardware(name.strip()).priced(usd)
     if network is not None:
-        chip = replace(chip, network=network * 1e9)
+        chip = replace(chip, network=network * 1e9, sources=chip.sources_with("network_gb_s", "--network"))
     if link is not None:
-        chip = replace(chip, link=link * 1e9)
+        chip = replace(chip, link=link * 1e9, sources=chip.sources_with("link_gb_s", "--link"))
     return Pool(chip, devices)
 
 

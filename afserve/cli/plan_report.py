@@ -216,14 +216,14 @@ def as_values(
         "alternatives": plans[1:],
         "sensitivity_10_percent": {name: round(change, 4) + 0.0 for name, change in changes.items()},
         "verdict": verdict,
-        "probability_afd_better": _chance(question, found),
+        "probability_afd_better": chance(question, found),
         "engines": {kind: _engine(engine) for kind, engine in question.engines},
         "notes": _notes(question),
         "layouts_tried": found.tried,
     }
 
 
-def _chance(question: Question, found: Answer) -> float | None:
+def chance(question: Question, found: Answer) -> float | None:
     """The probability that AFD is better; none where only one kind has a plan."""
     afd, colocated = found.best("afd"), found.best("colocated")
     if afd is None or colocated is None:

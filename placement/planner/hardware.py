@@ -4,7 +4,7 @@ Built from a parsed `configs/hardware/*.toml`; which share of a peak a kernel re
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from afserve.errors import ConfigError
 from afserve.placement.planner.fields import Fields
@@ -17,7 +17,8 @@ PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "int4": 0.5625}
 class Hardware:
     """bandwidth and links in bytes/s per device and direction; flops per precision in FLOP/s; 0 = no such unit.
 
-    `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none).
+    `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none). sources: where a
+    figure is from, by its key in the file.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Hardware:
     link_latency: float
     network: float
     network_latency: float
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def flops(self, precision: str) -> float:
         """Peak at this precision; without such units the next wider one computes."""
@@ -50,7 +52,14 @@ class Hardware:
         return self.network, self.network_latency
 
     def priced(self, usd_per_hour: float | None) -> "Hardware":
-        return self if usd_per_hour is None else replace(self, usd_per_hour=usd_per_hour)
+        if usd_per_hour is None:
+            return self
+        sources = self.sources_with("usd_per_hour", "--pool NAME=COUNT@USD")
+        return replace(self, usd_per_hour=usd_per_hour, sources=sources)
+
+    def sources_with(self, key: str, flag: str) -> dict[str, str]:
+        """The sources once that figure was typed."""
+        return {**self.sources, key: f"typed, {flag}"}
 
 
 def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
@@ -72,8 +81,17 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
         link_latency=node.number("link_latency_us", 5.0) * 1e-6,
         network=node.number("network_gb_s", least=1e-6) * 1e9,
         network_latency=node.number("network_latency_us", 25.0) * 1e-6,
+        sources=_sources(fields),
     )
     return _checked(source, found)
+
+
+def _sources(fields: Fields) -> dict[str, str]:
+    """[source] may be absent: a file of one's own need not say."""
+    if not fields.has("source"):
+        return {}
+    said = fields.section("source")
+    return {key: said.text(key) for key in said.table}
 
 
 def _checked(source: str, found: Hardware) -> Hardware:

@@ -12,8 +12,8 @@ import numpy as np
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.planner import USEFUL, Answer, Question
-from afserve.placement.planner.search import PlanFamily, Targets, best_batches
+from afserve.placement.planner.planner import Answer, Question
+from afserve.placement.planner.same_layout import Case, case_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource
 _RESOURCES = {
@@ -29,49 +29,32 @@ _RESOURCES = {
 def sensitivity(question: Question, plan: Plan) -> dict[str, float]:
     """Relative throughput change of the same layout when one resource grows by a tenth; the batch is chosen anew, but
     for the lowest latency, where it stays and the change is that of one request's rate."""
-    targets = question.targets
-    if plan.limited_by == "usefulness":
-        targets = replace(targets, tpot=USEFUL)
-    base = _throughput(question, plan, targets, None, (), 1.0)
+    targets, base = targets_of(question, plan), case_of(question, plan)
+    before = tokens_per_second(question, plan, targets, base)
     changes = {}
     for name, (side, fields) in _RESOURCES.items():
         if plan.kind == "colocated" and side == "experts":
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        changes[label] = _throughput(question, plan, targets, side, fields, MORE) / base - 1
+        case = _with_more(base, side, fields, MORE)
+        changes[label] = _change(before, tokens_per_second(question, plan, targets, case))
     if np.isfinite(question.targets.tpot):
         looser = replace(question.targets, tpot=question.targets.tpot * MORE)
-        changes["TPOT target"] = _throughput(question, plan, looser, None, (), 1.0) / base - 1
+        changes["TPOT target"] = _change(before, tokens_per_second(question, plan, looser, base))
     return changes
 
 
-def _throughput(
-    question: Question, plan: Plan, targets: Targets, side: str | None, fields: tuple[str, ...], factor: float
-) -> float:
-    chips = {pool.chip.name: pool.chip for pool in question.pools}
-    attention, experts = chips[plan.attention.hardware], chips[plan.experts.hardware]
+def _change(before: float | None, after: float | None) -> float:
+    return after / before - 1 if before and after else float("nan")
+
+
+def _with_more(case: Case, side: str, fields: tuple[str, ...], factor: float) -> Case:
+    attention, experts = case.attention, case.experts
     if side in ("attention", "both"):
         attention = _scaled(attention, fields, factor)
-    if side in ("experts", "both") and plan.kind == "afd":
+    if side in ("experts", "both"):
         experts = _scaled(experts, fields, factor)
-    devices = plan.experts.devices if plan.kind == "afd" else 0
-    family = PlanFamily(
-        plan.kind,
-        attention,
-        experts if plan.kind == "afd" else attention,
-        plan.attention.tensor_parallel,
-        plan.micro_batches,
-        np.array([float(plan.ranks)]),
-        np.array([float(devices)]),
-    )
-    setting = question.setting_for(plan.kind)
-    kept, batch, _ = best_batches(family, setting, targets, running=question.layout.running)
-    if not len(batch):
-        return float("nan")
-    if plan.limited_by == "objective":
-        batch = np.array([float(plan.batch)])
-    tpot = float(kept.stages(setting, batch).tpot[0])
-    return plan.ranks * float(batch[0]) * plan.micro_batches / tpot
+    return replace(case, attention=attention, experts=experts)
 
 
 def _scaled(chip: Hardware, fields: tuple[str, ...], factor: float) -> Hardware:
@@ -116,14 +99,19 @@ def probability(question: Question, afd: Plan, colocated: Plan) -> float:
 
 def chance_words(question: Question, afd: Plan, colocated: Plan) -> str:
     """The probability, and whose measurement would move it most."""
-    chance = probability(question, afd, colocated)
+    words = f"AFD is better with probability {probability(question, afd, colocated):.2f}."
+    deciding = decider(question, afd, colocated)
+    return f"{words} What would decide it: {deciding}" if deciding else words
+
+
+def decider(question: Question, afd: Plan, colocated: Plan) -> str:
+    """The measurement that would decide between the two; "" where the answer is sure enough without one."""
+    if not 0.1 < probability(question, afd, colocated) < 0.9:
+        return ""
     least = afd if afd.error >= colocated.error else colocated
-    words = f"AFD is better with probability {chance:.2f}."
-    if not 0.1 < chance < 0.9:
-        return words
     engine = f" with {least.engine}" if least.engine else ""
     return (
-        f"{words} What would decide it: measure {describe(least)}{engine} at {least.requests:,} requests, the less "
+        f"measure {describe(least)}{engine} at {least.requests:,} requests, the less "
         f"certain of the two (+-{least.error:.0%})."
     )
 

@@ -1,0 +1,61 @@
+"""One plan's layout, evaluated again with other devices or another setting; the batch is chosen anew.
+
+`sensitivity.py` and `tornado.py` ask it. It searches no layouts: one evaluation is one bisection of one layout's batch.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf import Setting
+from afserve.placement.planner.plan import Plan
+from afserve.placement.planner.planner import USEFUL, Question
+from afserve.placement.planner.search import PlanFamily, Targets, best_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a layout is evaluated with: the setting of its kind, and the devices of either half."""
+
+    setting: Setting
+    attention: Hardware
+    experts: Hardware
+
+
+def case_of(question: Question, plan: Plan) -> Case:
+    """What `plan` was found with."""
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    return Case(question.setting_for(plan.kind), chips[plan.attention.hardware], chips[plan.experts.hardware])
+
+
+def targets_of(question: Question, plan: Plan) -> Targets:
+    """The targets that `plan` was held to: where none was asked for, it is useful if it can be."""
+    if question.floored and plan.tpot <= USEFUL * (1 + 1e-9):
+        return replace(question.targets, tpot=USEFUL)
+    return question.targets
+
+
+def tokens_per_second(question: Question, plan: Plan, targets: Targets, case: Case) -> float | None:
+    """Of the layout of `plan`, with the largest batch inside `targets`; the plan's own batch where the objective chose
+    it. None where no batch meets the targets."""
+    afd = plan.kind == "afd"
+    family = PlanFamily(
+        plan.kind,
+        case.attention,
+        case.experts if afd else case.attention,
+        plan.attention.tensor_parallel,
+        plan.micro_batches,
+        np.array([float(plan.ranks)]),
+        np.array([float(plan.experts.devices if afd else 0)]),
+    )
+    kept, batch, _ = best_batches(family, case.setting, targets, running=question.layout.running)
+    if not len(batch):
+        return None
+    if plan.limited_by == "objective":
+        batch = np.array([float(plan.batch)])
+    tpot = float(kept.stages(case.setting, batch).tpot[0])
+    requests = plan.ranks * float(batch[0]) * plan.micro_batches
+    if case.setting.concurrency:
+        requests = min(requests, case.setting.concurrency)
+    return requests / tpot

@@ -1,0 +1,256 @@
+"""`afserve plan --report FILE`: the page is read as a browser reads it, its numbers are those of `--json`."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from afserve.cli.main import run
+from afserve.cli.plan import plan as plan_command
+from afserve.cli.plan_options import asked_question
+from afserve.placement.planner import same_layout
+from afserve.placement.planner.planner import Question, answer
+from afserve.placement.planner.tornado import assumptions, tornado
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = "--model qwen3-30b-a3b --pool h20=4 --context 2048 --tpot 30ms"
+LOADS = {"script", "link", "img", "iframe", "object", "embed", "image", "use", "base", "a"}
+VOID = {"meta", "br"}
+
+
+class Read(HTMLParser):
+    """Tags must close in their order; text, tags, attributes and table rows are kept."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def write(capsys: pytest.CaptureFixture[str], line: list[str], folder: Path) -> tuple[str, dict, dict]:
+    """(the page, the report's JSON, the plan's own JSON) of one command."""
+    html, values = folder / "r.html", folder / "r.json"
+    code = run(["plan", *line, "--json", "--report", str(html), "--report", str(values)])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return html.read_text(encoding="utf-8"), json.loads(values.read_text()), json.loads(said.out)
+
+
+def question_of(line: str) -> Question:
+    return asked_question(dict(plan_command.make_context("plan", line.split()).params))
+
+
+def test_the_page_says_what_the_plan_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, values, printed = write(capsys, SMALL.split(), tmp_path)
+    assert {key: values[key] for key in printed} == printed
+    read, best = Read(page), printed["best"]
+    assert not LOADS & set(read.tags) and not {"src", "href", "onload"} & read.attributes
+    assert "@import" not in page and "url(" not in page and read.tags.count("svg") == 3
+    assert values["question"] == f"afserve plan {SMALL}" and values["question"] in read.text
+    assert printed["verdict"] in read.text and values["what_would_decide"] in read.text
+    assert f"{printed['probability_afd_better']:.2f}" in read.text
+    assert f"{best['tpot_ms']:.1f} ms, 80 % inside" in read.text and "chosen plan" in read.text
+    for name in ("attention", "dispatch", "experts", "combine"):
+        assert f"{best['stages_us'][name]:,.1f} us" in read.text
+    for swing in values["tornado"]:
+        assert any(row[:2] == [swing["assumption"], swing["unit"]] for row in read.rows)
+    for row in values["assumed"]:
+        assert row["source"] and [row["what"], row["value"], row["source"]] in read.rows
+    for kind, points in values["pareto"].items():
+        assert sum(row[0] == {"afd": "AFD"}.get(kind, kind) for row in read.rows) == len(points)
+        users = [point["tok_s_per_user"] for point in points]
+        devices = [point["tok_s_per_device"] for point in points]
+        assert points and users == sorted(users, reverse=True) and devices == sorted(devices)
+
+
+def test_the_same_question_gives_the_same_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    write(capsys, SMALL.split(), tmp_path)
+    write(capsys, [*SMALL.split(), "--top", "1"], tmp_path / "again")
+    for name in ("r.html", "r.json"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>&\"'"
+    hardware = (ROOT / "configs/hardware/h20.toml").read_text()
+    hardware = hardware.replace('name = "h20"', 'name = "<svg onload=alert(2)>"')
+    hardware = hardware.replace('"NVIDIA data sheet"', '"</td><script>alert(3)</script>"')
+    (tmp_path / "own.toml").write_text(hardware)
+    folder = tmp_path / name
+    folder.mkdir()
+    copied = (ROOT / "configs/nano/config.json").read_text()
+    (folder / "config.json").write_text(copied)
+    line = ["--model", str(folder), "--pool", f"{tmp_path / 'own.toml'}=2", "--context", "512"]
+    page, values, _ = write(capsys, line, tmp_path)
+    read = Read(page)
+    assert not LOADS & set(read.tags) and read.tags.count("svg") == 3
+    assert not {name for name in read.attributes if name.startswith("on")}
+    assert name in read.text and "<svg onload=alert(2)>" in read.text
+    assert "</td><script>alert(3)</script>" in read.text and values["model"] == name
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("r.pdf", "the name must end in .html or .json or .png"),
+        ("r", "the name must end in .html or .json or .png"),
+        ("nowhere/r.html", "there is no folder"),
+        ("folder.html", "Is a directory"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str, words: str) -> None:
+    (tmp_path / "folder.html").mkdir()
+    code = run(["plan", *SMALL.split(), "--report", str(tmp_path / file)])
+    said = capsys.readouterr()
+    assert code == 2 and said.out == ""
+    assert said.err.startswith("error: --report ") and said.err.count("\n") == 1 and words in said.err
+
+
+def test_the_picture_and_what_it_needs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["plan", *SMALL.split(), "--report", str(tmp_path / "r.png")]
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib", None)
+        assert run(line) == 2
+    assert "matplotlib is not installed; pip install 'afserve[plot]'" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert run(line) == 0
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tornado_evaluates_one_layout_and_searches_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = question_of(f"{SMALL} --mtp 0.7")
+    best = answer(question).best()
+    assert best is not None
+    evaluated, bisect = [], same_layout.best_batches
+
+    def counted(family, *rest, **named):
+        evaluated.append(len(family.ranks))
+        return bisect(family, *rest, **named)
+
+    monkeypatch.setattr(same_layout, "best_batches", counted)
+    swings = tornado(question, best)
+    assert len(swings) == 7 and set(evaluated) == {1} and len(evaluated) == 14
+    effects = [swing.effect(best.tok_s_per_device) for swing in swings]
+    assert effects == sorted(effects, reverse=True)
+    assert all(swing.low <= swing.planned <= swing.high for swing in swings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        SMALL,
+        "--model qwen3-30b-a3b --pool h20=4 --objective latency",
+        "--model qwen3-235b-a22b --pool gb200=32 --context 8192 --kind afd --attention-devices 28 --expert-devices 4 "
+        "--engine fastafd --concurrency 2600",
+    ],
+)
+def test_faster_parts_are_never_slower(line: str) -> None:
+    question = question_of(line)
+    best = answer(question).best()
+    assert best is not None
+    base = same_layout.case_of(question, best)
+    targets = same_layout.targets_of(question, best)
+    planned = same_layout.tokens_per_second(question, best, targets, base)
+    assert planned == pytest.approx(best.tok_s, rel=1e-9)
+    for swing in tornado(question, best):
+        assert swing.at_low is not None and swing.at_high is not None
+        if swing.name in ("link and network bandwidth", "memory bandwidth", "kernel efficiency"):
+            assert swing.at_low <= best.tok_s_per_device * (1 + 1e-9) <= swing.at_high * (1 + 2e-9)
+        if swing.name in ("exchange latency", "context"):
+            assert swing.at_low * (1 + 2e-9) >= best.tok_s_per_device * (1 + 1e-9) >= swing.at_high
+
+
+def test_only_what_the_question_has_is_varied() -> None:
+    question = question_of(SMALL)
+    best = answer(question).best()
+    assert best is not None
+    case = same_layout.case_of(question, best)
+    names = {one.name for one in assumptions(case)}
+    assert "expert skew" in names and "acceptance of drafts" not in names
+    counted = replace(case.setting.routing, counts=tuple(range(1, 129)))
+    measured = replace(case, setting=replace(case.setting, routing=counted))
+    assert "expert skew" not in {one.name for one in assumptions(measured)}
+
+
+def test_what_was_typed_is_told_from_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = [
+        "--model",
+        "qwen3-30b-a3b",
+        "--pool",
+        "h20=2@1.5",
+        "--network",
+        "25",
+        "--input",
+        "lognormal 800 300",
+    ]
+    line += ["--output", "100", "--decode-only", "--mean"]
+    _, values, _ = write(capsys, line, tmp_path)
+    sources = {row["what"]: row["source"] for row in values["assumed"]}
+    assert sources["h20: price"] == "typed, --pool NAME=COUNT@USD"
+    assert sources["h20: network per device"] == "typed, --network"
+    assert sources["h20: memory bandwidth"] == "Step-3, arXiv 2507.19427"
+    assert sources["cache"] == "default" and "OLMoE" in sources["expert popularity"]
+    assert sources["requests"] == "typed, --input 'lognormal 800 300' --output 100 --decode-only"
+    assert values["question"].endswith("--input 'lognormal 800 300' --output 100 --decode-only --mean")
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pool=st.sampled_from(["h20=2@1e-6", "cpu-host=2@1e6", "dgx-spark=3"]),
+    context=st.sampled_from(["1", "1e5", "1e7"]),
+    more=st.sampled_from([[], ["--mtp", "1"], ["--skew", "4"], ["--link", "1e5"], ["--network", "1e-3"]]),
+)
+def test_extremes_are_drawn_or_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, pool: str, context: str, more: list[str]
+) -> None:
+    file = tmp_path / "r.html"
+    line = ["plan", "--model", "nano", "--pool", pool, "--context", context, *more, "--report", str(file)]
+    code = run(line)
+    said = capsys.readouterr().err
+    assert code in (0, 2), (line, said)
+    if code == 0:
+        text = file.read_text(encoding="utf-8")
+        Read(text)
+        assert not re.search(r"\b(nan|inf)\b", text), line
