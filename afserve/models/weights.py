@@ -187,8 +187,9 @@ class DummyCheckpoint:
 
     makes_int4 = True
 
-    def __init__(self, seed: int = 0, device: torch.device = CPU) -> None:
+    def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
         self._seed = seed
+        self._scale = scale
         self._device = device
 
     def has(self, name: str) -> bool:
@@ -204,7 +205,7 @@ class DummyCheckpoint:
         """Random codes, each as likely as any other, with the standard deviation of the others."""
         outputs, inputs = shape
         code_OI = self._bits(name, outputs * inputs, torch.int8).view(shape) >> 4
-        scale = torch.tensor(DUMMY_SCALE / _CODE_DEVIATION).bfloat16().float()
+        scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
         made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
         return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))
 
@@ -216,11 +217,11 @@ class DummyCheckpoint:
             return torch.ones(shape, dtype=dtype, device=self._device)
         count = math.prod(shape)
         if count >= _LARGE:  # uniform, which is several times as fast
-            step = DUMMY_SCALE * 3**0.5 / (1 << 15)
+            step = self._scale * 3**0.5 / (1 << 15)
             return self._bits(name, count, torch.int16).to(dtype).mul_(step).view(shape).to(self._device)
         return (
             torch.randn(shape, generator=self._generator(name), dtype=torch.float32)
-            .mul_(DUMMY_SCALE)
+            .mul_(self._scale)
             .to(self._device, dtype)
         )
 
