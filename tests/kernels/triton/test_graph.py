@@ -10,6 +10,7 @@ from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import ExpertShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
@@ -24,7 +25,7 @@ class Step:
     def __init__(self, device, rows=3, hidden=32, inner=16, experts=4):
         torch.manual_seed(0)
         self.ops = TritonBackend(device, multiprocessors=2, tiles=TileTable(64 << 10))
-        self.packed = self.ops.empty_experts(experts, hidden, inner, torch.bfloat16)
+        self.packed = self.ops.empty_experts(ExpertShape(experts, hidden, inner, torch.bfloat16))
         for slot in range(experts):
             self.ops.set_expert(
                 self.packed, slot, torch.randn(2 * inner, hidden) / 6, torch.randn(hidden, inner) / 4
@@ -101,13 +102,13 @@ def test_every_op_runs_without_a_value_to_read(launches, queries, fp8):
 
 
 def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
-    """Dense products, the choice of a token and the caches' memory; everything else is a kernel."""
+    """Dense products, the choice of a token and the memory of caches and experts; everything else is a kernel."""
     seen, ops = Seen(monkeypatch, Reference), Ops(TritonBackend(META, multiprocessors=132), META, 1)
     every_op(ops, meta_batch(3, 2, 200), fp8=False)
     assert ops.fallbacks() == () and not isinstance(ops._backend, Reference)
     assert seen.names == {
         "pack_linear", "pack_heads", "linear", "linear_heads", "logits", "argmax",
-        "empty_cache", "empty_kv", "clear_blocks",
+        "empty_cache", "empty_kv", "empty_experts", "clear_blocks",
     }  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def test_float32_is_multiplied_as_float32(launches):
     """TensorFloat-32 has ten bits of mantissa: no product of float32 rows may take it."""
     ops, batch, kind = TritonBackend(META, 132), meta_batch(2, 3, 40), torch.float32
     x, caches = empty(6, 32, dtype=kind), [empty(8, 2, 16, 16, dtype=kind) for _ in "kv"]
-    experts = ops.empty_experts(4, 32, 16, kind)
+    experts = ops.empty_experts(ExpertShape(4, 32, 16, kind))
     ops.expert_ffn(x, empty(6, 2, dtype=torch.int32), empty(6, 2, dtype=kind), experts, x, False)
     ops.attend_gqa(empty(6, 4, 16, dtype=kind), *caches, batch, 0.2, None)
     ops.attend_mla(empty(6, 4, 24, dtype=kind), empty(8, 16, 24, dtype=kind), 16, batch, 0.2)
