@@ -122,6 +122,7 @@ def _other(server, name, pid):
     return nodes.get(name) if nodes.get(name) != pid else None
 
 
+@pytest.mark.long
 def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys):
     server = up(*COPIES, "--admin-key-file", keys)
     expected = texts(begun(server.url))
@@ -143,7 +144,7 @@ def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys):
     assert server.stop()[0] == 0
 
 
-@pytest.mark.parametrize("name", ["expert-1", "attention-1"])
+@pytest.mark.parametrize("name", [pytest.param("expert-1", marks=pytest.mark.long), "attention-1"])
 def test_one_that_is_stopped_for_a_while(up, name):
     """Longer than `--silence`: it is fenced, its work is done elsewhere, and its place is filled."""
     server = up(*COPIES)

@@ -84,7 +84,7 @@ def test_every_process_together(up, seconds):
     run_through(server, list(reversed(server.family())), seconds)
 
 
-@pytest.mark.parametrize("name", ["attention-0", "expert-1"])
+@pytest.mark.parametrize("name", [pytest.param("attention-0", marks=pytest.mark.long), "expert-1"])
 def test_one_node_for_less_than_the_patience_of_a_run_that_ends_with_a_loss(up, name):
     server = up("--experts", "2", "--on-loss", "end")
     run_through(server, [psutil.Process(server.status()[name])], 3)

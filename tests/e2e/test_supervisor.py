@@ -87,6 +87,7 @@ def test_no_stream_breaks_while_controllers_are_lost_one_after_another(up):
     assert server.stop()[0] == 0
 
 
+@pytest.mark.long
 def test_a_controller_and_a_gateway_that_stand_still_are_followed(up):
     server = up("--attention", "1", "--experts", "2", "--gateways", "2")
     expected = Reader(server).begun().ended()
