@@ -9,6 +9,12 @@ Attributes = Mapping[str, str | int | float]
 INTERNAL, SERVER = 1, 2  # kinds of spans
 _FAILED = 2  # a status code
 
+# Whoever sends them: in batches, a bounded number of which waits.
+SEND_SECONDS = 2.0
+MOST_HELD = 8192  # spans; what comes while so many wait is dropped, and counted
+MOST_SENT = 512  # at once
+PATIENCE = 10.0  # seconds for a collector to answer
+
 
 @dataclass(frozen=True, slots=True)
 class SpanIds:

@@ -21,16 +21,12 @@ from starlette.types import Scope
 
 from afserve import otlp
 from afserve.engine.request import Origin
-from afserve.otlp import Attributes, SpanIds
+from afserve.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS, Attributes, SpanIds
 from afserve.server.access_log import REQUEST_ID
 
 SCOPE = "afserve.gateway"
 STATE = "span"  # of a request's scope
-SEND_SECONDS = 2.0
-MOST_HELD = 8192  # spans; what comes while so many wait is dropped, and counted
-MOST_SENT = 512  # at once
 CLOSE_SECONDS = 5.0  # for all that is held when the server stops
-_PATIENCE = 10.0  # seconds for a collector to answer
 _PARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 log = logging.getLogger("afserve.server")
 
@@ -84,7 +80,7 @@ class Spans:
 
     async def _send_all(self) -> None:
         if self._client is None:
-            self._client = httpx.AsyncClient(transport=self._transport, timeout=_PATIENCE, trust_env=False)
+            self._client = httpx.AsyncClient(transport=self._transport, timeout=PATIENCE, trust_env=False)
         while self._held:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SEND_SECONDS):

@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from http.client import HTTPException
 
 from afserve import otlp
+from afserve.otlp import MOST_HELD, MOST_SENT, PATIENCE, SEND_SECONDS
 
-SEND_SECONDS = 2.0
-MOST_HELD = 8192  # spans
-MOST_SENT = 512  # at once
 CLOSE_SECONDS = 2.0
-_PATIENCE = 10.0  # seconds for a collector to answer
 log = logging.getLogger("afserve.node")
 
 
@@ -69,7 +66,7 @@ class NodeSpans:
         kind = {"content-type": "application/json"}
         request = urllib.request.Request(self._url, body, kind)  # noqa: S310 - `afserve up` takes http(s) only
         try:
-            with self._opener.open(request, timeout=_PATIENCE) as answer:
+            with self._opener.open(request, timeout=PATIENCE) as answer:
                 answer.read()
         except (OSError, HTTPException) as error:
             self.dropped += len(some)
