@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from afserve.cli.drawing import pyplot_for
 from afserve.errors import ConfigError
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.plan import Plan
@@ -31,16 +32,7 @@ def _unit(question: Question) -> str:
 
 
 def pareto_png(path: Path, question: Question, curves: Curves) -> None:
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ConfigError(
-            f"--chart {path}: matplotlib is not installed; pip install 'afserve[plot]', or ask for .html",
-            param="chart",
-        ) from error
-    mpl.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for("chart", path)
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=150)
     for kind, plans in curves.items():
         speed = [1 / plan.tpot for plan in plans]

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from afserve.cli.drawing import pyplot_for
 from afserve.cli.report import Report
 from afserve.cli.report_figures import KINDS, amount, rate, stages
 from afserve.errors import ConfigError, shown
@@ -24,16 +25,7 @@ _MARKS = {"colocated": "o", "afd": "s"}
 
 def write_png(path: Path, report: Report) -> None:
     """Raises ConfigError where matplotlib is not installed, or the file cannot be written."""
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ConfigError(
-            f"--report {shown(str(path))}: matplotlib is not installed; pip install 'afserve[plot]', or ask for .html",
-            param="report",
-        ) from error
-    mpl.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for("report", path)
     figure, (front, layer, swings) = pyplot.subplots(
         3, 1, figsize=(8, 11), dpi=150, height_ratios=(4, 1.6, 4), layout="constrained"
     )
