@@ -15,7 +15,7 @@ from afserve.placement.planner.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Conditions:
     """What a layout is evaluated with: the setting of its kind, and the devices of either half."""
 
     setting: Setting
@@ -23,10 +23,12 @@ class Case:
     experts: Hardware
 
 
-def case_of(question: Question, plan: Plan) -> Case:
+def conditions_of(question: Question, plan: Plan) -> Conditions:
     """What `plan` was found with."""
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    return Case(question.setting_for(plan.kind), chips[plan.attention.hardware], chips[plan.experts.hardware])
+    return Conditions(
+        question.setting_for(plan.kind), chips[plan.attention.hardware], chips[plan.experts.hardware]
+    )
 
 
 def targets_of(question: Question, plan: Plan) -> Targets:
@@ -36,26 +38,26 @@ def targets_of(question: Question, plan: Plan) -> Targets:
     return question.targets
 
 
-def tokens_per_second(question: Question, plan: Plan, targets: Targets, case: Case) -> float | None:
+def tokens_per_second(question: Question, plan: Plan, targets: Targets, given: Conditions) -> float | None:
     """Of the layout of `plan`, with the largest batch inside `targets`; the plan's own batch where the objective chose
     it. None where no batch meets the targets."""
     afd = plan.kind == "afd"
     family = PlanFamily(
         plan.kind,
-        case.attention,
-        case.experts if afd else case.attention,
+        given.attention,
+        given.experts if afd else given.attention,
         plan.attention.tensor_parallel,
         plan.micro_batches,
         np.array([float(plan.ranks)]),
         np.array([float(plan.experts.devices if afd else 0)]),
     )
-    kept, batch, _ = best_batches(family, case.setting, targets, running=question.layout.running)
+    kept, batch, _ = best_batches(family, given.setting, targets, running=question.layout.running)
     if not len(batch):
         return None
     if plan.limited_by == "objective":
         batch = np.array([float(plan.batch)])
-    tpot = float(kept.stages(case.setting, batch).tpot[0])
+    tpot = float(kept.stages(given.setting, batch).tpot[0])
     requests = plan.ranks * float(batch[0]) * plan.micro_batches
-    if case.setting.concurrency:
-        requests = min(requests, case.setting.concurrency)
+    if given.setting.concurrency:
+        requests = min(requests, given.setting.concurrency)
     return requests / tpot

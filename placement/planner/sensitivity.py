@@ -13,7 +13,7 @@ from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.infeasible import describe, why_none
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Answer, Question
-from afserve.placement.planner.same_layout import Case, case_of, targets_of, tokens_per_second
+from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 
 MORE = 1.1  # times each resource
 _RESOURCES = {
@@ -29,15 +29,15 @@ _RESOURCES = {
 def sensitivity(question: Question, plan: Plan) -> dict[str, float]:
     """Relative throughput change of the same layout when one resource grows by a tenth; the batch is chosen anew, but
     for the lowest latency, where it stays and the change is that of one request's rate."""
-    targets, base = targets_of(question, plan), case_of(question, plan)
+    targets, base = targets_of(question, plan), conditions_of(question, plan)
     before = tokens_per_second(question, plan, targets, base)
     changes = {}
     for name, (side, fields) in _RESOURCES.items():
         if plan.kind == "colocated" and side == "experts":
             continue
         label = name.replace("attention ", "") if plan.kind == "colocated" else name
-        case = _with_more(base, side, fields, MORE)
-        changes[label] = _change(before, tokens_per_second(question, plan, targets, case))
+        given = _with_more(base, side, fields, MORE)
+        changes[label] = _change(before, tokens_per_second(question, plan, targets, given))
     if np.isfinite(question.targets.tpot):
         looser = replace(question.targets, tpot=question.targets.tpot * MORE)
         changes["TPOT target"] = _change(before, tokens_per_second(question, plan, looser, base))
@@ -48,13 +48,13 @@ def _change(before: float | None, after: float | None) -> float:
     return after / before - 1 if before and after else float("nan")
 
 
-def _with_more(case: Case, side: str, fields: tuple[str, ...], factor: float) -> Case:
-    attention, experts = case.attention, case.experts
+def _with_more(given: Conditions, side: str, fields: tuple[str, ...], factor: float) -> Conditions:
+    attention, experts = given.attention, given.experts
     if side in ("attention", "both"):
         attention = _scaled(attention, fields, factor)
     if side in ("experts", "both"):
         experts = _scaled(experts, fields, factor)
-    return replace(case, attention=attention, experts=experts)
+    return replace(given, attention=attention, experts=experts)
 
 
 def _scaled(chip: Hardware, fields: tuple[str, ...], factor: float) -> Hardware:

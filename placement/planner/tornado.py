@@ -14,7 +14,7 @@ from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf_curve import Curve, CurveSet
 from afserve.placement.planner.plan import WITHIN_80, Plan
 from afserve.placement.planner.planner import Question
-from afserve.placement.planner.same_layout import Case, case_of, targets_of, tokens_per_second
+from afserve.placement.planner.same_layout import Conditions, conditions_of, targets_of, tokens_per_second
 from afserve.placement.planner.workload import LONGEST, Workload, fixed_context, from_samples
 
 TIMES = "times"
@@ -25,13 +25,13 @@ _EXCHANGES = ("exchange", "answer", "network", "fast_link")
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One figure in `unit`: as it was planned with, and the case at either end. why: how far the ends are, and why."""
+    """One figure in `unit`: as it was planned with, and the conditions at either end. `why` says how far they are."""
 
     name: str
     unit: str
     planned: float
-    low: tuple[float, Case]
-    high: tuple[float, Case]
+    low: tuple[float, Conditions]
+    high: tuple[float, Conditions]
     why: str
 
 
@@ -58,8 +58,8 @@ def tornado(question: Question, plan: Plan) -> tuple[Swing, ...]:
     """The largest effect first."""
     targets = targets_of(question, plan)
 
-    def rate(case: Case) -> float | None:
-        found = tokens_per_second(question, plan, targets, case)
+    def rate(given: Conditions) -> float | None:
+        found = tokens_per_second(question, plan, targets, given)
         return None if found is None or not math.isfinite(found) else found / plan.devices
 
     swings = [
@@ -73,15 +73,15 @@ def tornado(question: Question, plan: Plan) -> tuple[Swing, ...]:
             rate(one.high[1]),
             one.why,
         )
-        for one in assumptions(case_of(question, plan))
+        for one in assumptions(conditions_of(question, plan))
     ]
     return tuple(sorted(swings, key=lambda swing: (-swing.effect(plan.tok_s_per_device), swing.name)))
 
 
-def assumptions(case: Case) -> Iterator[Assumption]:
+def assumptions(given: Conditions) -> Iterator[Assumption]:
     """Those that this question has: no skew where experts were counted, no acceptance without drafts."""
     yield _times(
-        case,
+        given,
         "link and network bandwidth",
         0.5,
         2.0,
@@ -89,7 +89,7 @@ def assumptions(case: Case) -> Iterator[Assumption]:
         "half under contention; twice: one generation on",
     )
     yield _times(
-        case,
+        given,
         "memory bandwidth",
         0.8,
         1.25,
@@ -97,55 +97,60 @@ def assumptions(case: Case) -> Iterator[Assumption]:
         "a fifth less, and as much more, than the data sheets",
     )
     yield _times(
-        case,
+        given,
         "exchange latency",
         0.5,
         2.0,
         _with_latency,
         "half and twice the latency of links, send and receive",
     )
-    sigma = max(case.setting.curves.spread_on(chip.name) for chip in (case.attention, case.experts))
+    sigma = max(given.setting.curves.spread_on(chip.name) for chip in (given.attention, given.experts))
     factor = math.exp(WITHIN_80 * sigma)
     yield _times(
-        case,
+        given,
         "kernel efficiency",
         1 / factor,
         factor,
         _with_kernels,
         f"80 % of the kernels' spread here, +-{sigma:.0%}",
     )
-    setting = case.setting
+    setting = given.setting
     if not setting.routing.counts:
-        yield _skew(case)
-    yield _context(case)
+        yield _skew(given)
+    yield _context(given)
     if setting.draft_tokens:
-        yield _acceptance(case)
+        yield _acceptance(given)
 
 
 def _times(
-    case: Case, name: str, low: float, high: float, vary: Callable[[Case, float], Case], why: str
+    given: Conditions,
+    name: str,
+    low: float,
+    high: float,
+    vary: Callable[[Conditions, float], Conditions],
+    why: str,
 ) -> Assumption:
-    return Assumption(name, TIMES, 1.0, (low, vary(case, low)), (high, vary(case, high)), why)
+    return Assumption(name, TIMES, 1.0, (low, vary(given, low)), (high, vary(given, high)), why)
 
 
-def _with_chips(case: Case, vary: Callable[[Hardware], Hardware]) -> Case:
-    return replace(case, attention=vary(case.attention), experts=vary(case.experts))
+def _with_chips(given: Conditions, vary: Callable[[Hardware], Hardware]) -> Conditions:
+    return replace(given, attention=vary(given.attention), experts=vary(given.experts))
 
 
-def _with_links(case: Case, factor: float) -> Case:
+def _with_links(given: Conditions, factor: float) -> Conditions:
     return _with_chips(
-        case, lambda chip: replace(chip, link=chip.link * factor, network=chip.network * factor)
+        given, lambda chip: replace(chip, link=chip.link * factor, network=chip.network * factor)
     )
 
 
-def _with_memory(case: Case, factor: float) -> Case:
-    return _with_chips(case, lambda chip: replace(chip, bandwidth=chip.bandwidth * factor))
+def _with_memory(given: Conditions, factor: float) -> Conditions:
+    return _with_chips(given, lambda chip: replace(chip, bandwidth=chip.bandwidth * factor))
 
 
-def _with_latency(case: Case, factor: float) -> Case:
+def _with_latency(given: Conditions, factor: float) -> Conditions:
     """The wires' latency, and the kernels that send and receive."""
     varied = _with_chips(
-        case,
+        given,
         lambda chip: replace(
             chip,
             link_latency=chip.link_latency * factor,
@@ -155,7 +160,7 @@ def _with_latency(case: Case, factor: float) -> Case:
     return _with_curves(varied, _EXCHANGES, lambda curve: replace(curve, launch=curve.launch * factor))
 
 
-def _with_kernels(case: Case, factor: float) -> Case:
+def _with_kernels(given: Conditions, factor: float) -> Conditions:
     """Every kernel of both halves `factor` times as fast."""
 
     def faster(curve: Curve) -> Curve:
@@ -166,10 +171,12 @@ def _with_kernels(case: Case, factor: float) -> Case:
             scale=curve.scale / factor,
         )
 
-    return _with_curves(case, _KERNELS, faster)
+    return _with_curves(given, _KERNELS, faster)
 
 
-def _with_curves(case: Case, operations: tuple[str, ...], vary: Callable[[Curve], Curve]) -> Case:
+def _with_curves(
+    given: Conditions, operations: tuple[str, ...], vary: Callable[[Curve], Curve]
+) -> Conditions:
     def varied(curves: CurveSet) -> CurveSet:
         found = {
             name: vary(curve) if name.split(".", maxsplit=1)[0] in operations else curve
@@ -177,16 +184,16 @@ def _with_curves(case: Case, operations: tuple[str, ...], vary: Callable[[Curve]
         }
         return CurveSet(curves.name, found, curves.model_spread, curves.checked)
 
-    setting = case.setting
+    setting = given.setting
     reached = None if setting.reached is None else varied(setting.reached)
-    return replace(case, setting=replace(setting, curves=varied(setting.curves), reached=reached))
+    return replace(given, setting=replace(setting, curves=varied(setting.curves), reached=reached))
 
 
-def _skew(case: Case) -> Assumption:
-    routing = case.setting.routing
+def _skew(given: Conditions) -> Assumption:
+    routing = given.setting.routing
 
-    def at(zipf: float) -> Case:
-        return replace(case, setting=replace(case.setting, routing=replace(routing, zipf=zipf)))
+    def at(zipf: float) -> Conditions:
+        return replace(given, setting=replace(given.setting, routing=replace(routing, zipf=zipf)))
 
     low, high = max(routing.zipf - SKEW_STEP, 0.0), min(routing.zipf + SKEW_STEP, SKEW_MOST)
     return Assumption(
@@ -199,11 +206,11 @@ def _skew(case: Case) -> Assumption:
     )
 
 
-def _context(case: Case) -> Assumption:
-    work = case.setting.workload
+def _context(given: Conditions) -> Assumption:
+    work = given.setting.workload
 
-    def at(longer: Workload) -> tuple[float, Case]:
-        return longer.context_mean, replace(case, setting=replace(case.setting, workload=longer))
+    def at(longer: Workload) -> tuple[float, Conditions]:
+        return longer.context_mean, replace(given, setting=replace(given.setting, workload=longer))
 
     return Assumption(
         "context",
@@ -222,11 +229,11 @@ def _longer(work: Workload, factor: float) -> Workload:
     return from_samples(work.name, prompt, work.answer, work.arrival, work.decode_only)
 
 
-def _acceptance(case: Case) -> Assumption:
-    planned = case.setting.acceptance
+def _acceptance(given: Conditions) -> Assumption:
+    planned = given.setting.acceptance
 
-    def at(share: float) -> Case:
-        return replace(case, setting=replace(case.setting, acceptance=share))
+    def at(share: float) -> Conditions:
+        return replace(given, setting=replace(given.setting, acceptance=share))
 
     low, high = max(planned - ACCEPTANCE_STEP, 0.0), min(planned + ACCEPTANCE_STEP, 1.0)
     return Assumption(

@@ -190,7 +190,7 @@ def test_faster_parts_are_never_slower(line: str) -> None:
     question = question_of(line)
     best = answer(question).best()
     assert best is not None
-    base = same_layout.case_of(question, best)
+    base = same_layout.conditions_of(question, best)
     targets = same_layout.targets_of(question, best)
     planned = same_layout.tokens_per_second(question, best, targets, base)
     assert planned == pytest.approx(best.tok_s, rel=1e-9)
@@ -206,11 +206,11 @@ def test_only_what_the_question_has_is_varied() -> None:
     question = question_of(SMALL)
     best = answer(question).best()
     assert best is not None
-    case = same_layout.case_of(question, best)
-    names = {one.name for one in assumptions(case)}
+    given = same_layout.conditions_of(question, best)
+    names = {one.name for one in assumptions(given)}
     assert "expert skew" in names and "acceptance of drafts" not in names
-    counted = replace(case.setting.routing, counts=tuple(range(1, 129)))
-    measured = replace(case, setting=replace(case.setting, routing=counted))
+    counted = replace(given.setting.routing, counts=tuple(range(1, 129)))
+    measured = replace(given, setting=replace(given.setting, routing=counted))
     assert "expert skew" not in {one.name for one in assumptions(measured)}
 
 

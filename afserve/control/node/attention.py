@@ -56,7 +56,9 @@ _TOGETHER = (
     0.004  # tokens of steps shorter than this go out in one message: each costs a tenth of such a step
 )
 _MOVING = 0.005  # while KV blocks come or go
-_ROUND = 0.004  # between two looks of a busy node at what is not its step: they cost a tenth of a short one
+_ROUND = (
+    0.004  # between two looks of a busy node at what is not its step: a tenth of the Python calls of a step
+)
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
 
 
