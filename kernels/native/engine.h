@@ -24,11 +24,15 @@ struct Engine {
   Memory shared[4];            // one op's, written by disjoint tasks
 };
 
-// Rows as a product may read them: whole blocks of inputs, zero past the last input, and whole groups of rows.
+// Rows as a product may read them: whole blocks of inputs, zero past the last input, and whole groups of rows. `bytes`:
+// the same rows where weights of 8 bits are multiplied so.
 template <class E>
 struct Rows {
   const E* data;
   size_t stride;
+  ByteRows bytes = {};
+
+  Rows from(int row) const { return {data + row * stride, stride, bytes.data ? bytes.from(row) : bytes}; }
 };
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

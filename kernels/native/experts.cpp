@@ -104,6 +104,8 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
     }
   });
 
+  Rows<E> given = gate_up_.operand(engine, Rows<E>{gathered, wide}, entries);
+
   struct Piece {
     int slot, first, count;
   };
@@ -119,9 +121,11 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
     int panel = index % panels;
     float* sum = engine.scratch<float>(worker);
     const char* after = panel + 1 < panels ? nullptr : gate_up_.at(pieces[next_piece(index / panels)].slot, 0);
-    gate_up_.multiply(isa, piece.slot, panel, gathered + piece.first * wide, wide, piece.count, sum, after);
+    gate_up_.multiply(isa, piece.slot, panel, given.from(piece.first), piece.count, sum, after);
     isa.of<E>().swiglu(sum, piece.count, middle + piece.first * inner + panel * 32, inner);
   });
+
+  Rows<E> joined = down_.operand(engine, Rows<E>{middle, inner}, entries);
 
   // One task owns 64 output columns of every row. With bf16 weights an expert's part is rounded to bf16, so that its
   // sum with the others' is the same on whichever nodes they are. A row leaves with its last part.
@@ -135,7 +139,7 @@ void Experts::run(Engine& engine, const E* x, size_t stride, const int32_t* slot
     for (size_t p = 0; p < pieces.size(); p++) {
       const Piece& piece = pieces[p];
       const char* after = down_.at(pieces[next_piece(p)].slot, panel);
-      down_.multiply(isa, piece.slot, panel, middle + piece.first * inner, inner, piece.count, sum, after);
+      down_.multiply(isa, piece.slot, panel, joined.from(piece.first), piece.count, sum, after);
       for (int i = 0; i < piece.count; i++) {
         int e = piece.first + i, r = grouping_.row[e], later = grouping_.row[std::min(e + 8, entries - 1)];
         for (size_t c = 0; c < PANEL * sizeof(O); c += 64)

@@ -8,17 +8,22 @@
 
 namespace {
 
+// The codes in the four even bytes of a word, side by side: byte 2 i of `codes` goes to bits 4 i. No two products meet.
+uint16_t side_by_side(uint64_t codes) {
+  constexpr uint64_t even = 0x000f000f000f000f, gather = 1ull << 48 | 1ull << 36 | 1ull << 24 | 1ull << 12;
+  return uint16_t((codes & even) * gather >> 48);
+}
+
 // One column of a tile: 32 inputs, `n` of which there are.
 void pack_int4_column(const int8_t* codes, int n, int column, char* tile) {
   int8_t padded[BLOCK] = {};
   if (n < BLOCK) codes = static_cast<const int8_t*>(memcpy(padded, codes, n));
-  for (int line = 0; line < INT4_LINES; line++, codes += 8)
-    for (int odd = 0; odd < 2; odd++) {
-      int word = 0;
-      for (int i = 0; i < 4; i++) word |= (codes[2 * i + odd] & 15) << (4 * i);
-      uint16_t made = uint16_t(word);
-      memcpy(tile + line * 64 + (column * 2 + odd) * 2, &made, 2);
-    }
+  for (int line = 0; line < INT4_LINES; line++, codes += 8) {
+    uint64_t eight;
+    memcpy(&eight, codes, 8);
+    uint16_t words[2] = {side_by_side(eight), side_by_side(eight >> 8)};
+    memcpy(tile + line * 64 + column * 4, words, 4);
+  }
 }
 
 void put_scale(float scale, bool wide, char* scales, int column) {

@@ -6,22 +6,6 @@
 namespace {
 
 constexpr int INT4_PASS_ROWS = 6, INT4_FEW_ROWS = 24;
-constexpr int INT4_AHEAD = 4096;  // bytes that are asked for early
-
-// What is read next: past `end`, what lies at `after`.
-struct Int4Ahead {
-  const char *end, *after;
-  INLINE const char* of(const char* at) const {
-    at += INT4_AHEAD;
-    return at < end ? at : after + (at - end);
-  }
-};
-
-INLINE __m512 scales_at(const char* scales, bool wide, int tile) {
-  if (wide) return _mm512_loadu_ps(scales + tile * 64);
-  __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(scales + tile * 32)));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-}
 
 // Two tiles at a time share what they read of rows. Returns where the next group begins.
 template <int R>

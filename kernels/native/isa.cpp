@@ -30,10 +30,12 @@ bool tiles_granted() {
 #endif
 }
 
-// Leaf 7, sub-leaf 0, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE. Compilers differ in the names they give these.
+// Leaf 7, sub-leaf 0, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE, bit 25 AMX-INT8. Compilers differ in the names they give
+// these.
 bool has_tiles() {
+  constexpr unsigned all = 1u << 22 | 1u << 24 | 1u << 25;
   unsigned a, b, c, d;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && tiles_granted();
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & all) == all && tiles_granted();
 }
 
 // Leaf 7, sub-leaf 1, EAX: bit 5 AVX512-BF16.

@@ -2,10 +2,11 @@
 // Everything above this table is instruction-set neutral.
 //
 // A panel is 64 output columns of packed weights: blocks of 32 inputs, each of 4 tiles of 16 columns, each
-// tile 512 elements. In a bf16 or int8 tile element (k, column) sits at (k / 2) * 32 + column * 2 + k % 2,
-// in a float tile at k * 16 + column. Sums are float rows of 64 columns.
+// tile 512 elements. In a bf16 tile element (k, column) sits at (k / 2) * 32 + column * 2 + k % 2,
+// in a float tile at k * 16 + column; weights of fewer bits are in int8.h and int4.h. Sums are float rows of 64 columns.
 #pragma once
 #include "element.h"
+#include "int8.h"
 
 constexpr int PANEL = 64;        // columns of a panel
 constexpr int BLOCK = 32;        // inputs of a block
@@ -55,8 +56,8 @@ template <class E>
 struct Loops {
   // sum[rows][64] (+)= a[rows][32 * blocks] * panel. May read and write rows up to the next multiple of ROW_GROUP.
   void (*gemm)(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add, Next next);
-  // The same with int8 weights, unscaled.
-  void (*gemm_i8)(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add);
+  // sum[rows][64] = a * panel, for so many blocks of 32 inputs: weights are widened.
+  void (*gemm_i8)(const E* a, size_t stride, int rows, const Int8Panel& panel, int blocks, float* sum);
   // sum[rows][64] = a * panel: a product for each group, times its scales, added in float in ascending order.
   void (*gemm_i4)(const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum);
   // out[rows][columns] = sum (+ bias64 when given)
@@ -99,7 +100,6 @@ struct Isa {
   const char* name;
   Loops<bf16> b;
   Loops<float> f;
-  void (*scale_columns)(float* sum, int rows, const float* scale);
   void (*add_scaled)(float* out, const float* base, const float* row, float weight, int size);  // base + weight * row
   void (*add_rounded)(float* out, const float* base, const float* row, float weight, int size);  // the same, rounded
   void (*scale_row)(float* row, float factor, int size);
@@ -119,10 +119,12 @@ struct Isa {
   // than pay; null where it never does. `patch` to `end` ascend; `after` is the panel that will most likely be read next.
   bool (*compact_few_rows)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
                            const Patch* patch, const Patch* end, float* sum, const char* after);
-  // The same with int8 weights, unscaled.
-  bool (*int8_few_rows)(const bf16* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, const char* after);
-  // gemm_i4 for few rows, widened in registers, with its bits.
-  bool (*int4_few_rows)(const bf16* a, size_t stride, int rows, const Int4Panel& panel, float* sum, const char* after);
+  // Row `row` of `to` (int8.h): `size` numbers, and zeros up to the stride. A row that is not finite gets NaN as its scale.
+  void (*to_bytes)(const bf16* x, int size, const ByteRows& to, int row);
+  // sum[rows][64] = a * panel: sums of whole numbers, which are exact, then the scales. Both null where widening is faster.
+  void (*gemm_bytes)(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next);
+  // gemm_i4 with its bits where there is a faster way; false, and nothing done, where there is none.
+  bool (*int4_fast)(const bf16* a, size_t stride, int rows, const Int4Panel& panel, float* sum, const char* after);
 
   template <class E>
   const Loops<E>& of() const;

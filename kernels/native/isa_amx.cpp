@@ -1,9 +1,9 @@
-// The loops for processors with AMX BF16.
+// The loops for processors with AMX, BF16 and INT8.
 #if defined(__x86_64__)
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,prefer-vector-width=512"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8,prefer-vector-width=512"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,prefer-vector-width=512")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8,prefer-vector-width=512")
 #endif
 #define VECTOR_BYTES 64
 #define GEMM_ROWS 6
@@ -11,10 +11,18 @@
 #define HAS_BF16_CONVERSION
 #include "attention_loops.h"
 #include "gemm_amx.h"
+#include "int4_amx.h"
+#include "int8_amx.h"
 #include "table.h"
 
 const Isa* amx_isa() {
-  static const Isa isa = isa_of("amx", loops_of<bf16, gemm_tiles>(score_by_panel<bf16, gemm_tiles>, values_by_panel<bf16, gemm_tiles>, score_tiles), loops_of<float, gemm_vector<float>>(), enter_tiles, leave_tiles);
+  static const Isa isa = [] {
+    Isa made = isa_of("amx", loops_of<bf16, gemm_tiles>(score_by_panel<bf16, gemm_tiles>, values_by_panel<bf16, gemm_tiles>, score_tiles), loops_of<float, gemm_vector<float>>(), enter_tiles, leave_tiles);
+    made.int4_fast = int4_amx;
+    made.to_bytes = row_to_bytes;
+    made.gemm_bytes = gemm_bytes_tiles;
+    return made;
+  }();
   return &isa;
 }
 #ifdef __clang__

@@ -10,8 +10,15 @@
 #define GEMM_VECTORS 4
 #include "table.h"
 
+void to_bytes_avx512(const bf16*, int, const ByteRows&, int);  // int8_vnni.cpp
+void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
+
 const Isa* avx512_isa() {
-  static const Isa isa = isa_of("avx512", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>());
+  static const Isa isa = [] {
+    Isa made = isa_of("avx512", loops_of<bf16, gemm_vector<bf16>>(), loops_of<float, gemm_vector<float>>());
+    if (__builtin_cpu_supports("avx512vnni")) made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
+    return made;
+  }();
   return &isa;
 }
 #ifdef __clang__

@@ -14,14 +14,15 @@
 #include "compact_avx512bf16.h"
 #include "int4_avx512bf16.h"
 
-bool int8_few_rows(const bf16*, size_t, int, const int8_t*, int, float*, const char*);  // int8_vbmi.cpp
+void to_bytes_avx512(const bf16*, int, const ByteRows&, int);                     // int8_vnni.cpp
+void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
 
 const Isa* avx512bf16_isa() {
   static const Isa isa = [] {
     Isa made = isa_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), loops_of<float, gemm_vector<float>>());
     made.compact_few_rows = compact_dp;
-    made.int4_few_rows = int4_dp;
-    if (__builtin_cpu_supports("avx512vbmi")) made.int8_few_rows = int8_few_rows;
+    made.int4_fast = int4_dp;
+    if (__builtin_cpu_supports("avx512vnni")) made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
     return made;
   }();
   return &isa;

@@ -19,7 +19,7 @@ void Linear::set_bias(const Source& source) {
 
 template <class E, class O>
 void Linear::run(Engine& engine, const E* x, size_t stride, int rows, O* out, size_t out_stride) const {
-  Rows<E> a = readable(x, stride, rows, inputs(), engine.shared[0]);
+  Rows<E> a = weights_.operand(engine, readable(x, stride, rows, inputs(), engine.shared[0]), rows);
   const Isa& isa = *engine.isa;
   engine.reserve(ROW_BLOCK * PANEL * sizeof(float));
   int panels = weights_.panels();
@@ -27,7 +27,7 @@ void Linear::run(Engine& engine, const E* x, size_t stride, int rows, O* out, si
     int first = index / panels * ROW_BLOCK, panel = index % panels;
     int n = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
     float* sum = engine.scratch<float>(worker);
-    weights_.multiply(isa, 0, panel, a.data + first * a.stride, a.stride, n, sum);
+    weights_.multiply(isa, 0, panel, a.from(first), n, sum);
     int columns = outputs_ - panel * PANEL < PANEL ? outputs_ - panel * PANEL : PANEL;
     const float* bias = bias_.empty() ? nullptr : bias_.data() + panel * PANEL;
     isa.of<O>().store(sum, n, bias, out + first * out_stride + panel * PANEL, out_stride, columns);
@@ -58,7 +58,7 @@ void HeadLinear::run(Engine& engine, const E* x, size_t token_stride, size_t hea
     }
     E* to = out + (size_t(first) * heads_ + head) * outputs_;
     for (int panel = 0; panel < weights_.panels(); panel++) {
-      weights_.multiply(isa, head, panel, rows, wide, n, sum);
+      weights_.multiply(isa, head, panel, Rows<E>{rows, wide}, n, sum);
       isa.of<E>().store(sum, n, nullptr, to + panel * PANEL, size_t(heads_) * outputs_,
                         std::min(PANEL, outputs_ - panel * PANEL));
     }

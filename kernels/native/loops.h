@@ -9,32 +9,6 @@
 
 namespace {
 
-INLINE void widen_tile(const int8_t* tile, bf16* wide) {
-  for (int i = 0; i < TILE; i += LANES) {
-    u32v u = (u32v)widened(load_raw<i8v>(tile + i)) >> 16;
-    store_raw(wide + i, low_halves(u));
-  }
-}
-
-// An int8 tile is in pair order, a float tile is not.
-INLINE void widen_tile(const int8_t* tile, float* wide) {
-  for (int k = 0; k < BLOCK; k++)
-    for (int c = 0; c < 16; c++) wide[k * 16 + c] = tile[k / 2 * 32 + c * 2 + k % 2];
-}
-
-template <class E>
-void gemm_i8(const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add,
-             decltype(Loops<E>::gemm) gemm) {
-  constexpr int chunk = 4;
-  alignas(64) E wide[chunk * PANEL_BLOCK];
-  for (int b = 0; b < blocks; b += chunk) {
-    int n = blocks - b < chunk ? blocks - b : chunk;
-    const int8_t* source = panel + (size_t)b * PANEL_BLOCK;
-    for (int i = 0; i < n * PANEL_BLOCK; i += TILE) widen_tile(source + i, wide + i);
-    gemm(a + b * BLOCK, stride, rows, wide, n, sum, add || b, {});
-  }
-}
-
 template <class E>
 void store_sums(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns) {
   for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
@@ -137,11 +111,6 @@ float dot(const E* x, const E* y, int size) {
   for (; i + LANES <= size; i += LANES) total += load(x + i) * load(y + i);
   if (i < size) total += load_part(x + i, size - i) * load_part(y + i, size - i);
   return sum_lanes(total);
-}
-
-void scale_columns(float* sum, int rows, const float* scale) {
-  for (int r = 0; r < rows; r++, sum += PANEL)
-    for (int c = 0; c < PANEL; c += LANES) store(sum + c, load(sum + c) * load(scale + c));
 }
 
 // out may be base.

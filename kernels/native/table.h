@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_loops.h"
 #include "int4_loops.h"
+#include "int8_loops.h"
 #include "loops.h"
 #include "tile_panels.h"
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
@@ -19,8 +20,8 @@ Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E
                   decltype(Loops<E>::score) score = nullptr, bool in_place = false) {
   return {
       GEMM,
-      [](const E* a, size_t stride, int rows, const int8_t* panel, int blocks, float* sum, bool add) {
-        gemm_i8<E>(a, stride, rows, panel, blocks, sum, add, GEMM);
+      [](const E* a, size_t stride, int rows, const Int8Panel& panel, int blocks, float* sum) {
+        gemm_i8<E>(a, stride, rows, panel, blocks, sum, GEMM);
       },
       [](const E* a, size_t stride, int rows, const Int4Panel& panel, float* sum) {
         gemm_i4<E>(a, stride, rows, panel, sum, GEMM);
@@ -30,7 +31,7 @@ Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E
 }
 
 Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
-  Isa isa{name, b, f, scale_columns, add_scaled, add_rounded, scale_row, exp_all, all_finite, argmax, sigmoid_all, enter, leave, nullptr, nullptr, nullptr, nullptr, nullptr};
+  Isa isa{name, b, f, add_scaled, add_rounded, scale_row, exp_all, all_finite, argmax, sigmoid_all, enter, leave, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
   isa.compact = compact;
   isa.expand = expand;

@@ -1,7 +1,5 @@
 #include "weights.h"
 
-#include <math.h>
-
 namespace {
 
 float widen(uint16_t bits) {
@@ -9,20 +7,6 @@ float widen(uint16_t bits) {
   float f;
   memcpy(&f, &u, 4);
   return f;
-}
-
-// Calls put(input, place) for every input of a column of a panel; places as isa.h says.
-template <class Put>
-void along(Dtype dtype, int inputs, int column, const Put& put) {
-  bool pairs = dtype != Dtype::f32;
-  size_t tile = size_t(column / 16) * TILE + column % 16 * (pairs ? 2 : 1);
-  for (int first = 0; first < inputs; first += BLOCK, tile += PANEL_BLOCK) {
-    int n = inputs - first < BLOCK ? inputs - first : BLOCK;
-    if (pairs)
-      for (int k = 0; k < n; k++) put(first + k, tile + k / 2 * 32 + k % 2);
-    else
-      for (int k = 0; k < n; k++) put(first + k, tile + k * 16);
-  }
 }
 
 }  // namespace
@@ -36,6 +20,7 @@ float Source::at(size_t row, size_t column) const {
 size_t Panels::bytes_of_panel() const {
   if (dtype_ == Dtype::compact) return CompactPanel::bytes(blocks_);
   if (dtype_ == Dtype::i4) return groups_.panel_bytes(blocks_);
+  if (dtype_ == Dtype::i8) return size_t(int8_blocks(inputs_)) * INT8_BLOCK;
   return size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype_);
 }
 
@@ -47,7 +32,10 @@ Panels::Panels(int count, int columns, int inputs, Dtype dtype, const Groups& gr
       groups_(groups),
       panel_bytes_(bytes_of_panel()),
       memory_(size_t(count) * panels_ * panel_bytes_) {
-  if (dtype == Dtype::i8) scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
+  if (dtype == Dtype::i8) {
+    scales_.resize(size_t(count) * panels_ * PANEL, 1.0f);
+    corrections_.resize(scales_.size());
+  }
   if (dtype == Dtype::compact) compact_.resize(size_t(count) * panels_);
 }
 
@@ -75,33 +63,12 @@ void Panels::pack_panels(int index, const Source& source, const std::function<in
 void Panels::pack(int index, const Source& source, const std::function<int(int)>& row_of) {
   if (dtype_ == Dtype::bf16 || dtype_ == Dtype::compact) return pack_panels<bf16>(index, source, row_of);
   if (dtype_ == Dtype::f32 && source.dtype == Dtype::f32) return pack_panels<float>(index, source, row_of);
-  for (int column = 0; column < panels_ * PANEL; column++) {
+  if (dtype_ == Dtype::i8) return pack_int8(index, source, row_of);
+  for (int column = 0; column < panels_ * PANEL; column++) {  // bf16 numbers, kept as floats
     int row = row_of(column);
     if (row < 0) continue;
-    size_t panel = size_t(index) * panels_ + column / PANEL;
-    float* scale = scales_.empty() ? nullptr : &scales_[panel * PANEL + column % PANEL];
-    pack_column(memory_.data() + panel * panel_bytes_, column % PANEL, source, row, scale);
+    char* panel = memory_.data() + (size_t(index) * panels_ + column / PANEL) * panel_bytes_;
+    float* to = reinterpret_cast<float*>(panel) + column % PANEL / 16 * TILE + column % 16;
+    for (int k = 0; k < inputs_; k++) to[k / BLOCK * PANEL_BLOCK + k % BLOCK * 16] = source.at(row, k);
   }
-}
-
-void Panels::pack_column(char* panel, int column, const Source& source, int row, float* scale) {
-  if (dtype_ == Dtype::f32) {
-    float* to = reinterpret_cast<float*>(panel);
-    along(dtype_, inputs_, column, [&](int k, size_t place) { to[place] = source.at(row, k); });
-    return;
-  }
-  float most = 0, zero = 0;
-  for (int k = 0; k < inputs_; k++) {
-    float w = source.at(row, k);
-    most = fmaxf(most, fabsf(w));
-    zero += w * 0.0f;
-  }
-  if (zero != 0.0f) {  // bytes hold nothing that is not finite, but the scale does, and so every result
-    *scale = NAN;
-    return along(dtype_, inputs_, column, [&](int, size_t place) { panel[place] = 0; });
-  }
-  *scale = most > 0 ? most / 127.0f : 1.0f;
-  along(dtype_, inputs_, column, [&](int k, size_t place) {
-    panel[place] = static_cast<char>(lrintf(source.at(row, k) / *scale));
-  });
 }

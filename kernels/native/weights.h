@@ -6,6 +6,7 @@
 #include "compact.h"
 #include "engine.h"
 #include "int4.h"
+#include "int8.h"
 #include "isa.h"
 #include "memory.h"
 
@@ -38,12 +39,31 @@ class Panels {
     return memory_.data() + (size_t(index) * panels_ + panel) * panel_bytes_;
   }
 
+  // `count` rows as the products want them: also as bytes, in scratch memory of this op, where they are multiplied so.
+  template <class E>
+  Rows<E> operand(Engine& engine, Rows<E> rows, int count) const {
+    if constexpr (sizeof(E) == sizeof(bf16)) {
+      const Isa& isa = *engine.isa;
+      if (dtype_ != Dtype::i8 || !isa.gemm_bytes || inputs_ > MOST_INT8_INPUTS) return rows;
+      size_t stride = size_t(int8_blocks(inputs_)) * INT8_INPUTS;
+      uint8_t* data = engine.shared[2].at_least<uint8_t>(2 * size_t(count + ROW_GROUP) * stride);
+      rows.bytes = {data, stride, engine.shared[3].at_least<float>(count)};
+      constexpr int together = 16;
+      engine.pool.run(ceil_div(count, together), [&](int index, int) {
+        for (int r = index * together; r < count && r < (index + 1) * together; r++)
+          isa.to_bytes(rows.data + r * rows.stride, inputs_, rows.bytes, r);
+      });
+    }
+    return rows;
+  }
+
   // sum[rows][64] = a * panel, scaled when the weights are int8. `after`: the panel that this thread will most likely
   // read next, if it is not the one that follows.
   template <class E>
-  void multiply(const Isa& isa, int index, int panel, const E* a, size_t stride, int rows, float* sum,
+  void multiply(const Isa& isa, int index, int panel, const Rows<E>& x, int rows, float* sum,
                 const char* after = nullptr) const {
-    size_t number = size_t(index) * panels_ + panel;
+    size_t number = size_t(index) * panels_ + panel, stride = x.stride;
+    const E* a = x.data;
     const char* at = this->at(index, panel);
     if (!after) after = at + panel_bytes_;
     if constexpr (sizeof(E) == sizeof(bf16))
@@ -54,37 +74,32 @@ class Panels {
       isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);
       return;
     }
-    multiply_i8(isa, reinterpret_cast<const int8_t*>(at), a, stride, rows, sum, after);
-    isa.scale_columns(sum, rows, scales_.data() + number * PANEL);
+    Int8Panel weights{reinterpret_cast<const int8_t*>(at), int8_blocks(inputs_), scales_.data() + number * PANEL,
+                      corrections_.data() + number * PANEL};
+    if (x.bytes.data) return isa.gemm_bytes(x.bytes, rows, weights, sum, {after, int(panel_bytes_ / 64)});
+    isa.of<E>().gemm_i8(a, stride, rows, weights, blocks_, sum);
   }
 
  private:
   template <class E>
-  void multiply_i8(const Isa& isa, const int8_t* at, const E* a, size_t stride, int rows, float* sum,
-                   const char* after) const {
-    if constexpr (sizeof(E) == sizeof(bf16))
-      if (isa.int8_few_rows && isa.int8_few_rows(a, stride, rows, at, blocks_, sum, after)) return;
-    isa.of<E>().gemm_i8(a, stride, rows, at, blocks_, sum, false);
-  }
-
-  template <class E>
   static void multiply_i4(const Isa& isa, const Int4Panel& panel, const E* a, size_t stride, int rows, float* sum,
                           const char* after) {
     if constexpr (sizeof(E) == sizeof(bf16))
-      if (isa.int4_few_rows && isa.int4_few_rows(a, stride, rows, panel, sum, after)) return;
+      if (isa.int4_fast && isa.int4_fast(a, stride, rows, panel, sum, after)) return;
     isa.of<E>().gemm_i4(a, stride, rows, panel, sum);
   }
 
   size_t bytes_of_panel() const;
   template <class E>
   void pack_panels(int index, const Source& source, const std::function<int(int)>& row_of);
-  void pack_column(char* panel, int column, const Source& source, int row, float* scale);
+  void pack_int8(int index, const Source& source, const std::function<int(int)>& row_of);
 
   int panels_, blocks_, inputs_;
   Dtype dtype_;
   Groups groups_;
   size_t panel_bytes_;
   Memory memory_;
-  std::vector<float> scales_;
+  std::vector<float> scales_;         // of int8 weights, and what its products are put right by
+  std::vector<int32_t> corrections_;
   std::vector<CompactPanel> compact_;
 };

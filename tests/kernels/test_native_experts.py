@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.grouped import int8_rounded
-from afserve.kernels.ops import Ops
+from afserve.kernels.ops import Ops, open_ops
 
 SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -90,6 +90,35 @@ def test_a_row_does_not_depend_on_the_others_or_on_threads(
         part = torch.empty(rows, 96)
         ops.expert_ffn(x[:rows], slot[:rows], weight[:rows], alone, part)
         assert torch.equal(part, whole[:rows])
+
+
+def test_int8_products_have_the_same_bits_whichever_instruction_multiplies_bytes() -> None:
+    """Sums of whole numbers are exact, whatever the order, and AMX and VNNI scale them alike."""
+    weight = torch.randn(130, 1000, generator=torch.Generator().manual_seed(4)).bfloat16()
+    x = torch.randn(37, 1000, generator=torch.Generator().manual_seed(5)).bfloat16()
+    made = []
+    for isa in ("amx", "avx512bf16"):
+        try:
+            ops = open_ops("cpu", 1, "native", isa)
+        except ValueError as error:
+            pytest.skip(str(error))
+        made.append(ops.logits(x, ops.pack_linear(weight, None, True)))
+    assert torch.equal(made[0], made[1])
+
+
+def test_rows_times_int8_weights_lose_less_than_bfloat16_would(ops: Ops) -> None:
+    """Also rows with a number a thousand times the others, which takes most of a row's 16 bits, tiny ones and zeros."""
+    g = torch.Generator().manual_seed(6)
+    weight = torch.randn(64, 512, generator=g).bfloat16()
+    x = torch.randn(6, 512, generator=g)
+    x[1, 7], x[2], x[3], x[4] = 3000.0, x[2] * 1e-20, 0.0, x[4] * 1e-37
+    x[5, ::2] = 0.0
+    x = x.bfloat16()
+    made = ops.logits(x, ops.pack_linear(weight, None, True)).double()
+    wanted = x.double() @ int8_rounded(weight).double().t()
+    size = wanted.square().mean(1).sqrt()
+    assert ((made - wanted).abs().amax(1) <= size * 2.0**-9 + 1e-30).all()
+    assert torch.equal(made[3], torch.zeros(64, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,8 +1,9 @@
 """Compile every kernel the backend would launch for a chip that need not be here; one JSON line per kernel.
 
 `python tests/kernels/triton/compile_for.py 90` runs the real launchers on small CPU tensors of real models' widths,
-stops each launch after ptxas and prints registers, stack (spills), shared memory and matrix instructions.
-It runs in its own process because the tests beside it interpret the same kernels.
+stops each launch after ptxas and prints registers, stack (spills), shared memory and matrix instructions. With `few`
+behind it each kernel has one or two of its tiles. It runs in its own process because the tests beside it interpret the
+same kernels.
 """
 
 import json
@@ -99,11 +100,11 @@ def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def experts(ops: TritonBackend, fp8: bool) -> None:
+def experts(ops: TritonBackend, fp8: bool, few: bool) -> None:
     """DeepSeek-V3's expert, from one row to thousands per slot."""
     shape = ExpertShape(1, 7168, 2048, BF16)
     packed = ops.empty_experts_fp8(shape) if fp8 else ops.empty_experts(shape)
-    for rows in (1, 32, 128, 600):
+    for rows in (1, 600) if few else (1, 32, 128, 600):
         slot, weight = zeros(rows, 1, dtype=torch.int32), zeros(rows, 1, dtype=torch.float32)
         ops.expert_ffn(zeros(rows, 7168), slot, weight, packed, zeros(rows, 7168), False)
     if fp8:
@@ -117,8 +118,8 @@ def routers(ops: TritonBackend) -> None:
     ops.route(zeros(4, 2880), zeros(32, 2880), None, RouterRule(4, Scoring.TOPK_SOFTMAX))
 
 
-def small_ops(ops: TritonBackend) -> None:
-    for hidden in (128, 4096, 7168):
+def small_ops(ops: TritonBackend, few: bool) -> None:
+    for hidden in (7168,) if few else (128, 4096, 7168):
         ops.rms_norm(zeros(3, hidden), zeros(hidden), 1e-6)
         ops.add_rms_norm(zeros(3, hidden), zeros(3, hidden), zeros(hidden), 1e-6)
     sums, bad = zeros(3, 7168, dtype=torch.float32), zeros(3, dtype=torch.int32)
@@ -134,13 +135,14 @@ def small_ops(ops: TritonBackend) -> None:
     rope_write_kv(q, k, k, angle, angle, at, cache, cache, at, False, norm, norm, 1e-6)
 
 
-def attention(ops: TritonBackend) -> None:
-    for heads, groups, size, window in ((64, 4, 128, None), (64, 8, 64, 128), (16, 2, 256, None)):
+def attention(ops: TritonBackend, few: bool) -> None:
+    shapes = ((64, 4, 128, None), (64, 8, 64, 128), (16, 2, 256, None))
+    for heads, groups, size, window in shapes[:2] if few else shapes:
         cache = zeros(2, groups, 64, size)
         for queries in (1, 3):
             q, batch = zeros(2 * queries, heads, size), batch_of(2, queries, 4096)
             ops.attend_gqa(q, cache, cache, batch, 0.1, window, zeros(heads) if window else None)
-    for heads in (16, 128):
+    for heads in (128,) if few else (16, 128):
         for queries in (1, 3):
             ops.attend_mla(
                 zeros(2 * queries, heads, 576), zeros(2, 64, 576), 512, batch_of(2, queries, 4096), 0.1
@@ -148,7 +150,7 @@ def attention(ops: TritonBackend) -> None:
 
 
 def main() -> None:
-    arch = int(sys.argv[1])
+    arch, few = int(sys.argv[1]), sys.argv[2:] == ["few"]
     driver.set_active(AbsentChip(arch))
     compiler = Compiler()
 
@@ -159,12 +161,12 @@ def main() -> None:
 
     JITFunction.run = run
     ops = TritonBackend(torch.device("cpu"), 132, TileTable(SHARED[arch]), arch >= 89)
-    experts(ops, fp8=False)
+    experts(ops, fp8=False, few=few)
     if arch >= 89:
-        experts(ops, fp8=True)
+        experts(ops, fp8=True, few=few)
     routers(ops)
-    small_ops(ops)
-    attention(ops)
+    small_ops(ops, few)
+    attention(ops, few)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Every kernel, with the tiles the tables choose, compiles for Hopper, fits its shared memory and reaches its matrix
-instructions. Other chips by hand: `python tests/kernels/triton/compile_for.py 80` (89, 100)."""
+"""Every kernel compiles for Hopper, fits its shared memory and reaches its matrix instructions: with `make test` for a
+batch of decoding and one of prompts, with `make test-all` for every tile that the tables choose. Other chips by hand:
+`python tests/kernels/triton/compile_for.py 80` (89, 100)."""
 
 import json
 import os
@@ -28,9 +29,10 @@ def test_what_the_tests_interpret_is_not_interpreted_elsewhere():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_kernels_compile(tmp_path):
+@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.long)])
+def test_kernels_compile(tmp_path, which):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE.parents[2])}
-    command = [sys.executable, str(HERE / "compile_for.py"), str(ARCH)]
+    command = [sys.executable, str(HERE / "compile_for.py"), str(ARCH), which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=850, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]

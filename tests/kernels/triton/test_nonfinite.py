@@ -11,6 +11,9 @@ from tests.kernels.conftest import on_their_own
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes NaNs with numpy
 DTYPES = [torch.bfloat16, torch.float32]
 with_values = pytest.mark.parametrize("value", nonfinite.VALUES)
+LONG_VALUES = [pytest.param(value, marks=pytest.mark.long) for value in nonfinite.VALUES[1:]]
+# Where the interpreter takes seconds: the others run with `make test-all`, and on the native kernels always.
+with_a_value = pytest.mark.parametrize("value", [nonfinite.VALUES[0], *LONG_VALUES])
 with_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -64,18 +67,25 @@ def test_an_expert_in_fp8_blocks_loses_its_rows_only(ops, fp8, value):
     nonfinite.check_experts(ops, lambda up, down: nonfinite.pack_fp8(ops, up, down), torch.bfloat16, value)
 
 
-@with_values
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("value", "window"),
+    [
+        (torch.nan, None),
+        (-torch.inf, 40),  # what masks a score, too
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((torch.inf, None), (-torch.inf, None))),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((torch.nan, 40), (torch.inf, 40))),
+    ],
+)
 def test_attention_reads_what_a_token_sees_only(ops, value, window):
     nonfinite.check_gqa(ops, torch.bfloat16, value, window=window, lengths=nonfinite.SHORT)
 
 
-@with_values
+@with_a_value
 def test_latent_attention_reads_what_a_token_sees_only(ops, value):
     nonfinite.check_mla(ops, torch.bfloat16, value, nonfinite.SHORT)
 
 
-@with_values
+@with_a_value
 def test_the_half_loses_the_rows_that_meet_it(ops, value):
     nonfinite.check_half(ops, torch.bfloat16, value, nonfinite.SHORT)
 

@@ -1,0 +1,32 @@
+// Weights of 8 bits: whole numbers -127 .. 127 with one scale per output, and rows as whole numbers of 16 bits.
+//
+// A panel has blocks of 64 inputs, a block has four tiles of 16 columns, and a tile has 16 lines of four inputs: number
+// (k, column) of a tile is byte (k / 4) * 64 + column * 4 + k % 4. So it is what TDPBUSD and VPDPBUSD multiply.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+constexpr int INT8_INPUTS = 64;            // of a block
+constexpr int INT8_TILE = 1024;            // bytes
+constexpr int INT8_BLOCK = 4 * INT8_TILE;  // bytes
+constexpr int MOST_INT8_INPUTS = 1 << 16;  // sums of so many products of bytes fit 32 bits
+
+inline int int8_blocks(int inputs) { return (inputs + INT8_INPUTS - 1) / INT8_INPUTS; }
+
+// correction[c] = 128 * the sum of column c's weights.
+struct Int8Panel {
+  const int8_t* data;
+  int blocks;
+  const float* scale;
+  const int32_t* correction;
+};
+
+// Row r is (number - 32768) * scale[r], a row of the numbers' high bytes at data + 2 r * stride and one of their low bytes
+// at data + (2 r + 1) * stride. Rows are read in sixteens, so there is room past the last.
+struct ByteRows {
+  uint8_t* data = nullptr;
+  size_t stride = 0;
+  float* scale = nullptr;
+
+  ByteRows from(int row) const { return {data + 2 * row * stride, stride, scale + row}; }
+};

@@ -1,0 +1,87 @@
+// Products with int8 weights for processors with AVX-512 VNNI: VPDPBUSD multiplies a row's bytes by weights as they lie.
+#if defined(__x86_64__)
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")
+#endif
+#define VECTOR_BYTES 64
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "isa.h"
+#include "vec.h"
+#include "int8_rows.h"
+
+namespace {
+
+constexpr int PASS_ROWS = 3;      // their sums are 24 of the 32 registers
+constexpr int SLICE_ROWS = 24;    // whose sums stay in the nearest cache
+constexpr int CHUNK_BLOCKS = 2;   // what several passes over the same weights take at a time: 8 KiB
+constexpr int AHEAD = 6144;       // bytes that are asked for early
+
+// What is read next: past `end`, what lies at `after`.
+struct Ahead {
+  const char *end, *after;
+  INLINE const char* of(const int8_t* at) const {
+    const char* early = reinterpret_cast<const char*>(at) + AHEAD;
+    return early < end ? early : after + (early - end);
+  }
+};
+
+// Two tiles side by side share what they read of rows; lines are asked for in the order of their addresses.
+template <int R>
+NOINLINE void rows_vnni(const uint8_t* a, size_t stride, const int8_t* at, int blocks, int32_t* sum, bool add, const Ahead& ahead) {
+  __m512i total[2 * R][4];
+  for (int r = 0; r < 2 * R; r++)
+    for (int t = 0; t < 4; t++) total[r][t] = add ? _mm512_loadu_si512(sum + r * PANEL + t * 16) : _mm512_setzero_si512();
+  for (int b = 0; b < blocks; b++, a += INT8_INPUTS, at += INT8_BLOCK) {
+    const char* early = ahead.of(at);
+#pragma GCC unroll 2
+    for (int t = 0; t < 4; t += 2) {
+      const int8_t* line = at + t * INT8_TILE;
+      for (int i = 0; i < INT8_INPUTS; i += 4, line += 64, early += 128) {
+        __m512i w[2] = {_mm512_loadu_si512(line), _mm512_loadu_si512(line + INT8_TILE)};
+        _mm_prefetch(early, _MM_HINT_T1);
+        _mm_prefetch(early + 64, _MM_HINT_T1);
+#pragma GCC unroll 6
+        for (int r = 0; r < 2 * R; r++) {
+          int four;
+          memcpy(&four, a + r * stride + i, 4);
+          __m512i x = _mm512_set1_epi32(four);
+          for (int j = 0; j < 2; j++) total[r][t + j] = _mm512_dpbusd_epi32(total[r][t + j], x, w[j]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < 2 * R; r++)
+    for (int t = 0; t < 4; t++) _mm512_storeu_si512(sum + r * PANEL + t * 16, total[r][t]);
+}
+
+constexpr decltype(&rows_vnni<1>) some_rows[] = {nullptr, rows_vnni<1>, rows_vnni<2>, rows_vnni<3>};
+
+}  // namespace
+
+void to_bytes_avx512(const bf16* x, int size, const ByteRows& to, int row) { row_to_bytes(x, size, to, row); }
+
+void gemm_bytes_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
+  alignas(64) int32_t whole[2 * SLICE_ROWS * PANEL];
+  Ahead ahead{reinterpret_cast<const char*>(panel.data) + size_t(panel.blocks) * INT8_BLOCK, next.data};
+  for (int first = 0; first < rows; first += SLICE_ROWS) {
+    int n = std::min(SLICE_ROWS, rows - first), passes = (n + PASS_ROWS - 1) / PASS_ROWS;
+    int chunk = passes == 1 ? panel.blocks : CHUNK_BLOCKS;
+    for (int b = 0; b < panel.blocks; b += chunk)
+      for (int p = 0, r = 0; p < passes; p++) {
+        int some = (n - r) / (passes - p);
+        some_rows[some](a.from(first + r).data + b * INT8_INPUTS, a.stride, panel.data + size_t(b) * INT8_BLOCK,
+                        std::min(chunk, panel.blocks - b), whole + 2 * r * PANEL, b > 0, ahead);
+        r += some;
+      }
+    bytes_to_sums(whole, n, panel, a.scale + first, sum + first * PANEL);
+  }
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+#endif
