@@ -30,7 +30,7 @@ up: setup
 # A test that fails is run once more and named in the summary: other work on the machine can take its cores for seconds.
 test: setup
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not process" -n $(WORKERS) --dist loadfile $(AGAIN)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long and not process" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(AGAIN)
 	$(BIN)/pytest -m "process and not long" $(AGAIN)
 else
 	$(BIN)/pytest -m "not long" $(ARGS)

@@ -58,7 +58,8 @@ class Client:
     `resume`: how long, in seconds, a request may be without a connection before it is given up; the client connects
     again meanwhile, with pauses of up to one second. 0 turns it off: then a broken connection is an error. A server
     that cannot keep requests is asked without. `retries`: how often a request is sent again to a server that has no
-    room for it, after the pause that it asks for, at most a minute.
+    room for it, after the pause that it asks for, at most a minute. `model`: which of a server's models all of
+    it is for; without it requests are for its first, and changes for the only one.
     """
 
     def __init__(
@@ -69,14 +70,17 @@ class Client:
         timeout: float = 600.0,
         resume: float = RESUME_SECONDS,
         retries: int = RETRIES,
+        model: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._resume, self._retries = resume, retries
+        self._named = {} if model is None else {"model": model}
         self._http = httpx.Client(
             base_url=self.url,
             headers=_headers(api_key),
             timeout=_timeout(timeout),
+            params=self._named,
             transport=transport,
             verify=_verify(self.url),
         )
@@ -129,7 +133,8 @@ class Client:
 
     def embed(self, input: Input) -> Embeddings:
         """A vector of length 1 for a text, for token ids, or for each of several of either. It is not resumed."""
-        attempts = Attempts(self.url, EMBEDDINGS, embedding_payload(input), 0.0, self._retries)
+        payload = {**self._named, **embedding_payload(input)}
+        attempts = Attempts(self.url, EMBEDDINGS, payload, 0.0, self._retries)
         return embeddings_of(self._until_answered(attempts))
 
     def models(self) -> tuple[str, ...]:
@@ -183,12 +188,12 @@ class Client:
         return self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        tokens = self._post("/tokenize", {"prompt": text})["tokens"]
+        tokens = self._post("/tokenize", {**self._named, "prompt": text})["tokens"]
         assert isinstance(tokens, list)
         return tuple(tokens)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        return str(self._post("/detokenize", {"tokens": list(token_ids)})["prompt"])
+        return str(self._post("/detokenize", {**self._named, "tokens": list(token_ids)})["prompt"])
 
     def ready(self) -> bool:
         """Whether a server answers there and takes traffic."""
@@ -210,7 +215,7 @@ class Client:
             return _object(_checked(self._http.post(path, json=payload)))
 
     def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, payload, self._resume, self._retries)
+        attempts = Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries)
         return self._until_answered(attempts)
 
     def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
@@ -226,7 +231,10 @@ class Client:
                 time.sleep(pause)
 
     def _stream(self, path: str, payload: Mapping[str, object]) -> Generator[Delta, None, None]:
-        attempts, parser = Attempts(self.url, path, payload, self._resume, self._retries), Deltas()
+        attempts, parser = (
+            Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries),
+            Deltas(),
+        )
         try:
             with _clear_errors(self.url):
                 while not parser.done:
@@ -267,14 +275,17 @@ class AsyncClient:
         timeout: float = 600.0,
         resume: float = RESUME_SECONDS,
         retries: int = RETRIES,
+        model: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._resume, self._retries = resume, retries
+        self._named = {} if model is None else {"model": model}
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=_headers(api_key),
             timeout=_timeout(timeout),
+            params=self._named,
             transport=transport,
             verify=_verify(self.url),
         )
@@ -321,7 +332,8 @@ class AsyncClient:
         return self._stream(CHAT, payload)
 
     async def embed(self, input: Input) -> Embeddings:
-        attempts = Attempts(self.url, EMBEDDINGS, embedding_payload(input), 0.0, self._retries)
+        payload = {**self._named, **embedding_payload(input)}
+        attempts = Attempts(self.url, EMBEDDINGS, payload, 0.0, self._retries)
         return embeddings_of(await self._until_answered(attempts))
 
     async def models(self) -> tuple[str, ...]:
@@ -363,12 +375,12 @@ class AsyncClient:
         return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
-        tokens = (await self._post("/tokenize", {"prompt": text}))["tokens"]
+        tokens = (await self._post("/tokenize", {**self._named, "prompt": text}))["tokens"]
         assert isinstance(tokens, list)
         return tuple(tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return str((await self._post("/detokenize", {"tokens": list(token_ids)}))["prompt"])
+        return str((await self._post("/detokenize", {**self._named, "tokens": list(token_ids)}))["prompt"])
 
     async def ready(self) -> bool:
         try:
@@ -389,7 +401,7 @@ class AsyncClient:
             return _object(_checked(await self._http.post(path, json=payload)))
 
     async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, payload, self._resume, self._retries)
+        attempts = Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries)
         return await self._until_answered(attempts)
 
     async def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
@@ -405,7 +417,10 @@ class AsyncClient:
                 await asyncio.sleep(pause)
 
     async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
-        attempts, parser = Attempts(self.url, path, payload, self._resume, self._retries), Deltas()
+        attempts, parser = (
+            Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries),
+            Deltas(),
+        )
         try:
             with _clear_errors(self.url):
                 while not parser.done:

@@ -44,10 +44,14 @@ def of_object() -> str:
     return of_schema({"type": "object"})
 
 
-def of_regex(pattern: str) -> str:
+def of_regex(pattern: str, param: str = "regex") -> str:
+    """Raises RequestError for half a character, which no text has."""
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_regex(pattern)
+    try:
+        return LLMatcher.grammar_from_regex(pattern)
+    except UnicodeEncodeError as error:
+        raise _refused(param, str(error)) from error
 
 
 def of_choice(choices: Sequence[str]) -> str:
@@ -147,7 +151,10 @@ class Compiler:
                 f"{param}: has {len(grammar)} characters as a grammar, at most {MAX_GRAMMAR_CHARACTERS} are compiled",
                 param=param,
             )
-        matcher = LLMatcher(self._open(), grammar, log_level=0)
+        try:
+            matcher = LLMatcher(self._open(), grammar, log_level=0)
+        except UnicodeEncodeError as error:
+            raise _refused(param, str(error)) from error
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():

@@ -124,19 +124,31 @@ def gauge(names: tuple[str, ...], help: str, samples: Iterable[tuple[Labels, flo
 def render(families: Iterable[MetricFamily], common: Labels = (), aliases: Labels = ()) -> str:
     """The Prometheus text format 0.0.4; `common` labels come first on every sample, `aliases` follow on those of a
     family's other names."""
+    return render_together([(common, families)], aliases)
+
+
+def render_together(groups: Iterable[tuple[Labels, Iterable[MetricFamily]]], aliases: Labels = ()) -> str:
+    """The same of several groups, each with its common labels: a family of several groups is drawn once."""
+    found: dict[tuple[str, ...], list[tuple[Labels, MetricFamily]]] = {}
+    for common, families in groups:
+        for family in families:
+            found.setdefault(family.names, []).append((common, family))
     lines: list[str] = []
-    for family in families:
-        for number, name in enumerate(family.names):
-            lines.extend(_family_lines(name, family, (*common, *aliases) if number else common))
+    for names, parts in found.items():
+        for number, name in enumerate(names):
+            lines.extend(_family_lines(name, parts, aliases if number else ()))
     return "\n".join(lines) + "\n"
 
 
-def _family_lines(name: str, family: MetricFamily, common: Labels) -> Iterator[str]:
-    head = f"{name}_total" if family.kind == "counter" else name
-    yield f"# HELP {head} {_escape(family.help, quote=False)}"
-    yield f"# TYPE {head} {family.kind}"
-    for sample in family.samples:
-        yield f"{name}{sample.suffix}{_braces((*common, *sample.labels))} {_number(sample.value)}"
+def _family_lines(name: str, parts: Sequence[tuple[Labels, MetricFamily]], aliases: Labels) -> Iterator[str]:
+    first = parts[0][1]
+    head = f"{name}_total" if first.kind == "counter" else name
+    yield f"# HELP {head} {_escape(first.help, quote=False)}"
+    yield f"# TYPE {head} {first.kind}"
+    for common, family in parts:
+        for sample in family.samples:
+            labels = (*common, *aliases, *sample.labels)
+            yield f"{name}{sample.suffix}{_braces(labels)} {_number(sample.value)}"
 
 
 def _braces(labels: Labels) -> str:

@@ -5,7 +5,7 @@ seconds of a clock that all processes of a machine share (CLOCK_MONOTONIC). Form
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +13,14 @@ from afserve.errors import ConfigError
 
 Arrow = Literal["s", "t", "f"]  # start, through, finish
 Instant = tuple[str, float]  # name, at
-Slice = tuple[str, str, float, float]  # track, name, start, end
+Args = Mapping[str, int | Sequence[str]]  # what a viewer shows beside a slice, such as its layer
+Slice = tuple[str, str, float, float, Args]  # track, name, start, end
 Point = tuple[str, Arrow, str, float]  # identity, kind, track, at
 Event = dict[str, object]
+# Tracks of a node: each micro-batch has one by its number, and with AWAY behind its name that of its rows.
+EXPERTS, WAITING, AWAY = "experts", "waiting", ", with the experts"
 _MOST_EVENTS = 1_000_000
+_NONE: Args = {}
 _ROUNDING = 0.5  # microseconds: ends of slices are sums of floats
 
 
@@ -31,9 +35,9 @@ class Trace:
         self._arrows: list[Point] = []
         self._instants: list[Instant] = []
 
-    def slice(self, track: str, name: str, start: float, end: float) -> None:
+    def slice(self, track: str, name: str, start: float, end: float, args: Args = _NONE) -> None:
         if self._room():
-            self._slices.append((track, name, start, end))
+            self._slices.append((track, name, start, end, args))
 
     def arrow(self, identity: str, kind: Arrow, track: str, at: float) -> None:
         """One point of an arrow; points of the same identity are joined in the order s, t, f."""
@@ -44,6 +48,11 @@ class Trace:
         """Something that concerns all processes: a line through the whole picture."""
         if self._room():
             self._instants.append((name, at))
+
+    @property
+    def slices(self) -> Sequence[Slice]:
+        """All so far, in the order in which they ended."""
+        return self._slices
 
     def _room(self) -> bool:
         if len(self._slices) + len(self._arrows) + len(self._instants) < self._most:
@@ -114,9 +123,9 @@ def _events(pid: int, process: str, slices: Sequence[Slice], arrows: Sequence[Po
     tid = {track: number for number, track in enumerate(tracks)}
     events = [_named("process_name", pid, 0, process)]
     events += [_named("thread_name", pid, number, track) for track, number in tid.items()]
-    for track, name, start, end in slices:
+    for track, name, start, end, args in slices:
         times: Event = {"ts": start * 1e6, "dur": (end - start) * 1e6}
-        events.append({"ph": "X", "pid": pid, "tid": tid[track], "name": name, **times})
+        events.append({"ph": "X", "pid": pid, "tid": tid[track], "name": name, **times, "args": args})
     for identity, kind, track, at in arrows:
         point: Event = {
             "ph": kind,

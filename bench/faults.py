@@ -1,6 +1,7 @@
 """What clients notice when nodes are killed and stopped and networks are cut, in real deployments under load.
 
     python -m bench.faults [--quick] [--only WORDS] [--json] [--save]
+    python -m bench.faults --changes                   nodes added, removed and restarted instead
     python -m bench.faults --cost                      what it costs while nothing is lost
     python -m bench.faults --soak 30 --arrivals FILE   so many minutes of seeded faults
 
@@ -14,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import faults_cost, faults_networks, faults_nodes, faults_soak
+from bench import faults_changes, faults_cost, faults_networks, faults_nodes, faults_soak
 from bench.cable import possible
 from bench.faults_cost import CostCase
 from bench.faults_deployment import Deployment
@@ -43,6 +44,12 @@ def cases(options: argparse.Namespace) -> Iterator[Row]:
         print("networks: not measured; they need Linux, root, ip(8) and /dev/net/tun")
 
 
+def changes(options: argparse.Namespace) -> Iterator[Row]:
+    turns = 1 if options.quick else max(1, options.faults // 4)
+    with served(*NODES, *faults_changes.FLAGS) as up, Deployment(up) as here:
+        yield from asyncio.run(faults_changes.play(here, turns, options.rate, options.tokens))
+
+
 def cost(options: argparse.Namespace) -> Iterator[Row]:
     yield faults_cost.measure(
         CostCase(starts=1, pairs=QUICK_PAIRS, seconds=2.0) if options.quick else CostCase()
@@ -60,6 +67,7 @@ def soak(options: argparse.Namespace) -> Iterator[Row]:
 LINES: dict[object, Callable[[Row], str]] = {
     "faults": faults_nodes.line_of,
     "faults_networks": faults_networks.line_of,
+    "faults_changes": faults_changes.line_of,
     "faults_cost": faults_cost.line_of,
     "faults_soak": faults_soak.line_of,
 }
@@ -77,6 +85,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of each answer")
     parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument("--networks", action="store_true", help="only the cases of networks")
+    parser.add_argument(
+        "--changes", action="store_true", help="instead: changes while serving, --faults / 4 of each"
+    )
     parser.add_argument("--cost", action="store_true", help="instead: pairs with --on-loss end")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: seeded faults for so long")
     parser.add_argument("--arrivals", type=Path, help="for --soak: a trace, .csv or .jsonl, scaled to --rate")
@@ -86,7 +97,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.faults = QUICK_FAULTS
-    for row in (soak if options.soak else cost if options.cost else cases)(options):
+    measured = soak if options.soak else cost if options.cost else changes if options.changes else cases
+    for row in measured(options):
         print(json.dumps(row) if options.json else LINES[row["bench"]](row), flush=True)
         if options.save:
             with (RESULTS / f"{row['bench']}.jsonl").open("a", encoding="utf-8") as file:

@@ -35,6 +35,11 @@ class Deployment:
     def url(self) -> str:
         return self.up.url
 
+    @property
+    def client(self) -> Client:
+        """With the admin key."""
+        return self._client
+
     def status(self) -> Any:
         return self._client.status()
 

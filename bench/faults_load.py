@@ -44,11 +44,11 @@ class Answer:
     error: str = "not ended"
     ends: int = 0  # how often it was told that this is all
 
-    def stall(self, at: float) -> float | None:
+    def stall(self, at: float, window: float = WINDOW_S) -> float | None:
         """The longest wait for a token that reaches into the window from `at`; None where it did not run then."""
         moments = [self.began, *self.times]
-        gaps = [b - a for a, b in itertools.pairwise(moments) if b > at and a < at + WINDOW_S]
-        return max(gaps, default=None) if self.began < at else None
+        gaps = [b - a for a, b in itertools.pairwise(moments) if b > at and a < at + window]
+        return max(gaps, default=None) if self.began < at + max(0.0, window - WINDOW_S) else None
 
 
 class Load:
@@ -88,9 +88,9 @@ class Load:
             found[prompt] = answer.text
         return found
 
-    def stalls(self, at: float) -> list[float]:
-        """Of every stream that ran at that moment."""
-        return [stall for answer in self.answers if (stall := answer.stall(at)) is not None]
+    def stalls(self, at: float, window: float = WINDOW_S) -> list[float]:
+        """Of every stream that ran at that moment, or began so long before the window's end."""
+        return [stall for answer in self.answers if (stall := answer.stall(at, window)) is not None]
 
     def gaps(self, since: float, until: float) -> list[float]:
         """Seconds between tokens that came in that time."""

@@ -83,7 +83,7 @@ async def gateway_part(nodes: int) -> None:
     await server.start()
     frontend = Frontend(_Cluster(), gateway, ServedModel("nano", NANO, 1 << 20, 2048, 0))
     sock = bind("127.0.0.1", 0)
-    app = build_app(frontend, Tokenizer.from_folder(NANO), ServerSettings())
+    app = build_app([(frontend, Tokenizer.from_folder(NANO))], ServerSettings())
     print(json.dumps([inside, sock.getsockname()[1]]), flush=True)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(app, sock, stop))

@@ -18,8 +18,8 @@ from afserve.server.access.accounts import Accounts
 from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
 from afserve.server.access.keyring import Keyring
 from afserve.server.connections import Connections
+from afserve.server.exposition import HttpMetrics
 from afserve.server.gate import Gate
-from afserve.server.observe import ServerMetrics
 from afserve.server.settings import ServerSettings
 from afserve.server.spans import Spans
 from afserve.server.state.database import Database
@@ -39,7 +39,7 @@ async def measure(way: str, file: Path, secret: str, folder: str, requests: int)
     """Microseconds of CPU time per request."""
     database = Database(folder if way == "limits on disk" else "")
     accounts = Accounts(Keyring(path="" if way == "no keys" else str(file)), database)
-    gate = Gate(application, ServerSettings(), ServerMetrics(), Connections(16, 16), accounts, Spans())
+    gate = Gate(application, ServerSettings(), HttpMetrics(), Connections(16, 16), accounts, Spans())
     headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {secret}".encode())]
 
     async def receive() -> Message:

@@ -61,6 +61,7 @@ OUT = ROOT / "bench" / "results" / "members.jsonl"
 TOKEN = "a-token"
 LAYERS, EXPERTS, SLOTS, SPARE = 58, 256, 2, 1
 READY_S, TOLD_S = 300.0, 60.0
+REDIAL_S = 0.5
 
 
 def placement(nodes: int) -> Placement:
@@ -167,20 +168,32 @@ class _Nodes:
         return found
 
     async def _live(self, node: NodeId) -> None:
+        """Whose stream ends before it was admitted comes again: thousands dial in the same moment, from one process."""
+        while not await self._lived(node):
+            await asyncio.sleep(REDIAL_S)
+
+    async def _lived(self, node: NodeId) -> bool:
+        """False where it was not admitted."""
         options = [*channel.options(receive="to_node"), ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(self.address, options=options) as wire:
-            call = wire.stream_stream(channel.METHOD)(metadata=(("authorization", f"Bearer {TOKEN}"),))
+            call = wire.stream_stream(channel.METHOD)(
+                metadata=(("authorization", f"Bearer {TOKEN}"),), wait_for_ready=True
+            )
+
+            writing = asyncio.Lock()  # one at a time, as a real node's one writer
 
             async def say(value: FromNode) -> None:
-                await call.write(messages.encode_from_node(value))
+                async with writing:
+                    await call.write(messages.encode_from_node(value))
 
-            await say(Register(node.role, node.index, 1000 + node.index, f"host-{node}", __version__))
             beat: asyncio.Task[None] | None = None
-            last = SaidLast()
+            last, admitted = SaidLast(), False
             try:
+                await say(Register(node.role, node.index, 1000 + node.index, f"host-{node}", __version__))
                 while (data := await call.read()) is not grpc.aio.EOF:
                     match self.decode(data, last):
                         case Assigned(deployment=deployment):
+                            admitted = True
                             self.registered_at, self.silence = time.monotonic(), deployment.silence
                             mailbox = f"shm:{node}" if node.role is Role.EXPERT else ""
                             await say(Endpoint(mailbox, {"hidden_size": "7168"}))
@@ -193,9 +206,13 @@ class _Nodes:
                         case Adopt(there):
                             self.adopted_at[node] = time.monotonic()
                             await say(Adopted(there.epoch))
+            except grpc.aio.AioRpcError:
+                if admitted:
+                    raise
             finally:
                 if beat is not None:
                     beat.cancel()
+        return admitted
 
     async def _beat(self, node: NodeId, say: Say) -> None:
         """Heartbeats, and routing counts of attention nodes, as often as real nodes send them."""

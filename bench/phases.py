@@ -57,7 +57,7 @@ class Case:
 class WholeMessages(PieceSize):
     """What an expert node does that knows no pieces."""
 
-    def rows(self, left: int) -> int:
+    def rows(self, left: int, quiet: float | None = None) -> int:
         return left
 
 

@@ -11,12 +11,14 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Floats, MovePrice, Nodes, Problem, TimeModel, scenarios
 from afserve.placement.optimizer.split import node_load
 from afserve.placement.placement import Placement
 from afserve.placement.planner.simulate import Script, Simulation
+from afserve.placement.planner.simulate_stages import Link
 
 LAYERS, EXPERTS, TOP_K = 12, 256, 8
 EXPERT_BYTES = 3 * 7168 * 2048.0
@@ -94,23 +96,26 @@ class Stages:
     def full_expert_seconds(self) -> float:
         return float(self._seconds[-1].mean())
 
-    def new_step(self, rank: int, batch: int, random: np.random.Generator) -> None:
+    def new_step(self, ranks: NDArray[np.int64], batch: int, random: np.random.Generator) -> None:
         """Lengths are alike."""
 
-    def attention(self, rank: int, batch: int) -> float:
+    def attention(self, ranks: NDArray[np.int64], batch: int) -> Floats:
+        return np.full(len(ranks), self._stage)
+
+    @property
+    def outside(self) -> float:
         return self._stage
 
-    def outside(self, rank: int) -> float:
-        return self._stage
+    @property
+    def dispatch(self) -> Link:
+        return Link(self._stage / 4, 0.0, 0.0)
+
+    @property
+    def combine(self) -> Link:
+        return self.dispatch
 
     def experts(self, messages: int, random: np.random.Generator) -> float:
         return float(random.choice(self._seconds[messages - 1]))
-
-    def dispatch(self) -> tuple[float, float]:
-        return self._stage / 4, 0.0
-
-    def combine(self) -> tuple[float, float]:
-        return self._stage / 4, 0.0
 
 
 def _fullest(placement: Placement, rows_LE: Floats) -> Floats:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults
+from bench import tables_faults, tables_hosts
 from bench.headline import headline
 from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
 
@@ -348,10 +348,13 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Placements that change under load": live,
     "Nodes that are killed and stopped under load": tables_faults.nodes,
     "Networks that are cut, lossy or slow": tables_faults.networks,
+    "Nodes that come, go and change while they serve": tables_faults.changes,
     "What surviving losses costs, and a long run under faults": tables_faults.cost_and_soak,
     "Kernels on a CPU, against the machine's limits": kernels,
     "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
     "Transports between hosts": hosts,
+    "What encryption between hosts costs": tables_hosts.tls,
+    "A controller with thousands of nodes": tables_hosts.members,
     "Ping-pong against its bound": pipeline,
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,

@@ -72,9 +72,33 @@ def networks() -> str:
     )
 
 
+def changes() -> str:
+    found = newest(rows("faults_changes"), "case")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["case"],
+            row["turns"],
+            f"{row['stall_p50_ms']:,.0f} / {row['stall_max_ms']:,.0f}",
+            f"{row['undisturbed_p50_ms']:,.0f} / {row['undisturbed_max_ms']:,.0f}",
+            f"{row['took_ms']:,.0f}",
+        ]
+        for row in found
+    ]
+    last = found[-1]
+    return (
+        f"**Nodes that come, go and change while they serve**, nano on 2x3 ({where(last)}); `python -m bench.faults --changes --save`. Of "
+        f"{last['requests']:,} requests {last['failed']} failed and {last['altered']} had other tokens.\n\n"
+        + table(["what changes", "times", "stall p50 / longest ms", "undisturbed", "done after ms"], lines)
+    )
+
+
 def cost_and_soak() -> str:
     cost, soak = newest(rows("faults_cost"), "bench"), newest(rows("faults_soak"), "bench")
-    return "\n\n".join([*map(_cost, cost), *map(_soak, soak)])
+    copies = newest([row for row in rows("kv") if row["what"] == "copies"], "what")
+    share = newest([row for row in rows("pipeline") if "survivors_share" in row], "experiment")
+    return "\n\n".join([*map(_cost, cost), *map(_copies, copies), *map(_share, share), *map(_soak, soak)])
 
 
 def _cost(row: Row) -> str:
@@ -83,6 +107,22 @@ def _cost(row: Row) -> str:
         f"**While nothing is lost**, {row['pairs']} pairs of {row['seconds']:g} s in turns with `--on-loss end` ({where(row)}); "
         f"`python -m bench.faults --cost --save`: {row['throughput_ratio']:.3f} of the tokens per second (median of pairs), "
         f"{row['p99_ratio']:.2f} of the 99th percentile between tokens ({low:.2f} to {high:.2f} in 95 of 100 resampled runs)."
+    )
+
+
+def _copies(row: Row) -> str:
+    return (
+        f"**Copies of KV blocks at another node**, `--kv-copies 1`, {row['pairs']} pairs in turns ({where(row)}); `python -m bench.kv --copies "
+        f"{row['pairs']} --save`: {row['median']:.3f} of the tokens per second without (median of pairs, {row['low']:.3f} to {row['high']:.3f})."
+    )
+
+
+def _share(row: Row) -> str:
+    low, high = row["after_spread"]
+    return (
+        f"**What survivors make**, {row['nodes']} with scripted stages, each expert on two nodes, one expert node killed {row['kills']} times and "
+        f"not started again ({where(row)}); `python -m bench.pipeline_losses --save`: from 5 s after on {row['after']:.3f} of the layers per "
+        f"second before ({low:.3f} to {high:.3f}), where {row['survivors_share']:.3f} of the nodes are left."
     )
 
 

@@ -71,6 +71,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: beside each other with the rest, none of them is what the end waits for."""
+    slow = {
+        item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("long")
+    }
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests, and the processes that they start, leave nothing in the user's cache folder."""

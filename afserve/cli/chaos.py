@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from afserve.cli.connection import connect
+from afserve.cli.connection import connect, model_option
 from afserve.cli.options import Within
 from afserve.cli.status import clock_time
 from afserve.client import DEFAULT_URL, Client
@@ -94,6 +94,7 @@ class Plan:
     "--admin-key-file", type=click.Path(dir_okay=False), help="File whose first line is the admin key."
 )
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the server is.")
+@model_option
 def chaos(
     every: float,
     total: float | None,
@@ -103,13 +104,14 @@ def chaos(
     seed: int,
     admin_key_file: str | None,
     url: str,
+    model: str | None,
 ) -> None:
     """Break nodes of a running server on purpose: `afserve chaos --every 5s --for 60s --admin-key-file admin.key`.
 
     Every few seconds one node is killed, stopped or made slow, and what the server says of it is printed. Clients
     should notice nothing but a pause.
     """
-    with connect(url, admin_key_file) as client:
+    with connect(url, admin_key_file, model) as client:
         Chaos(client, Plan(every, longest, roles, kinds), random.Random(seed)).run(total)
 
 

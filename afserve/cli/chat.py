@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from afserve.cli.connection import connect, sampling, sampling_options, server_options
+from afserve.cli.connection import connect, model_option, sampling, sampling_options, server_options
 from afserve.cli.conversation import Conversation
 from afserve.cli.history import line_editing
 from afserve.cli.markdown import MarkdownText, PlainText
@@ -27,6 +27,7 @@ HELP = """\
 @click.option("--no-history", is_flag=True, help="Neither read nor keep what is typed.")
 @sampling_options
 @server_options
+@model_option
 def chat(
     message: str | None,
     system: str | None,
@@ -39,6 +40,7 @@ def chat(
     stop: tuple[str, ...],
     url: str,
     api_key_file: str | None,
+    model: str | None,
 ) -> None:
     """Talk to a running server.
 
@@ -46,7 +48,7 @@ def chat(
     type /help in it. On a terminal answers are rendered as Markdown, and what you type is kept below
     $XDG_STATE_HOME/afserve for the arrow keys.
     """
-    with connect(url, api_key_file) as client:
+    with connect(url, api_key_file, model) as client:
         params = sampling(max_tokens or 1, temperature, top_p, seed, stop)
         show = PlainText if plain or not sys.stdout.isatty() else MarkdownText
         talk = Conversation(client, system, params, unlimited=max_tokens is None, show=show)
@@ -61,11 +63,11 @@ def chat(
                 raise KeyboardInterrupt
             return
         with line_editing(keep=not no_history):
-            _converse(client, talk)
+            _converse(client, talk, model or client.models()[0])
 
 
-def _converse(client: Client, talk: Conversation) -> None:
-    click.secho(f"{client.models()[0]} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
+def _converse(client: Client, talk: Conversation, model: str) -> None:
+    click.secho(f"{model} at {client.url}. /help lists the commands, Ctrl-D leaves.", dim=True)
     while (line := _read()) is not None:
         if line.startswith("/"):
             if not _command(talk, line):

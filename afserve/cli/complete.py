@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from afserve.cli.connection import connect, sampling, sampling_options, server_options
+from afserve.cli.connection import connect, model_option, sampling, sampling_options, server_options
 
 
 @click.command()
@@ -15,6 +15,7 @@ from afserve.cli.connection import connect, sampling, sampling_options, server_o
 @click.option("--echo", is_flag=True, help="Print the prompt first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON, at its end.")
 @server_options
+@model_option
 def complete(
     prompt: str | None,
     max_tokens: int,
@@ -26,6 +27,7 @@ def complete(
     as_json: bool,
     url: str,
     api_key_file: str | None,
+    model: str | None,
 ) -> None:
     """Continue PROMPT; without one, what comes on standard input.
 
@@ -36,7 +38,7 @@ def complete(
     """
     if prompt is None:
         prompt = _standard_input()
-    with connect(url, api_key_file) as client:
+    with connect(url, api_key_file, model) as client:
         params = sampling(max_tokens, temperature, top_p, seed, stop)
         if as_json:
             click.echo(json.dumps(dict(client.complete(prompt, params).body), ensure_ascii=False))

@@ -31,6 +31,13 @@ def _url(command: Command) -> Command:
     )(command)
 
 
+def model_option(command: Command) -> Command:
+    """--model NAME."""
+    return click.option(
+        "--model", metavar="NAME", help="Which model, of a server that has several; else its first."
+    )(command)
+
+
 def admin_options(command: Command) -> Command:
     """--url and --admin-key-file, --no-wait for what goes on after the answer, and --json."""
     for option in (
@@ -71,8 +78,9 @@ def sampling(
     return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
 
 
-def connect(url: str, api_key_file: str | None) -> Client:
-    return Client(url, api_key=key_of(api_key_file))
+def connect(url: str, api_key_file: str | None, model: str | None = None) -> Client:
+    """`model`: which of the server's."""
+    return Client(url, api_key=key_of(api_key_file), model=model)
 
 
 def key_of(path: str | None) -> str | None:

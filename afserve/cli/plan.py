@@ -88,6 +88,7 @@ def plan(
     from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
     from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.scale import on_more_devices
     from afserve.placement.planner.sensitivity import sensitivity, verdict
 
     _check_endings("chart", charts, (".png", ".html"))
@@ -99,6 +100,7 @@ def plan(
     if best is None:
         raise DoesNotFitError(explain(question))
     words, changes = verdict(question, found), sensitivity(question, best)
+    words = " ".join(filter(None, (words, on_more_devices(question, found))))
     if reports:
         _write_reports(reports, question, found, words, changes, typed_flags(click.get_current_context()))
     if as_json:
@@ -131,7 +133,7 @@ def _write_reports(
     question: "Question",
     found: "Answer",
     verdict: str,
-    changes: dict[str, float],
+    changes: dict[str, float | None],
     typed: dict[str, str],
 ) -> None:
     """All from one evaluation: pages and JSON say the same."""

@@ -1,5 +1,5 @@
-"""The question of `afserve plan` as it was typed: its flags in the order of the help, without those that say where
-answers go."""
+"""The question of `afserve plan` as it was typed: its flags in the order they were given, without those that say
+where answers go."""
 
 import shlex
 from collections.abc import Mapping
@@ -11,14 +11,16 @@ OUTPUTS = frozenset({"top", "as_json", "charts", "cluster", "reports"})
 
 
 def typed_flags(context: click.Context) -> dict[str, str]:
-    """How each flag that was given is spelled, by its parameter; switches that are off are spelled as click does."""
-    found = {}
-    for option in context.command.params:
-        name = option.name or ""
-        given = context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
-        if given and name not in OUTPUTS and isinstance(option, click.Option):
-            found[name] = _spelled(option, context.params[name])
-    return found
+    """How each flag that was given is spelled, by its parameter, in the order of the first time each was given (click
+    takes them in that order); switches that are off are spelled as click does."""
+    options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
+    return {
+        name: _spelled(options[name], value)
+        for name, value in context.params.items()
+        if name in options
+        and name not in OUTPUTS
+        and context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+    }
 
 
 def command_line(typed: Mapping[str, str]) -> str:

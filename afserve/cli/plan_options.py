@@ -16,7 +16,8 @@ from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from afserve.placement.planner.planner import Question
-    from afserve.placement.planner.search import Pool
+    from afserve.placement.planner.search import Layout, Pool
+    from afserve.placement.planner.setting import Setting
     from afserve.placement.planner.workload import Workload
 
 LONGEST = 100_000_000  # tokens of a request
@@ -76,6 +77,11 @@ class RequestFlags:
     answer: str | None = option("--output", help="Answer tokens, likewise.")
     trace: Path | None = option(type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace.")
     decode_only: bool = option(default=False, is_flag=True, help="Prompts are prefilled elsewhere.")
+    prompts: str | None = option(
+        type=click.Choice(("here", "apart", "either")),
+        help="Read by what decodes, or by devices of their own from any pool, which with AFD share the experts.  "
+        "[default: either; here with --concurrency or a given layout]",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ class GoalFlags:
     objective: str = option(
         default="dollar",
         type=click.Choice(("dollar", "device", "watt", "latency", "count")),
-        help="Tokens per dollar, device or watt, lowest TPOT, or fewest devices for --rate.  [default: dollar]",
+        help="Tokens per dollar, device or watt, lowest TPOT (with --concurrency: most tokens for those requests), "
+        "or fewest devices for --rate.  [default: dollar]",
     )
     rate: float = option(default=0.0, type=Within(0, 1e9), help="Requests per second to sustain.")
     micro_batches: str = option(default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]")
@@ -196,13 +203,32 @@ def build_question(
         setting=setting,
         pools=offered,
         targets=Targets(seconds(goal.tpot, "tpot"), _ttft(goal.ttft, work)),
-        objective=goal.objective,
+        objective="speed" if goal.objective == "latency" and setting.concurrency else goal.objective,
         micro_batches=_micro_batches(goal.micro_batches),
         tokens_per_second=goal.rate * work.mean_answer,
         kinds=KINDS if layout.kind is None else (layout.kind,),
         layout=layout_of(layout, offered),
         engines=engines_of(layout, offered, curves, setting),
+        prompts=_readers(requests.prompts, setting, layout_of(layout, offered)),
     )
+
+
+def _readers(asked: str | None, setting: "Setting", layout: "Layout") -> tuple[str, ...]:
+    from afserve.placement.planner.search import ANY, APART, HERE
+
+    if setting.workload.decode_only and asked is not None:
+        raise ConfigError(
+            "--prompts: a decode-only workload has no prompts; give --input and --output", param="prompts"
+        )
+    if setting.concurrency and asked in ("apart", "either"):
+        raise ConfigError(
+            f"--prompts {asked}: with --concurrency prompts are read elsewhere by --decode-only and --prefill-devices",
+            param="prompts",
+        )
+    if asked is None:
+        fixed = setting.workload.decode_only or setting.concurrency or layout != ANY
+        asked = "here" if fixed else "either"
+    return {"here": (HERE,), "apart": (APART,), "either": (HERE, APART)}[asked]
 
 
 def _pools(hardware: HardwareFlags) -> "tuple[Pool, ...]":

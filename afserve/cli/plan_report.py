@@ -3,28 +3,34 @@
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf_prefill import BUSY
 from afserve.placement.planner.plan import Plan, Side
 from afserve.placement.planner.planner import USEFUL, Answer, Question
 from afserve.placement.planner.sensitivity import probability
 
 _HEAD = (
-    "", "plan", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev", "$/Mtok",
-    "limit", "bound by",
+    "", "plan", "prompts", "attention", "experts", "tp", "m", "batch", "TPOT ms", "TTFT ms", "tok/s", "tok/s/dev",
+    "$/Mtok", "limit", "bound by",
 )  # fmt: skip
-_TTFT = _HEAD.index("TTFT ms")
+_TTFT, _PROMPTS = _HEAD.index("TTFT ms"), _HEAD.index("prompts")
 
 
-def as_table(question: Question, found: Answer, verdict: str, changes: dict[str, float], top: int) -> str:
+def as_table(
+    question: Question, found: Answer, verdict: str, changes: dict[str, float | None], top: int
+) -> str:
     """Best plan, runners-up, colocated baseline, sensitivity and verdict as text."""
     shown = _chosen(found, top)
     rows = [_HEAD, *(_row(label, plan) for label, plan in shown)]
     if question.setting.workload.decode_only:
         rows = [row[:_TTFT] + row[_TTFT + 1 :] for row in rows]
+    if all(plan.prefill is None for _, plan in shown):
+        rows = [row[:_PROMPTS] + row[_PROMPTS + 1 :] for row in rows]
+    words = rows[0].index("tp")
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [_heading(question), ""]
     for row in rows:
         cells = (
-            cell.ljust(width) if place < 4 else cell.rjust(width)
+            cell.ljust(width) if place < words else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         lines.append("  ".join(cells).rstrip())
@@ -150,6 +156,7 @@ def _row(label: str, plan: Plan) -> tuple[str, ...]:
     return (
         label,
         plan.kind.upper() if afd else plan.kind,
+        f"{plan.prefill.devices} {plan.prefill.hardware}" if plan.prefill else "with attention",
         f"{plan.attention.devices} {plan.attention.hardware}",
         f"{plan.experts.devices} {plan.experts.hardware}" if afd else "same",
         str(plan.attention.tensor_parallel),
@@ -183,29 +190,39 @@ def _details(question: Question, best: Plan) -> list[str]:
         )
     )
     if not best.decode_only:
-        lines.append(
-            f"prompts take {best.prefill_share:.0%} of the time; TTFT is a mean, see `afserve simulate` for p99"
+        taken = (
+            f"prompts take {best.prefill_share:.0%} of the time"
+            if best.prefill is None
+            else f"prompts are read by {best.prefill.devices} {best.prefill.hardware}, at most {BUSY:.0%} busy"
         )
+        lines.append(f"{taken}; TTFT is a mean, see `afserve simulate` for p99")
     copies = min(
-        (pool.count // _used(best, pool.chip.name) for pool in question.pools if _used(best, pool.chip.name)),
+        (pool.count // best.used[pool.chip.name] for pool in question.pools if pool.chip.name in best.used),
         default=1,
     )
     if copies > 1:
         lines.append(f"The pools hold {copies} such instances: {copies * best.tok_s:,.0f} tok/s together")
+    lines += _left_over(question, best, copies)
     return lines
 
 
-def _used(plan: Plan, hardware: str) -> int:
-    used = plan.attention.devices if plan.attention.hardware == hardware else 0
-    return used + (plan.experts.devices if plan.kind == "afd" and plan.experts.hardware == hardware else 0)
+def _left_over(question: Question, best: Plan, copies: int) -> list[str]:
+    """Devices on offer that no instance takes."""
+    left = {pool.chip.name: pool.count - copies * best.used.get(pool.chip.name, 0) for pool in question.pools}
+    named = ", ".join(f"{count} {name}" for name, count in left.items() if count)
+    return [f"Idle: {named} of the pools"] if named else []
 
 
-def _sensitivity(changes: dict[str, float]) -> str:
-    return ", ".join(f"{name} {round(change, 3) + 0.0:+.1%}" for name, change in changes.items())
+def _sensitivity(changes: dict[str, float | None]) -> str:
+    said = {
+        name: "no batch fits" if change is None else f"{round(change, 3) + 0.0:+.1%}"
+        for name, change in changes.items()
+    }
+    return ", ".join(f"{name} {words}" for name, words in said.items())
 
 
 def as_values(
-    question: Question, found: Answer, verdict: str, changes: dict[str, float]
+    question: Question, found: Answer, verdict: str, changes: dict[str, float | None]
 ) -> dict[str, object]:
     """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
     plans = [_values(plan) for plan in found.plans]
@@ -214,7 +231,9 @@ def as_values(
         "objective": question.objective,
         "best": plans[0],
         "alternatives": plans[1:],
-        "sensitivity_10_percent": {name: round(change, 4) + 0.0 for name, change in changes.items()},
+        "sensitivity_10_percent": {
+            name: None if change is None else round(change, 4) + 0.0 for name, change in changes.items()
+        },
         "verdict": verdict,
         "probability_afd_better": chance(question, found),
         "engines": {kind: _engine(engine) for kind, engine in question.engines},
@@ -241,6 +260,7 @@ def _values(plan: Plan) -> dict[str, object]:
         "kind": plan.kind,
         "attention": _side(plan.attention),
         "experts": _side(plan.experts),
+        "prefill": None if plan.prefill is None else _side(plan.prefill),
         "micro_batches": plan.micro_batches,
         "batch": plan.batch,
         "ranks": plan.ranks,

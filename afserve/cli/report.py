@@ -37,7 +37,11 @@ class Report:
 
 
 def report_of(
-    question: Question, found: Answer, verdict: str, changes: dict[str, float], typed: Mapping[str, str]
+    question: Question,
+    found: Answer,
+    verdict: str,
+    changes: dict[str, float | None],
+    typed: Mapping[str, str],
 ) -> Report:
     """`found` has a plan. It searches once per point of the front, and evaluates the chosen layout for the rest."""
     best, tpot = found.plans[0], question.targets.tpot

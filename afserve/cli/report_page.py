@@ -19,6 +19,7 @@ _UNITS = {
     "device": "tokens per device",
     "watt": "tokens per joule",
     "latency": "the lowest time per token",
+    "speed": "tokens per second",
     "count": "the fewest devices",
 }
 
@@ -48,12 +49,10 @@ def _asked(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    chance = "not compared" if report.chance is None else f"{report.chance:.2f}"
-    return (
-        f'<h2>Verdict</h2>\n<p class="verdict">{escape(report.verdict)}</p>\n'
-        f"<p>Probability that AFD is better: <b>{chance}</b></p>\n"
-        f"<p>What would decide it: {escape(report.decider)}</p>"
-    )
+    """The verdict names its probability, and what would decide it where anything would."""
+    said = f'<h2>Verdict</h2>\n<p class="verdict">{escape(report.verdict)}</p>'
+    named = report.decider.lower() in report.verdict.lower()
+    return said if named else f"{said}\n<p>{escape(report.decider)}</p>"
 
 
 def _plan(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from afserve.cli.connection import admin_options, connect
+from afserve.cli.connection import admin_options, connect, model_option
 from afserve.client import Client
 from afserve.errors import CapacityError, ConfigError, DeadlineError, PeerError
 
@@ -31,6 +31,7 @@ _NUMBER = "N, or +N or -N: how many more or fewer."
     "--phase", metavar="NODE=PHASE", help="Put one attention node into a phase: prefill, decode or both."
 )
 @admin_options
+@model_option
 def scale(
     attention: str | None,
     prefill: str | None,
@@ -44,6 +45,7 @@ def scale(
     no_wait: bool,
     timeout: float,
     as_json: bool,
+    model: str | None,
 ) -> None:
     """Change how many nodes a running server has: `afserve scale --attention +1 --experts 3`.
 
@@ -65,7 +67,7 @@ def scale(
             "scale: say how many, such as --attention +1 or --experts 3, or one --role, such as expert-2=attention, or "
             "one --phase, such as attention-1=decode"
         )
-    with connect(url, admin_key_file) as client:
+    with connect(url, admin_key_file, model) as client:
         if role:
             answer = client.change_role(*_named("role", role, "expert-2=attention"))
         elif phase:
@@ -85,14 +87,21 @@ def _named(what: str, text: str, example: str) -> tuple[str, str]:
 @click.command()
 @click.argument("node")
 @admin_options
+@model_option
 def drain(
-    node: str, url: str, admin_key_file: str | None, no_wait: bool, timeout: float, as_json: bool
+    node: str,
+    url: str,
+    admin_key_file: str | None,
+    no_wait: bool,
+    timeout: float,
+    as_json: bool,
+    model: str | None,
 ) -> None:
     """Let one node of a running server go: `afserve drain expert-1`.
 
     It takes nothing new and goes once nothing needs it; its role has one node less from then on.
     """
-    with connect(url, admin_key_file) as client:
+    with connect(url, admin_key_file, model) as client:
         _follow(client, client.drain(node), no_wait, timeout, as_json)
 
 
@@ -100,6 +109,7 @@ def drain(
 @click.argument("nodes", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All nodes.")
 @admin_options
+@model_option
 def restart(
     nodes: tuple[str, ...],
     every: bool,
@@ -108,6 +118,7 @@ def restart(
     no_wait: bool,
     timeout: float,
     as_json: bool,
+    model: str | None,
 ) -> None:
     """Give nodes of a running server new processes, one after another: `afserve restart expert-1` or `--all`.
 
@@ -116,7 +127,7 @@ def restart(
     """
     if bool(nodes) == every:
         raise ConfigError("restart: name the nodes, or give --all")
-    with connect(url, admin_key_file) as client:
+    with connect(url, admin_key_file, model) as client:
         before = _pids(client.status())
         _follow(client, client.restart(*nodes), no_wait, timeout, as_json, before)
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,10 @@ def simulate(
     best = answer(question).best()
     if best is None:
         raise DoesNotFitError(explain(question))
-    played = _play_layers(question, best, steps, jitter, stall, seed) if best.kind == "afd" else None
+    calm = _play_layers(question, best, steps, 0.0, 0.0, seed) if best.kind == "afd" else None
+    played = _play_layers(question, best, steps, jitter, stall, seed) if calm and (jitter or stall) else calm
     served = _play_requests(question, best, played, requests, load, seed)
-    values = _values(question, best, played, served, load)
+    values = _values(question, best, (calm, played), served, load)
     click.echo(json.dumps(values, indent=2) if as_json else _text(best, values))
     if timeline is not None:
         _write_timeline(timeline, played)
@@ -118,17 +120,21 @@ def _play_requests(
 ) -> "Served":
     import numpy as np
 
-    from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
-    from afserve.placement.planner.simulate_requests import Served, serve, together
+    from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of, reading_pool
+    from afserve.placement.planner.simulate_requests import Served, read_first, serve, together
 
     rng = np.random.default_rng(seed)
     rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
     shown, ranks = min(plan.ranks, _SHOWN_RANKS), []
+    pool = reading_pool(question, plan)
     if requests is None:
         requests = shown * max(_FILLINGS * rank.slots, _LEAST)
-    for number in range(shown):
-        share = requests // shown + (number < requests % shown)
-        arrivals = arrivals_for(question, plan, load, max(share, 1), number, rng)
+    shares = [max(requests // shown + (number < requests % shown), 1) for number in range(shown)]
+    sent = [arrivals_for(question, plan, load, share, number, rng) for number, share in enumerate(shares)]
+    if pool is not None:
+        workers = max(round(pool.workers * shown / plan.ranks), 1)
+        sent = read_first(replace(pool, workers=workers), sent)
+    for number, arrivals in enumerate(sent):
         ranks.append(Served())
         _progress(f"requests, rank {number + 1} of {shown}", serve(rank, arrivals, rng, ranks[-1]))
     return together(ranks, _WARM)
@@ -147,7 +153,11 @@ def _show(what: str, share: float) -> None:
 
 
 def _values(
-    question: "Question", plan: "Plan", played: "Played | None", served: "Served", load: float
+    question: "Question",
+    plan: "Plan",
+    runs: "tuple[Played | None, Played | None]",
+    served: "Served",
+    load: float,
 ) -> dict[str, Any]:
     import numpy as np
 
@@ -172,12 +182,16 @@ def _values(
             scale * goodput(served, question.targets.tpot, question.targets.ttft), 3
         ),
     }
-    if played is not None:
-        step = float(np.mean(played.step_seconds)) / question.setting.tokens_per_step
+    calm, played = runs
+    if calm is not None and played is not None:
+        step, slower = (
+            float(np.mean(run.step_seconds)) / question.setting.tokens_per_step for run in (calm, played)
+        )
         decode = plan.tpot * (1 - plan.prefill_share)
         values["full_batch_tpot_ms"] = round(step * 1e3, 3)
         values["closed_form_tpot_ms"] = round(decode * 1e3, 3)
         values["difference"] = round(step / decode - 1, 4)
+        values["stragglers"] = round(slower / step - 1, 4)
         values["idle"] = {name: round(1 - share, 4) for name, share in played.busy.items()}
     return values
 
@@ -193,7 +207,8 @@ def _text(plan: "Plan", values: dict[str, Any]) -> str:
         idle = ", ".join(f"{name} {share:.0%}" for name, share in values["idle"].items())
         lines.append(
             f"full batch, decode: {values['full_batch_tpot_ms']} ms per token simulated, "
-            f"{values['closed_form_tpot_ms']} in closed form ({values['difference']:+.1%}); idle: {idle}"
+            f"{values['closed_form_tpot_ms']} in closed form ({values['difference']:+.1%}); with stragglers "
+            f"{values['stragglers']:+.1%}; idle: {idle}"
         )
     else:
         lines.append(

@@ -1,13 +1,13 @@
 """`afserve status`: the members of a running server, as a table or as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import click
 
-from afserve.cli.connection import connect, server_options
+from afserve.cli.connection import connect, model_option, server_options
 
 Fields = Mapping[str, Any]  # parsed JSON
 _INCIDENTS = 20
@@ -15,14 +15,28 @@ _INCIDENTS = 20
 
 @click.command()
 @server_options
-@click.option("--json", "as_json", is_flag=True, help="The server's own answer, unchanged.")
-def status(url: str, api_key_file: str | None, as_json: bool) -> None:
-    """Members, load and memory of a running server."""
-    with connect(url, api_key_file) as client:
-        answer = client.status()
-    if as_json:
-        click.echo(json.dumps(answer))
-        return
+@model_option
+@click.option("--json", "as_json", is_flag=True, help="The server's own answer, unchanged; a line per model.")
+def status(url: str, api_key_file: str | None, model: str | None, as_json: bool) -> None:
+    """Members, load and memory of a running server: of each of its models, or of --model."""
+    for answer in _answers(url, api_key_file, model):
+        if as_json:
+            click.echo(json.dumps(answer))
+        else:
+            _print(answer)
+
+
+def _answers(url: str, api_key_file: str | None, model: str | None) -> Iterator[Fields]:
+    """Of one model each."""
+    with connect(url, api_key_file, model) as client:
+        first: Fields = client.status()
+    yield first
+    for name in () if model is not None else first["models"][1:]:
+        with connect(url, api_key_file, name) as client:
+            yield client.status()
+
+
+def _print(answer: Fields) -> None:
     from rich.console import Console
 
     console = Console()
@@ -36,7 +50,12 @@ def status(url: str, api_key_file: str | None, as_json: bool) -> None:
 def missing_lines(answer: Fields) -> list[str]:
     """Nodes that are gone, each with its reason, and what new requests are refused for."""
     refusing = answer["refusing"]
-    return [*answer["absent"], *([f"new requests are refused: {refusing}"] if refusing else [])]
+    late = ", ".join(f"{count:,} for {why}" for why, count in sorted(answer["refused"].items()))
+    return [
+        *answer["absent"],
+        *([f"new requests are refused: {refusing}"] if refusing else []),
+        *([f"refused as they would have been too late: {late}"] if late else []),
+    ]
 
 
 def placement_lines(answer: Fields) -> list[str]:
@@ -75,7 +94,8 @@ def kv_lines(answer: Fields) -> list[str]:
         *_handed(total),
         f"KV: {total['bytes_received'] / 1e6:,.1f} MB moved between attention nodes, {total['pulls']:,} requests "
         f"brought theirs along ({total['pulls_failed']:,} in part), {total['copied_blocks']:,} blocks copied, "
-        f"{total['copies']:,} copies held, {total['leased']:,} blocks leased",
+        f"{total['copies']:,} copies held, {total['leased']:,} blocks leased"
+        + (f", the first for {max(kv['oldest_lease'] for kv in found):.1f} s" if total["leased"] else ""),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from afserve.cli.connection import connect, server_options
+from afserve.cli.connection import connect, model_option, server_options
 from afserve.cli.status import incident_lines
 
 Fields = Mapping[str, Any]  # parsed JSON
@@ -18,14 +18,17 @@ COLUMNS = ("node", "state", "MiB", "running", "waiting", "KV", "tokens/s", "rows
 
 @click.command()
 @server_options
+@model_option
 @click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds.")
 @click.option("--frames", type=click.IntRange(1), help="Stop after so many; without end if not given.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line each time instead of the table.")
-def top(url: str, api_key_file: str | None, every: float, frames: int | None, as_json: bool) -> None:
+def top(
+    url: str, api_key_file: str | None, model: str | None, every: float, frames: int | None, as_json: bool
+) -> None:
     """The members of a running server, live."""
     from rich.live import Live
 
-    with connect(url, api_key_file) as client, ExitStack() as until_end:
+    with connect(url, api_key_file, model) as client, ExitStack() as until_end:
         live = None if as_json else until_end.enter_context(Live(auto_refresh=False))
         before, shown = client.status(), 0
         last = time.monotonic()

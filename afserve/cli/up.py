@@ -4,10 +4,14 @@ The flags are the settings of a few groups, which say their names, ranges and he
 server.
 """
 
+from contextlib import ExitStack
+from pathlib import Path
+
 import click
 from click.core import ParameterSource
 
 from afserve.cli.config_file import config_option, write, written
+from afserve.cli.models_file import models_of
 from afserve.cli.settings import ENVIRONMENT, gather, settings_options
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError
@@ -34,7 +38,8 @@ def up(ctx: click.Context, /, **flags: object) -> None:
 
     MODEL is the same as --model: `afserve up nano`. What is not given is picked for the machine; the banner says what
     and why. With --cluster, nodes of hosts that are this machine start here, and a line to run is printed for each of
-    the others; --ssh runs it. With --ray, the nodes start on a Ray cluster.
+    the others; --ssh runs it. With --ray, the nodes start on a Ray cluster. With --models, several models are served,
+    each by its own nodes.
 
     Each option may also stand in the environment, as AFSERVE_KV_TOKENS for --kv-tokens, or in the file of --config. A
     flag comes before the environment, and the environment before the file.
@@ -48,16 +53,37 @@ def up(ctx: click.Context, /, **flags: object) -> None:
             raise ConfigError(f"--model {flags['model']}: {name} is named too; drop one", param="model")
         flags, given = {**flags, "model": name}, given | {"model"}
     values = dict(flags)
-    asked = asked_of(flags, given)
+    asked = _asked(ctx, flags, given)
     if target is not None:
         write(str(target), written([one for group in GROUPS for one in settings_of(group)], values))
         return
-    with NodeProcesses(
-        token_at(asked.run.token_file), warm=asked.ray.ray is None and not asked.run.elsewhere
-    ) as processes:  # imports torch
-        from afserve.launch.run import serve_here
+    with ExitStack() as until_end:
+        processes = [
+            until_end.enter_context(
+                NodeProcesses(
+                    token_at(each.run.token_file), warm=each.ray.ray is None and not each.run.elsewhere
+                )
+            )
+            for each in asked
+        ]
+        from afserve.launch.run import serve_here  # while the processes import torch
 
         serve_here(asked, processes)
+
+
+def _asked(ctx: click.Context, flags: dict[str, object], given: frozenset[str]) -> list[UpFlags]:
+    """By model."""
+    path = flags["models"]
+    if path is None:
+        return [asked_of(flags, given)]
+    assert isinstance(path, Path)
+    found = []
+    for number, each in enumerate(models_of(ctx, path, flags, given), 1):
+        try:
+            found.append(asked_of(each, given))
+        except ConfigError as error:
+            raise ConfigError(f"--models {path}: model {number}: {error.message}", param="models") from error
+    return found
 
 
 def asked_of(flags: dict[str, object], given: frozenset[str] = frozenset()) -> UpFlags:

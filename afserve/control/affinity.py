@@ -6,7 +6,7 @@ beginnings give equal hashes; a known one says which nodes have computed it. Int
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -67,6 +67,11 @@ class Affinity:
         worth = known.get(source, 0) >= here + _WORTH
         return Route(node, len(prompt) - here, source if worth else None)
 
+    def missing(self, prompt: Sequence[int], nodes: Sequence[int]) -> int:
+        """Tokens of `prompt` that even the one of `nodes` lacks which has most of it."""
+        known = self._known(list(self._chain(prompt)), nodes)
+        return len(prompt) - max(known.values(), default=0)
+
     def _chain(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
         """(hash, tokens) of beginnings, from short to long."""
         value = start = 0
@@ -79,7 +84,7 @@ class Affinity:
             start = end
             yield value, end
 
-    def _known(self, chain: Sequence[tuple[int, int]], load: Mapping[int, int]) -> dict[int, int]:
+    def _known(self, chain: Sequence[tuple[int, int]], load: Collection[int]) -> dict[int, int]:
         """Tokens that each node has computed of this beginning."""
         found: dict[int, int] = {}
         for value, tokens in reversed(chain):

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from afserve.control.admission import Objectives
 from afserve.control.changes import Change, Changed
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -82,7 +83,8 @@ class ClusterView:
     the last ones, oldest first; `lost` counts nodes by role and cause, `wanted` those that there should be by role,
     `stalled` has seconds by cause. Of the gateway that is asked: requests that wait for an attention node, and those
     that went on at another one, by why; `stalled["moved"]` is how long these had no token. `absent` says of
-    each node that is gone why, `refusing` why this gateway refuses new requests, where it does.
+    each node that is gone why, `refusing` why this gateway refuses new requests, where it does;
+    `refused` counts those that it refused because they would have been too late, by reason.
     """
 
     epoch: int
@@ -102,6 +104,7 @@ class ClusterView:
     wanted: Mapping[str, int] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     refusing: str = ""
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 class Opened(Protocol):
@@ -174,6 +177,10 @@ class Backend(Protocol):
         """Raises why new requests are not taken now."""
         ...
 
+    def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
+        """Raises OverloadedError where a request of these prompts would be too late for what it asks for."""
+        ...
+
     async def view(self) -> ClusterView: ...
 
     async def placement(self) -> str:
@@ -196,5 +203,12 @@ class Backend(Protocol):
         """Other numbers of nodes, one fewer, or new processes; what is asked has begun when this returns.
 
         Raises ConfigError, NotFoundError or DoesNotFitError for what cannot be.
+        """
+        ...
+
+    async def recordings(self) -> Sequence[bytes]:
+        """What some attention and expert nodes do for a moment from now on, as `Recording.pack` makes it.
+
+        Nodes that do not answer in time are left out. Nothing is recorded while nobody asks.
         """
         ...

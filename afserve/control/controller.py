@@ -50,10 +50,12 @@ from afserve.control.membership.events import (
     Waited,
     Withdrawn,
 )
-from afserve.control.membership.members import Member, Members
+from afserve.control.membership.members import Members
 from afserve.control.membership.recovery import Rules
+from afserve.control.membership.roster import Member
 from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
+from afserve.control.recordings import Recordings
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
@@ -66,6 +68,7 @@ from afserve.control.wire.values import (
     Query,
     QueryAnswer,
     Ready,
+    Recorded,
     Register,
     Routed,
     Serve,
@@ -75,7 +78,7 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.stats import AttentionStats
 from afserve.errors import AfserveError, ConfigError, DeadlineError, PeerLost, ProtocolError, RendezvousError
-from afserve.member import AttentionPhase, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 from afserve.models.identity import is_full
 from afserve.placement.placement import Placement
 from afserve.tls import Certificates, CertifiedRole
@@ -118,6 +121,7 @@ class Controller:
         """`life` counts the controllers of a run: a later one begins with the nodes that are there."""
         self._life = life
         self.incidents = Incidents()
+        self.recordings = Recordings(self._tell)
         spare = 1 if balance is not None and balance.act else 0
         self.membership = Membership(deployment, __version__, rules, assign, spare, life)
         self.balancing = Balancing(
@@ -253,6 +257,11 @@ class Controller:
         self.check()
         self._on(event)
 
+    async def record(self) -> tuple[bytes, ...]:
+        """What some nodes of each role that serve do for a moment from now on, packed."""
+        serving = [member for role in MODEL_ROLES for member in self.members.of(role) if member.serving]
+        return await self.recordings.take([member.id for member in serving])
+
     def waited(self, said: Unheard) -> None:
         """By the gateway of this process."""
         self._on(Waited(said))
@@ -325,6 +334,8 @@ class Controller:
                 self.balancing.heard(rows, self._clock.now())
             case Noted(text, warning):
                 log.log(logging.WARNING if warning else logging.INFO, "%s: %s", member.node, text)
+            case Recorded():
+                self.recordings.heard(member, value)
             case Query():
                 self._spawn(self._answer(member, value))
             case _:

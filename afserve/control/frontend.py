@@ -3,9 +3,10 @@
 Closing the iterator of `generate` early cancels the request wherever it is. It knows no HTTP and no text.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+from afserve.control.admission import Objectives
 from afserve.control.attendance import Life
 from afserve.control.backend import ClusterView, ServedModel
 from afserve.control.changes import Change, Changed
@@ -84,6 +85,10 @@ class Frontend:
                 f"no new requests are taken now: {self._gateway.refusing}", retry_after=_RETRY_SECONDS
             )
 
+    def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
+        if wanted:
+            self._gateway.admit(prompts, wanted)
+
     def close(self) -> None:
         """Accept nothing new; what runs goes on."""
         self._accepting = False
@@ -95,6 +100,7 @@ class Frontend:
             view,
             waiting=len(self._gateway.requests.waiting),
             moved=dict(moves.counts),
+            refused=dict(self._gateway.admission.refused),
             refusing=self._gateway.refusing,
             stalled={**view.stalled, "moved": sum(moves.seconds.values())},
             incidents=tuple(
@@ -121,6 +127,9 @@ class Frontend:
 
     async def change(self, change: Change) -> Changed:
         return await self._queries.change(change)
+
+    async def recordings(self) -> tuple[bytes, ...]:
+        return await self._queries.recordings()
 
     def missing(self) -> list[NodeId]:
         """Attention nodes that have no stream to this gateway."""

@@ -5,12 +5,13 @@ the controller's business. This file moves bytes and keeps time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import grpc.aio
 
 from afserve.clock import AwakeClock, Clock
+from afserve.control.admission import Admission, Objectives
 from afserve.control.attendance import Life
 from afserve.control.claims import Asking
 from afserve.control.homes import HomeRules, Homes
@@ -72,6 +73,15 @@ class Gateway:
         return grpc.method_handlers_generic_handler(channel.GATEWAY, {channel.ATTEND: method})
 
     # ---- requests
+
+    def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
+        """Raises OverloadedError where they would be too late for what is asked for."""
+        self._homes.admit(prompts, wanted)
+
+    @property
+    def admission(self) -> Admission:
+        """What is predicted, and who was refused for it."""
+        return self._homes.admission
 
     def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
         """It goes to a node at once, or as soon as there is one."""

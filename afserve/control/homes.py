@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.clock import Clock
+from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity
 from afserve.control.attendance import Attendance, Attending, Life
 from afserve.control.claims import Asking, Claims, GivenAwayError
@@ -70,11 +71,18 @@ class Homes:
         self._rules = rules
         self._clock = clock
         self._affinity = Affinity(rules.block_size)
+        self.admission = Admission(requests)
         self._prompts = Prompts(rules.block_size)
         self._heard: dict[Life, float] = {}  # when it last said something
         self._claims = Claims()
 
     # ---- what clients want
+
+    def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
+        """Raises OverloadedError where a request of these prompts would be too late for what it asks for."""
+        nodes = [life.index for life in self.attendance.decoding()]
+        tokens = sum(self._affinity.missing(prompt, nodes) for prompt in prompts)
+        self.admission.check(tokens, wanted, self._clock.now())
 
     def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
         request = self.requests.open(asked, self._clock.now(), keep)
@@ -230,6 +238,7 @@ class Homes:
         """Several times a second while `restless`."""
         now = self._clock.now()
         self._review()
+        self.admission.sample(now)
         for request in self.requests.waiting:
             if now - request.since >= self._rules.deadline:
                 request.put(self._too_late(request))

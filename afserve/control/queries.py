@@ -44,6 +44,8 @@ class Queries(Protocol):
 
     async def change(self, change: Change) -> Changed: ...
 
+    async def recordings(self) -> tuple[bytes, ...]: ...
+
 
 class OwnQueries:
     """The controller is in this process. `picked` is what the launcher chose and why."""
@@ -119,6 +121,9 @@ class OwnQueries:
     async def change(self, change: Change) -> Changed:
         return self._changing.change(change)
 
+    async def recordings(self) -> tuple[bytes, ...]:
+        return await self._controller.record()
+
     async def answer(self, query: Query) -> QueryAnswer:
         """To a gateway elsewhere. What went wrong is the answer's error."""
         try:
@@ -141,6 +146,8 @@ class OwnQueries:
                 return await self.recorded_routing()
             case "change":
                 return encode_changed(await self.change(decode_change(query.body)))
+            case "recordings":
+                return views.encode_recordings(await self.recordings())
         raise ConfigError(f"a gateway asked for {query.what!r}, which this controller does not know")
 
 
@@ -201,6 +208,9 @@ class DistantQueries:
 
     async def change(self, change: Change) -> Changed:
         return decode_changed(await self._ask("change", encode_change(change)))
+
+    async def recordings(self) -> tuple[bytes, ...]:
+        return views.decode_recordings(await self._ask("recordings"))
 
     async def _ask(self, what: str, body: bytes = b"") -> bytes:
         try:

@@ -59,6 +59,7 @@ class Requests:
     """All open requests of a gateway, by number where they have a home. An event for an unknown number is ignored.
 
     One that has ended and is still kept at its home rests: it is no load, and nothing of it is told any more.
+    `read_tokens` of prompts had their first token, and `generated_tokens` came, since the beginning.
     """
 
     def __init__(self, index: int = 0, generation: int = 0) -> None:
@@ -69,6 +70,10 @@ class Requests:
         self._load: Counter[Life] = Counter()
         self._pending: Counter[Life] = Counter()
         self._busy: dict[Life, float] = {}  # since when it has requests
+        self._unread: dict[
+            Request, None
+        ] = {}  # placed and without a token, the one placed first before others
+        self.read_tokens = self.generated_tokens = 0
         self._next = first_request(index, generation)
 
     def __len__(self) -> int:
@@ -88,6 +93,8 @@ class Requests:
         del self._waiting[request]
         request.missing = missing
         self._pending[home] += missing
+        if missing:
+            self._unread[request] = None
         request.number, request.home = self._next, home
         self._next += 1
         self._placed[request.number] = request
@@ -150,6 +157,7 @@ class Requests:
     def _began(self, request: Request, home: Life) -> None:
         """Its home computes its prompt no more."""
         self._pending[home] -= request.missing
+        self._unread.pop(request, None)
         request.missing = 0
 
     def homes(self) -> list[Life]:
@@ -169,6 +177,26 @@ class Requests:
     def pending(self, home: Life) -> int:
         """Tokens of prompts that are to be computed there."""
         return self._pending[home]
+
+    @property
+    def unread(self) -> int:
+        """Requests whose prompt is to be computed."""
+        return len(self._unread) + len(self._waiting)
+
+    @property
+    def unread_tokens(self) -> int:
+        """Of their prompts, as far as is known here."""
+        return sum(self._pending.values()) + sum(len(one.asked.prompt_ids) for one in self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that have a token."""
+        return len(self._placed) - len(self._unread)
+
+    def waited(self, now: float) -> float:
+        """Seconds that one of those without a token has waited for it, the longest."""
+        first = [next(iter(found)) for found in (self._unread, self._waiting) if found]
+        return max((now - one.since for one in first), default=0.0)
 
     def find(self, number: int) -> Request | None:
         """One that is computed."""
@@ -190,7 +218,9 @@ class Requests:
             if event.finish_reason is not None:
                 ended.append(event.handle)
             if (request := self._placed.get(event.handle)) is not None:
+                self.generated_tokens += len(event.token_ids)
                 if request.missing and request.home is not None:
+                    self.read_tokens += request.missing
                     self._began(request, request.home)
                 request.put(event)
         return tuple(ended)

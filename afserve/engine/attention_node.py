@@ -31,7 +31,7 @@ from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
 from afserve.placement.placement import Placement
 from afserve.placement.stats import RoutedRows
-from afserve.trace import Arrow, Trace
+from afserve.trace import Arrow, Slice, Trace
 
 
 class AttentionNode(Generic[T]):
@@ -258,6 +258,19 @@ class AttentionNode(Generic[T]):
     def prompt_rate(self) -> float:
         """The same, of steps with many tokens only."""
         return self._meter.prompt_rate
+
+    @property
+    def trace(self) -> Trace | None:
+        """What is drawn into from now on; None draws nothing."""
+        return self._meter.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._meter.trace = trace
+
+    def drawn_open(self) -> list[Slice]:
+        """What has begun and is not drawn yet: rows that are with the experts, up to now."""
+        return self._meter.open()
 
     def draw(self, row: str, what: str, since: float) -> None:
         """Into the trace, if there is one."""

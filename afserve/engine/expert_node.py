@@ -17,11 +17,13 @@ from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
+from afserve.engine.meter import ExpertWatch
 from afserve.engine.pieces import PieceSize, PromptShare
 from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
 from afserve.member import AttentionPhase, NodeId
+from afserve.trace import Slice, Trace
 
 # Of a node that does both, a message of more rows is a prompt chunk: it fills a call by itself.
 _LONG_ROWS = 128
@@ -63,11 +65,12 @@ class ExpertNode:
         self._bank = bank
         self._clock = MonotonicClock() if clock is None else clock
         self._watch = watch
+        self._trace: Trace | None = None
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
         self._prompts: dict[Box, _Prompt] = {}  # the one that has waited longest first
-        self._phases = dict(phases or {})
+        self.in_phases(phases or {})
         self._pieces, self._share = PieceSize(), PromptShare()
         self._decoded = float("-inf")  # when the last decode message came
         self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
@@ -75,6 +78,20 @@ class ExpertNode:
         self._messages = self._rows = self._calls = self._prompt_pieces = 0
         self._prompt_seconds = 0.0
         self._busy_seconds = self._hold_seconds = 0.0
+
+    @property
+    def trace(self) -> Trace | None:
+        """What is drawn into from now on; None draws nothing."""
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self._trace = trace
+        self._watch = None if trace is None else ExpertWatch(trace)
+
+    def drawn_open(self) -> list[Slice]:
+        """Nothing: each computation is drawn at its end, before anything else is done."""
+        return []
 
     def accept(self, epoch: int) -> None:
         """From now on the bank's slots are filled as `epoch` says."""
@@ -87,6 +104,7 @@ class ExpertNode:
     def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None:
         """From now on; as the constructor's."""
         self._phases = dict(phases)
+        self._prefilling = {node for node, phase in phases.items() if phase is AttentionPhase.PREFILL}
 
     def poll(self) -> int:
         """Answer what is there and due; never blocks. Returns the number of messages answered and of pieces computed
@@ -179,7 +197,9 @@ class ExpertNode:
         arrival, first = prompt.arrival, prompt.done
         left = arrival.header.rows - first
         start = self._clock.now()
-        last = first + (self._pieces.rows(left) if start - self._decoded < _DECODING else left)
+        if start - self._decoded < _DECODING:
+            left = self._pieces.rows(left, self._barrier.next_in(start, self._prefilling))
+        last = first + left
         self._bank.forward(
             arrival.header.layer,
             arrival.x_RH[first:last],

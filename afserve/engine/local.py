@@ -6,12 +6,14 @@ step gives each node one turn, so a run is repeatable.
 
 from collections.abc import Callable, Iterator
 
+import torch
+
 from afserve.clock import Clock
 from afserve.comm import connect
 from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 from afserve.comm.m2n.link import ExpertLink, Ticket
 from afserve.comm.m2n.port import ExpertPort
-from afserve.comm.transport import Layout, Transport
+from afserve.comm.transport import HOST, Layout, Transport
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
@@ -39,14 +41,16 @@ class LocalCluster:
         banks: list[ExpertBank],
         placement: Placement,
         layout: Layout,
-        ops: Ops,
+        between: torch.device,
+        expert_device: torch.device,
     ) -> None:
+        """Mailboxes lie on the device `between`."""
         self.attention = attention
         self.experts = experts
         self.banks = banks
         self.placement = placement
         self.lost: set[int] = set()
-        self._layout, self._ops = layout, ops
+        self._layout, self._between, self._expert_device = layout, between, expert_device
         self._epochs = [placement.epoch]
         self._submitted = 0
 
@@ -60,26 +64,30 @@ class LocalCluster:
         experts: int = 1,
         placement: Placement | None = None,
         ops: Ops | None = None,
+        expert_ops: Ops | None = None,
         clock: Clock | None = None,
         wrap: Wrap = _bare,
     ) -> "LocalCluster":
-        """All nodes on one device, that of `ops` if given, with mailboxes there too.
+        """All nodes on one device, that of `ops` if given, with mailboxes there too. With `expert_ops` of another
+        device expert nodes are there, and mailboxes in host memory.
 
         `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport.
         """
         spec = spec_of(source)
         ops = ops or open_ops(config.device, config.threads)
+        expert_ops = expert_ops or ops
+        between = ops.device if expert_ops.device == ops.device else HOST
         plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
         slots = plan.slots_per_node()
         layout = layout_for(source, spec, config, slots)
         nodes, banks, addresses = [], [], []
         for index in range(experts):
             end, address = connect.listen(
-                "local", expert=index, attention_nodes=attention, layout=layout, device=ops.device
+                "local", expert=index, attention_nodes=attention, layout=layout, device=between
             )
             held = plan.held(index)
-            bank = build_expert_bank(source, held, slots, expert_dtype=config.expert_dtype, ops=ops)
-            port = ExpertPort(wrap(end), device=ops.device)
+            bank = build_expert_bank(source, held, slots, expert_dtype=config.expert_dtype, ops=expert_ops)
+            port = ExpertPort(wrap(end), device=expert_ops.device)
             nodes.append(ExpertNode(port, bank, epoch=plan.epoch))
             banks.append(bank)
             addresses.append(address)
@@ -90,7 +98,7 @@ class LocalCluster:
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
             )
             fronts.append(build_attention_node(source, config, link, ops=ops))
-        return cls(fronts, nodes, banks, plan, layout, ops)
+        return cls(fronts, nodes, banks, plan, layout, between, expert_ops.device)
 
     def submit(self, request: GenerationRequest) -> None:
         self.attention[self._submitted % len(self.attention)].submit(request)
@@ -154,9 +162,11 @@ class LocalCluster:
             expert=index,
             attention_nodes=len(self.attention),
             layout=self._layout,
-            device=self._ops.device,
+            device=self._between,
         )
-        node = ExpertNode(ExpertPort(end, device=self._ops.device), self.banks[index], epoch=self._epochs[0])
+        node = ExpertNode(
+            ExpertPort(end, device=self._expert_device), self.banks[index], epoch=self._epochs[0]
+        )
         for epoch in self._epochs[1:]:
             node.accept(epoch)
         self.experts[index] = node

@@ -10,7 +10,7 @@ from afserve.clock import Clock
 from afserve.comm.m2n.link import Ticket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
-from afserve.trace import Arrow, Trace
+from afserve.trace import AWAY, EXPERTS, WAITING, Args, Arrow, Slice, Trace
 
 _WEIGHT = 0.2  # of the newest step in a rate
 _LONG = 64  # tokens of a step from which on it says how fast prompts are, and not how long a step is at least
@@ -21,7 +21,7 @@ class Meter:
 
     def __init__(self, clock: Clock, trace: Trace | None = None) -> None:
         self.now = clock.now
-        self._trace = trace
+        self.trace = trace  # may change while it runs
         self._sent: dict[int, tuple[float, int, object]] = {}
         self.busy = 0.0
         self.parked = 0.0
@@ -34,11 +34,14 @@ class Meter:
         """A micro-batch computed from `since` until now."""
         now = self.now()
         self.busy += now - since
-        if self._trace is not None:
-            self._trace.slice(track(micro_batch), "attend", since, now)
+        if self.trace is not None:
+            self.trace.slice(track(micro_batch), "attend", since, now)
 
     def slept(self, since: float) -> None:
-        self.parked += self.now() - since
+        now = self.now()
+        self.parked += now - since
+        if self.trace is not None:
+            self.trace.slice(WAITING, "wait", since, now)
 
     def prefilled(self, tokens: int, since: float) -> None:
         """A step that was mostly prompts began at `since`, and is over."""
@@ -49,36 +52,46 @@ class Meter:
 
     def drew(self, row: str, what: str, since: float) -> None:
         """Something beside the micro-batches, on a row of its own."""
-        if self._trace is not None:
-            self._trace.slice(row, what, since, self.now())
+        if self.trace is not None:
+            self.trace.slice(row, what, since, self.now())
 
     def drew_arrow(self, row: str, identity: str, step: Arrow) -> None:
         """One end of an arrow from another node to this one or back."""
-        if self._trace is not None:
-            self._trace.arrow(identity, step, row, self.now())
+        if self.trace is not None:
+            self.trace.arrow(identity, step, row, self.now())
 
     def did(self, micro_batch: int, what: str, since: float) -> None:
         """A part of what `ran` will draw, such as scheduling or sampling."""
-        if self._trace is not None:
-            self._trace.slice(track(micro_batch), what, since, self.now())
+        if self.trace is not None:
+            self.trace.slice(track(micro_batch), what, since, self.now())
 
     def sent(self, micro_batch: int, layer: int, ticket: object, since: float) -> None:
         """Rows left for the expert nodes; `since` is from before the first was on its way, as nobody got it earlier."""
         self._sent[micro_batch] = (since, layer, ticket)
         self.dispatches += 1
-        if self._trace is not None:
+        if self.trace is not None:
             for identity in arrows(ticket):
-                self._trace.arrow(identity, "s", track(micro_batch), since)
+                self.trace.arrow(identity, "s", track(micro_batch), since)
 
     def back(self, micro_batch: int) -> None:
         """Their partial sums are about to be added."""
         now = self.now()
         since, layer, ticket = self._sent.pop(micro_batch)
         self.under_way += now - since
-        if self._trace is not None:
-            self._trace.slice(f"{track(micro_batch)}, with the experts", f"layer {layer}", since, now)
+        if self.trace is not None:
+            self.trace.slice(*self._away(micro_batch, since, layer, ticket, now))
             for identity in arrows(ticket):
-                self._trace.arrow(identity, "f", track(micro_batch), now)
+                self.trace.arrow(identity, "f", track(micro_batch), now)
+
+    def open(self) -> list[Slice]:
+        """Rows that are with the experts now, as `back` would draw them."""
+        now = self.now()
+        return [self._away(index, *sent, now) for index, sent in self._sent.items()]
+
+    @staticmethod
+    def _away(micro_batch: int, since: float, layer: int, ticket: object, now: float) -> Slice:
+        args: Args = {"layer": layer, "messages": arrows(ticket)}
+        return f"{track(micro_batch)}{AWAY}", f"layer {layer}", since, now, args
 
 
 class ExpertWatch:
@@ -89,9 +102,11 @@ class ExpertWatch:
 
     def __call__(self, layer: int, group: Sequence[Arrival], start: float, end: float) -> None:
         rows = sum(arrival.header.rows for arrival in group)
-        self._trace.slice("experts", f"layer {layer}: {rows} rows of {len(group)}", start, end)
-        for arrival in group:
-            self._trace.arrow(arrow(arrival.box, arrival.header.sequence), "t", "experts", start)
+        messages = [arrow(arrival.box, arrival.header.sequence) for arrival in group]
+        args: Args = {"layer": layer, "rows": rows, "messages": messages}
+        self._trace.slice(EXPERTS, f"layer {layer}: {rows} rows of {len(group)}", start, end, args)
+        for identity in messages:
+            self._trace.arrow(identity, "t", EXPERTS, start)
 
 
 def _mean(known: float, rate: float) -> float:

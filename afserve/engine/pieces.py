@@ -10,6 +10,7 @@ from dataclasses import dataclass
 PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
 OVERHEAD = 1 / 5  # at most so much of the rows' own time is spent on calls
 FLOOR = 1 / 16  # of the time goes to prompts at least, while decode messages never end
+_SHORTEST, _LONGEST = 0.4, 1.5  # of a piece's usual size
 _GRAIN = 16  # rows
 _DECAY = 0.98  # of what was measured before, per call
 
@@ -40,13 +41,16 @@ class PieceSize:
         row = max(0.0, (self._weight * self._products - self._rows * self._seconds) / spread)
         return max(0.0, (self._seconds - row * self._rows) / self._weight), row
 
-    def rows(self, left: int) -> int:
-        """Of the next piece, of `left` rows."""
+    def rows(self, left: int, quiet: float | None = None) -> int:
+        """Of the next piece, of `left` rows. The next decode message is usually here in `quiet` seconds, if that is
+        known: a piece ends there rather than a little later, within `_SHORTEST` and `_LONGEST`."""
         call, row = self.costs()
         if not row:
             return left
-        wanted = max(PIECE_SECONDS - call, call / OVERHEAD) / row
-        grains = max(1, int(wanted / _GRAIN))
+        wanted = max(PIECE_SECONDS - call, call / OVERHEAD)
+        if quiet is not None:
+            wanted = min(max(quiet - call, _SHORTEST * wanted), _LONGEST * wanted)
+        grains = max(1, int(wanted / row / _GRAIN))
         return min(left, grains * _GRAIN)
 
 

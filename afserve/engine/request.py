@@ -172,7 +172,8 @@ class GenerationRequest:
     where text is, above the engine. `generated` are tokens that it already has, from another node or from before: it
     goes on behind them as if it had never moved (max_tokens, min_tokens, penalties and draws count them), and says
     nothing about them or the prompt again. Of waiting requests the one with the lowest `priority` is first, and the
-    highest is preempted first. Requests find cached blocks of those with the same `cache_salt` only.
+    highest is preempted first. Requests find cached blocks of those with the same `cache_salt` only. Of the tokens that
+    it finds, `cached_most` were there before; another node has computed the others for it (None: it has not).
     """
 
     handle: int
@@ -182,6 +183,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     origin: Origin = NO_ORIGIN
+    cached_most: int | None = None
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)

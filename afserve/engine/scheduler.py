@@ -186,9 +186,10 @@ class Scheduler:
         sequence.micro_batch = micro_batch
         if not sequence.started:
             sequence.started = True
-            sequence.cached_tokens = sequence.computed
+            most = sequence.request.cached_most
+            sequence.cached_tokens = sequence.computed if most is None else min(sequence.computed, most)
             self.prefix_queries += len(sequence.tokens)
-            self.prefix_hits += sequence.computed
+            self.prefix_hits += sequence.cached_tokens
             self.disk_hits += self.pool.take_restored(found) * self.pool.block_size
         self._running[micro_batch].append(sequence)
 

@@ -65,6 +65,19 @@ class SoftBarrier:
             if stream in self._streams:
                 self._streams[stream].answered = now
 
+    def next_in(self, now: float, besides: Collection[int]) -> float | None:
+        """Seconds until the next dispatch is usually here, of streams whose nodes are not `besides`; None where none is
+        expected."""
+        usual = [
+            max(0.0, stream.answered + stream.gap - now)
+            for stream in self._streams.values()
+            if stream.node not in besides
+            and stream.answered is not None
+            and stream.gap is not None
+            and stream.answered + stream.gap + 2 * stream.spread > now
+        ]
+        return min(usual, default=None)
+
     def forget(self, node: int) -> None:
         """An attention node is gone."""
         self._streams = {key: stream for key, stream in self._streams.items() if stream.node != node}

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KvStats:
-    """KV blocks between attention nodes. `leased` blocks are held now for others, `copies` are kept now for others; all
-    else are totals.
+    """KV blocks between attention nodes. `leased` blocks are held now for others, the first of them for `oldest_lease`
+    seconds, `copies` are kept now for others; all else are totals.
 
     `pulls` of a moved request's blocks took `pull_seconds` in sum; what `pulls_failed` of them lacked was computed
     again, `recomputed_tokens`. Prompts that another node computed were `handed` over, `handed_short` of them not whole;
     from the request to the last block that took `hand_seconds` in sum. `straight` ones were computed here because that
     was predicted to be faster, and `prompts` were computed here for others. `lapsed` leases were not released by who
-    had them. `copied_blocks` went to buddies, `copy_hits` of such were used here.
+    had them. `peer_tokens` of prompts were in another node's cache and came from there. `copied_blocks` went to
+    buddies, `copy_hits` of such were used here.
     """
 
     bytes_sent: int = 0
@@ -34,6 +35,8 @@ class KvStats:
     hand_seconds: float = 0.0
     straight: int = 0
     prompts: int = 0
+    peer_tokens: int = 0
+    oldest_lease: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from rich.console import Group, RenderableType
@@ -19,16 +20,30 @@ _LONG = 40  # characters of a list of experts
 _MIB = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class StartedModel:
+    """`expert_error` is relative, of expert weights that were rounded to fewer bits; the largest of all nodes."""
+
+    topology: Topology
+    name: str
+    expert_error: float | None = None
+
+
 def banner(
-    topology: Topology,
-    name: str,
+    models: Sequence[StartedModel],
     url: str,
     seconds: float,
     serving: Mapping[str, str] = MappingProxyType({}),
-    expert_error: float | None = None,
 ) -> RenderableType:
-    """`serving` says what HTTP was told: of keys, and where its state is. `expert_error` is relative, of expert weights
-    that were rounded to fewer bits; the largest of all nodes."""
+    """`serving` says what HTTP was told: of keys, and where its state is."""
+    parts = [part for model in models for part in _about(model)]
+    parts += [Text(f"{what}: {how}", style="dim") for what, how in serving.items()]
+    parts.append(Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold")))
+    return Group(*parts, *(Text(line, style="cyan") for line in examples(url)))
+
+
+def _about(model: StartedModel) -> list[RenderableType]:
+    topology, name, expert_error = model.topology, model.name, model.expert_error
     spec, deployment = topology.spec, topology.deployment
     head = Text.assemble(
         (name, "bold"),
@@ -40,19 +55,16 @@ def banner(
     if not deployment.colocated:
         kept = copies_in_words(deployment.placement, topology.expert_hosts)
         lines.append(Text(f"copies: {kept}", style="dim"))
-    lines += [Text(f"{what}: {how}", style="dim") for what, how in serving.items()]
     if expert_error is not None:
         lines.append(
             Text(f"expert weights: rounded to {_kept_in(topology)}, relative error {expert_error:.2g}")
         )
-    ready = Text.assemble(("ready", "bold green"), f" in {seconds:.1f} s on ", (url, "bold"))
-    tries = [Text(line, style="cyan") for line in examples(url)]
-    parts: list[RenderableType] = [head, picture, *lines, ready, *tries]
+    parts: list[RenderableType] = [head, picture, *lines]
     if deployment.colocated:
         asked = _kept_in(topology)
         kept = f", in {asked}" if asked else ""
         parts.insert(1, Text(f"colocated: every attention node holds all experts{kept}"))
-    return Group(*parts)
+    return parts
 
 
 def _kept_in(topology: Topology) -> str:

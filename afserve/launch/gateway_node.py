@@ -127,7 +127,8 @@ class _GatewayNode:
         self._tell_broken(queries)
         trace = Trace(str(self._assigned.node)) if deployment.trace_folder else None
         frontend = Frontend(queries, gateway, served, trace)
-        app = build_app(frontend, Tokenizer.from_folder(self._options.tokenizer), self._options.settings)
+        tokenizer = Tokenizer.from_folder(self._options.tokenizer)
+        app = build_app([(frontend, tokenizer)], self._options.settings)
         service: Service = app.state.service
         server = await self._listen(gateway)
         found = await asyncio.wrap_future(

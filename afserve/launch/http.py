@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from afserve.control.backend import Backend
 from afserve.control.controller import Controller
-from afserve.control.frontend import Frontend
 from afserve.errors import CapacityError, ConfigError
 from afserve.logs import STDERR, open_access_log
 from afserve.server.access.key_file import read_key_file
@@ -119,9 +120,12 @@ class Http(Protocol):
 
 class HttpHere:
     def __init__(
-        self, frontend: Frontend, tokenizer: Tokenizer, settings: ServerSettings, sock: socket.socket
+        self,
+        models: Sequence[tuple[Backend, Tokenizer]],
+        settings: ServerSettings,
+        sock: socket.socket,
     ) -> None:
-        self._app = build_app(frontend, tokenizer, settings)
+        self._app = build_app(models, settings)
         self._service: Service = self._app.state.service
         self._sock = sock
 

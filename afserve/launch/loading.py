@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from afserve.control.membership.members import Member, State
+from afserve.control.membership.roster import Member, State
 
 
 class LoadingBars:
@@ -35,17 +35,19 @@ class LoadingBars:
     ) -> None:
         self._bars.stop()
 
-    def update(self, member: Member) -> None:
+    def update(self, member: Member, model: str = "") -> None:
+        """`model` where several load."""
+        name = f"{model} {_named(member)}" if model else _named(member)
         if not self._live:
             if member.state is State.READY:
-                self._console.print(f"{_named(member)} ready", highlight=False)
+                self._console.print(f"{name} ready", highlight=False)
             return
-        self._show(_named(member), member.progress.fraction, member.progress.what)
+        self._show(name, member.progress.fraction, member.progress.what)
 
-    def verify(self, done: float) -> None:
+    def verify(self, done: float, model: str = "") -> None:
         """How much of the controller's own copy has been read; called from another thread."""
         if self._live:
-            self._show("own copy", done, "all bytes")
+            self._show(f"{model} own copy".strip(), done, "all bytes")
 
     def _show(self, name: str, done: float, what: str) -> None:
         if name not in self._tasks:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -27,8 +28,8 @@ from afserve.control.identifying import OwnCopy, reading
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import Deployment
 from afserve.control.membership.events import Incident
-from afserve.control.membership.members import Member
 from afserve.control.membership.recovery import REGISTER_SECONDS, OnLoss, Rules
+from afserve.control.membership.roster import Member
 from afserve.control.membership.tables import first_generation
 from afserve.control.queries import OwnQueries
 from afserve.control.wire.channel import read_token
@@ -40,7 +41,7 @@ from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.launcher import Launcher
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
-from afserve.launch.supervisor import Term
+from afserve.launch.supervisor import Term, Wanted
 from afserve.launch.topology import Topology, gib, usable
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
@@ -97,7 +98,7 @@ class LocalRun:
         self.assignment = assignment
         self._gateways = gateways
         self.controller = Controller(
-            _wanted(topology.deployment, term),
+            _wanted(topology.deployment, None if term is None else term.wanted.get(name)),
             token,
             clock,
             balance,
@@ -111,7 +112,7 @@ class LocalRun:
             number,
         )
         if term is not None:
-            self.controller.on_wanted = term.reports.wanted
+            self.controller.on_wanted = partial(term.reports.wanted, name)
         self.hosts = CarriedHosts(
             token,
             assignment.places,
@@ -272,8 +273,6 @@ class LocalRun:
             await self.controller.wait_ready()
             if not self.topology.deployment.count(Role.GATEWAY):
                 await self._wait_attended()
-            if self._term is not None:
-                self._term.reports.serves()
         except AfserveError as error:
             raise self.explained(error) from None
 
@@ -336,9 +335,8 @@ def _served(deployment: Deployment) -> Served:
     return Served(path, load_spec(Path(path)).fingerprint(), deployment.engine.orphan_grace)
 
 
-def _wanted(deployment: Deployment, term: Term | None) -> Deployment:
-    """As it was asked for, with the counts and phases that are wanted by now."""
-    if term is None:
+def _wanted(deployment: Deployment, by_now: Wanted | None) -> Deployment:
+    """As it was asked for, or with the counts and phases that are wanted by now."""
+    if by_now is None:
         return deployment
-    phases = deployment.phases if term.phases is None else term.phases
-    return replace(deployment, counts={**deployment.counts, **term.counts}, phases=phases)
+    return replace(deployment, counts={**deployment.counts, **by_now.counts}, phases=by_now.phases)

@@ -201,7 +201,11 @@ class RayLauncher:
     def _next_line(self) -> Mapping[str, Any]:
         assert self._socket is not None
         while b"\n" not in self._pending:
-            if not (data := self._socket.recv(1 << 16)):
+            try:
+                data = self._socket.recv(1 << 16)
+            except ConnectionResetError:
+                data = b""  # it ended before it read what it was told
+            if not data:
                 raise PeerLost(HELPER, f"it ended; its last words:\n{self.last_words(HELPER)}")
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")

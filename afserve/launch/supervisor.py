@@ -30,8 +30,8 @@ from afserve.member import AttentionPhase, Role
 
 log = logging.getLogger("afserve.launch")
 INSISTED = 130  # the exit code of who was told twice to stop
-_RESTARTS, _PROVEN_SECONDS = 5, 30.0  # how often in a row; whoever served for so long has no earlier losses
-_FIRST_PAUSE = 0.05
+RESTARTS, PROVEN_SECONDS = 5, 30.0  # how often in a row; whoever served for so long has no earlier losses
+FIRST_PAUSE = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BEAT_SECONDS = 0.25  # between two signs of life of a child's event loop
 FROZEN_SECONDS = 3.0  # without one, while this process ran: the child is killed
@@ -57,10 +57,11 @@ class Reports:
         """The event loop turns; said every BEAT_SECONDS from the first time on."""
         self._say({"beats": True})
 
-    def wanted(self, counts: Mapping[Role, int], phases: Mapping[int, AttentionPhase]) -> None:
-        """So many nodes of each role, in these phases, from now on, for the next child to know."""
+    def wanted(self, model: str, counts: Mapping[Role, int], phases: Mapping[int, AttentionPhase]) -> None:
+        """So many nodes of each role compute this model, in these phases, from now on, for the next child to know."""
         by_index = {str(index): phase for index, phase in phases.items()}
-        self._say({"counts": {str(role): count for role, count in counts.items()}, "phases": by_index})
+        by_role = {str(role): count for role, count in counts.items()}
+        self._say({"model": model, "counts": by_role, "phases": by_index})
 
     def failed(self, error: AfserveError) -> None:
         """The run ends with this."""
@@ -74,14 +75,20 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many nodes of each role compute a model by now, and in which phases attention nodes are."""
+
+    counts: Mapping[Role, int]
+    phases: Mapping[int, AttentionPhase]
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
-    """What one child is told: which one it is, and how many nodes are wanted by now and in which phases, where that has
-    changed."""
+    """What one child is told: which one it is, and what is wanted by now of each model where that has changed."""
 
     number: int
-    counts: Mapping[Role, int]
+    wanted: Mapping[str, Wanted]
     reports: Reports
-    phases: Mapping[int, AttentionPhase] | None = None
 
 
 @dataclass(slots=True)
@@ -90,8 +97,7 @@ class Supervisor:
 
     live: Callable[[Term], None]
     recovers: bool
-    _counts: dict[Role, int] = field(default_factory=dict)
-    _phases: dict[int, AttentionPhase] | None = None
+    _wanted: dict[str, Wanted] = field(default_factory=dict)
     _child: int = 0
     _signals: int = 0
     _serves_since: float | None = None
@@ -126,14 +132,12 @@ class Supervisor:
             lost = PeerLost("the controller", self._frozen or ended_with(code))
             if (self._serves_since is None and not number) or not self.recovers:
                 raise lost
-            proven = (
-                self._serves_since is not None and time.monotonic() - self._serves_since > _PROVEN_SECONDS
-            )
+            proven = self._serves_since is not None and time.monotonic() - self._serves_since > PROVEN_SECONDS
             tries = 1 if proven else tries + 1
-            if tries > _RESTARTS:
+            if tries > RESTARTS:
                 raise PeerLost("the controller", f"{lost.reason}; it was started {tries} times")
             log.warning("%s; it is started again, the nodes go on", lost.message)
-            time.sleep(_FIRST_PAUSE * 2.0 ** (tries - 1))
+            time.sleep(FIRST_PAUSE * 2.0 ** (tries - 1))
             if self._signals:
                 return
             number += 1
@@ -150,7 +154,7 @@ class Supervisor:
         self._child = os.fork()
         if not self._child:
             ours.close()
-            os._exit(self._live(parent, Term(number, dict(self._counts), Reports(theirs), self._phases)))
+            os._exit(self._live(parent, Term(number, dict(self._wanted), Reports(theirs))))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         with ours:
@@ -212,10 +216,12 @@ class Supervisor:
             self._beat_at = self._awake.now()
         if "serves" in said:
             self._serves_since = time.monotonic()
-        if isinstance(counts := said.get("counts"), dict):
-            self._counts = {Role(role): int(count) for role, count in counts.items()}
-        if isinstance(phases := said.get("phases"), dict):
-            self._phases = {int(index): AttentionPhase(phase) for index, phase in phases.items()}
+        counts, phases = said.get("counts"), said.get("phases")
+        if isinstance(counts, dict) and isinstance(phases, dict):
+            self._wanted[str(said["model"])] = Wanted(
+                {Role(role): int(count) for role, count in counts.items()},
+                {int(index): AttentionPhase(phase) for index, phase in phases.items()},
+            )
         if isinstance(error := said.get("error"), str):
             failed = messages.decode_from_node(bytes.fromhex(error))
             assert isinstance(failed, Failed)

@@ -152,6 +152,12 @@ class RunSettings:
         None, "Which commit, branch or tag of a Hugging Face id.", metavar="REVISION"
     )
     download: bool = setting(False, "Fetch a Hugging Face id first, as `afserve pull` does.")
+    models: Path | None = setting(
+        None,
+        "Serve several models, each with its own nodes, as this TOML file says.",
+        File.READ,
+        metavar="FILE",
+    )
     cluster: Path | None = setting(
         None, "Start what `afserve plan --cluster FILE` wrote.", File.READ, metavar="FILE"
     )

@@ -204,7 +204,7 @@ class DummyCheckpoint:
     def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
         """Random codes, each as likely as any other, with the standard deviation of the others."""
         outputs, inputs = shape
-        code_OI = self._bits(name, outputs * inputs, torch.int8).view(shape) >> 4
+        code_OI = self._bits(name, outputs * inputs, torch.int8).view(shape).bitwise_right_shift_(4)
         scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
         made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
         return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))

@@ -1,6 +1,6 @@
 """What changes or records the cluster while it serves: numbers of nodes, placements, recordings of routing.
 
-All of it needs the admin key.
+All of it needs the admin key. Where several models are served, each says with ?model=NAME which one is meant.
 """
 
 from dataclasses import asdict
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from afserve.control.wire.changes import decode_change
+from afserve.server.hosted import Hosted
 from afserve.server.prepare import Kind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
@@ -18,20 +19,23 @@ RECORDING = "application/octet-stream"
 
 class Admin:
     def __init__(self, service: Service) -> None:
-        self._backend = service.backend
         self._service = service
+
+    def _model(self, request: Request) -> Hosted:
+        return self._service.models.one(request.query_params.get("model"))
 
     async def placement(self, request: Request) -> Response:
         """The placement in force, as `afserve place --json` prints it."""
-        return Response(await self._backend.placement(), media_type="application/json")
+        return Response(await self._model(request).backend.placement(), media_type="application/json")
 
     async def apply(self, request: Request) -> Response:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
-        self._service.check_ready()
+        model = self._model(request)
+        self._service.check_ready(model)
         with await self._service.bodies.read(request) as body:
             text = await self._service.text.prepare(Kind.PLACEMENT, body.data)
         assert isinstance(text, bytes)
-        await self._backend.apply_placement(text.decode())
+        await model.backend.apply_placement(text.decode())
         return json_response({"status": "moving"}, 202)
 
     async def scale(self, request: Request) -> Response:
@@ -59,27 +63,30 @@ class Admin:
         return await self._change(request, Kind.FAULT)
 
     async def down(self, request: Request) -> Response:
-        """The run ends, whether it is ready or not."""
-        return await self._changed(request, Kind.END)
+        """The run ends with all its models, whether it is ready or not."""
+        models = self._service.models
+        ready = (model for model in models if model.backend.ready())
+        return await self._changed(request, Kind.END, next(ready, models.first))
 
     async def _change(self, request: Request, kind: Kind) -> Response:
-        self._service.check_ready()
-        return await self._changed(request, kind)
+        model = self._model(request)
+        self._service.check_ready(model)
+        return await self._changed(request, kind, model)
 
-    async def _changed(self, request: Request, kind: Kind) -> Response:
+    async def _changed(self, request: Request, kind: Kind, model: Hosted) -> Response:
         with await self._service.bodies.read(request) as body:
             asked = await self._service.text.prepare(kind, body.data)
         assert isinstance(asked, bytes)
-        return json_response(asdict(await self._backend.change(decode_change(asked))), 202)
+        return json_response(asdict(await model.backend.change(decode_change(asked))), 202)
 
     async def start(self, request: Request) -> Response:
-        await self._backend.record_routing(True)
+        await self._model(request).backend.record_routing(True)
         return json_response({"status": "recording"})
 
     async def stop(self, request: Request) -> Response:
         """Ends the recording and returns it."""
-        return Response(await self._backend.record_routing(False), media_type=RECORDING)
+        return Response(await self._model(request).backend.record_routing(False), media_type=RECORDING)
 
     async def dump(self, request: Request) -> Response:
         """What was recorded so far; recording goes on."""
-        return Response(await self._backend.recorded_routing(), media_type=RECORDING)
+        return Response(await self._model(request).backend.recorded_routing(), media_type=RECORDING)

@@ -78,7 +78,10 @@ class Answer(Response):
         usage = Usage(self._task.prompt_tokens)
         drafts = [self._reply.draft(i) for i in range(self._task.choices)]
         size, most = 0, self._limits.max_answer_bytes
-        async with within(self._source.deadline), aclosing(self._source.pieces()) as pieces:
+        async with (
+            within(self._source.deadline, watched=self._task.watched),
+            aclosing(self._source.pieces()) as pieces,
+        ):
             async for index, piece in pieces:
                 before = drafts[index].size
                 await _add(drafts[index], piece)
@@ -110,7 +113,7 @@ class Answer(Response):
         usage = Usage(self._task.prompt_tokens)
         tail = ',"usage":null' if options.include_usage else ""
         source = self._source
-        async with within(source.deadline), aclosing(source.pieces()) as pieces:
+        async with within(source.deadline, watched=self._task.watched), aclosing(source.pieces()) as pieces:
             async for index, piece in pieces:
                 usage.add(piece)
                 source.passed(index, piece)

@@ -1,12 +1,14 @@
 """The HTTP application: which path is answered by whom. Serving it on a socket is in `serve`."""
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from afserve.control.backend import Backend
+from afserve.control.backend import Backend, ServedModel
 from afserve.errors import AfserveError
 from afserve.server.access.accounts import Accounts
 from afserve.server.access.keyring import Keyring
@@ -15,19 +17,21 @@ from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
 from afserve.server.embeddings import Embeddings
+from afserve.server.exposition import HttpMetrics
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
-from afserve.server.generation import Generator
+from afserve.server.hosted import Hosted, Models
 from afserve.server.inflight import Inflight
 from afserve.server.info import Info
-from afserve.server.live.feed import Feed
+from afserve.server.live.feed import Feeds
 from afserve.server.live.page import PREFIX, Page
-from afserve.server.observe import ServerMetrics
 from afserve.server.openapi.document import described
 from afserve.server.prepare import Kind, Preparer, TextModel
+from afserve.server.preparers import Preparers
 from afserve.server.refusal import on_afserve_error, on_bug, on_http_exception
 from afserve.server.requests import Again, Requests
 from afserve.server.resumables import Resumables
+from afserve.server.running import Running
 from afserve.server.sampling import model_defaults
 from afserve.server.service import Service
 from afserve.server.settings import ServerSettings
@@ -40,22 +44,22 @@ from afserve.tokenizer import Tokenizer
 __all__ = ["build_app"]
 
 
-def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
-    """An ASGI app; `app.state.service` is its Service. Text processes read the model's folder when they start."""
-    metrics = ServerMetrics()
+def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSettings) -> Starlette:
+    """An ASGI app; `app.state.service` is its Service. Text processes read the models' folders when they start."""
+    http = HttpMetrics()
+    hosted = Models([Hosted.over(backend, tokenizer, http.clock) for backend, tokenizer in models])
     database = Database(settings.state_dir)
     accounts = Accounts(Keyring(settings.api_keys, settings.admin_keys, settings.keys_file), database)
     service = Service(
-        backend=backend,
-        tokenizer=tokenizer,
+        models=hosted,
         settings=settings,
-        metrics=metrics,
+        http=http,
         inflight=Inflight(settings.max_inflight),
         bodies=Bodies(settings.max_body_bytes, settings.read_deadline),
-        text=_text_pool(backend, tokenizer, settings),
+        text=_text_pool(hosted, settings),
         connections=Connections(settings.max_connections, settings.max_connections_per_client),
-        generator=Generator(backend, tokenizer, metrics),
-        resumables=Resumables(backend, tokenizer, settings, metrics, accounts),
+        resumables=Resumables(hosted, settings, accounts),
+        running=Running(),
         database=database,
         accounts=accounts,
         spans=Spans(settings.otlp_endpoint or ""),
@@ -68,7 +72,7 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
             Middleware(
                 Gate,
                 settings=settings,
-                metrics=metrics,
+                metrics=http,
                 connections=service.connections,
                 accounts=accounts,
                 spans=service.spans,
@@ -85,9 +89,17 @@ def build_app(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) 
     return app
 
 
-def _text_pool(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings) -> TextPool:
-    served = backend.model
-    model = TextModel(
+def _text_pool(models: Models, settings: ServerSettings) -> TextPool:
+    texts = [_text_model(each.backend.model, settings) for each in models]
+    preparers = [
+        Preparer(text, each.tokenizer, model_defaults(text.folder), elsewhere=True)
+        for text, each in zip(texts, models, strict=True)
+    ]
+    return TextPool(Preparers(preparers), texts, settings)
+
+
+def _text_model(served: ServedModel, settings: ServerSettings) -> TextModel:
+    return TextModel(
         served.path,
         served.name,
         served.max_model_len,
@@ -95,8 +107,6 @@ def _text_pool(backend: Backend, tokenizer: Tokenizer, settings: ServerSettings)
         settings.max_sequences,
         served.aliases,
     )
-    preparer = Preparer(model, tokenizer, model_defaults(served.path), elsewhere=True)
-    return TextPool(preparer, model, settings)
 
 
 def _cors(settings: ServerSettings) -> list[Middleware]:
@@ -130,12 +140,12 @@ def _routes(service: Service) -> list[Route]:
         },
     )
     service.at_start.append(batches.start)
-    page, feed = Page(), Feed(service)
-    service.at_end.extend((batches.close, feed.close))
+    page, feeds = Page(), Feeds(service)
+    service.at_end.extend((batches.close, feeds.close))
     return [
         Route("/", page.page, methods=["GET"]),
         Route(f"{PREFIX}{{name:path}}", page.file, methods=["GET"]),
-        Route("/live", feed.events, methods=["GET"]),
+        Route("/live", feeds.events, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),

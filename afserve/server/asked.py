@@ -21,6 +21,7 @@ from afserve.server.generation import Task
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared, from_bytes, to_bytes
 from afserve.server.replies import Reply
+from afserve.server.running import Watched
 from afserve.server.spans import NOWHERE, Span
 from afserve.server.wording import Header
 from afserve.tokenizer import Tokenizer
@@ -72,6 +73,7 @@ class Asked:
         account: Account | None = None,
         span: Span = NOWHERE,
         origin: Origin = NO_ORIGIN,
+        watched: Watched | None = None,
     ) -> Task:
         asked = self.prepared
         return Task(
@@ -84,10 +86,18 @@ class Asked:
             account or Account(),
             span,
             origin,
+            watched,
         )
 
-    def reply(self, tokenizer: Tokenizer, model: str) -> Reply:
-        asked, header = self.prepared, Header(self.id, self.created, model)
+    def watched(self, owner: str) -> Watched:
+        """For this owner, an account's, who asks about it while it runs."""
+        asked = self.prepared
+        return Watched(
+            self.id, owner, self.created, asked.model, self.choices, stream=asked.stream is not None
+        )
+
+    def reply(self, tokenizer: Tokenizer) -> Reply:
+        asked, header = self.prepared, Header(self.id, self.created, self.prepared.model)
         if self.kind is Kind.CHAT:
             return ChatReply(
                 header, tokenizer, asked.logprobs, asked.reading, joined=asked.resume is not None

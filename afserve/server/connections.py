@@ -1,7 +1,7 @@
 """Who is connected, and who has to go when there are too many: the one that has waited longest without a request.
 
-A connection waits while no whole request of it is being answered: it is new, idle, or its head or body is still to
-come. One that is being answered never has to go. Knows no bytes.
+A connection waits while no whole request of it is being answered: TLS is not agreed on, it is idle, or its head or body
+is still to come. One that is being answered never has to go. Knows no bytes.
 """
 
 import asyncio
@@ -95,8 +95,11 @@ class Connections:
 
 
 def client_address(transport: asyncio.BaseTransport) -> str:
+    return client_address_of(transport.get_extra_info("peername"))
+
+
+def client_address_of(peer: object) -> str:
     """Who counts as one client: an IPv4 address, or a network of 64 bits, which one host has to itself."""
-    peer = transport.get_extra_info("peername")
     address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     if ":" not in address:
         return address

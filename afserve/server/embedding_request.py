@@ -12,7 +12,6 @@ FORMATS = ("float", "base64")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    model: str | None
     inputs: tuple[Prompt, ...]
     base64: bool
     add_special_tokens: bool
@@ -35,7 +34,6 @@ def embedding_request(fields: Fields) -> EmbeddingRequest:
             f"encoding_format: {shown(wanted)} is none of {', '.join(FORMATS)}", param="encoding_format"
         )
     return EmbeddingRequest(
-        fields.text("model"),
         prompts_of(fields, "input"),
         wanted == "base64",
         fields.flag("add_special_tokens", True),

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 import uuid
 from array import array
 from contextlib import aclosing
@@ -16,8 +17,10 @@ from afserve.server.answer import Whole
 from afserve.server.body import until_gone
 from afserve.server.choice import raise_failure
 from afserve.server.generation import Task
+from afserve.server.hosted import Hosted
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
+from afserve.server.running import Watched
 from afserve.server.scheduling import within
 from afserve.server.service import Service
 from afserve.server.spans import origin_of
@@ -34,45 +37,54 @@ class Embeddings:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
-            arrived = service.metrics.clock.now()
+            arrived = service.http.clock.now()
             service.check()
             asked = await service.text.prepare(Kind.EMBEDDING, body.data)
             body.release()
             assert isinstance(asked, Prepared)
+            model = service.serving(asked.model)
             account = account_of(scope)
             scheduling = account.scheduled(asked.scheduling)
+            id, choices = uuid.uuid4().hex, len(asked.prompts)
+            watched = Watched(id, account.owner, int(time.time()), asked.model, choices, stream=False)
+            service.admit(model, asked.prompts, scheduling)
             task = Task(
-                uuid.uuid4().hex,
+                id,
                 asked.prompts,
                 asked.params,
                 arrived,
                 scheduling=scheduling,
                 account=account,
                 origin=origin_of(scope),
+                watched=watched,
             )
-            vectors = await until_gone(receive, self._vectors(task, base64=_is_base64(asked.facts)))
-            data = await asyncio.to_thread(_body, service.backend.model.name, task, vectors, asked.facts)
+            with service.running.watching(watched):
+                vectors = await until_gone(
+                    receive, self._vectors(model, task, base64=_is_base64(asked.facts))
+                )
+            data = await asyncio.to_thread(_body, asked.model, task, vectors, asked.facts)
             await Whole([data], service.settings.write_deadline)(scope, receive, send)
 
-    async def _vectors(self, task: Task, base64: bool) -> list[bytes]:
+    async def _vectors(self, model: Hosted, task: Task, base64: bool) -> list[bytes]:
         """In the order of the inputs. The first failure ends all."""
-        self._service.metrics.prompt_tokens.add(task.prompt_tokens)
+        model.metrics.prompt_tokens.add(task.prompt_tokens)
         task.account.spend(task.prompt_tokens)
-        async with within(task.scheduling.deadline):
+        async with within(task.scheduling.deadline, watched=task.watched):
             try:
                 async with asyncio.TaskGroup() as group:
                     ones = [
-                        group.create_task(self._one(task, number, base64)) for number in range(task.choices)
+                        group.create_task(self._one(model, task, number, base64))
+                        for number in range(task.choices)
                     ]
             except* AfserveError as failed:
                 raise failed.exceptions[0] from None
         return [one.result() for one in ones]
 
-    async def _one(self, task: Task, number: int, base64: bool) -> bytes:
-        metrics, reason = self._service.metrics, "abort"
+    async def _one(self, model: Hosted, task: Task, number: int, base64: bool) -> bytes:
+        metrics, reason = model.metrics, "abort"
         began = task.arrived
         try:
-            async with aclosing(self._service.backend.generate(task.request(number))) as events:
+            async with aclosing(model.backend.generate(task.request(number))) as events:
                 async for event in events:
                     raise_failure(event)
                     metrics.cached_tokens.add(event.cached_tokens)

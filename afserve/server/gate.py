@@ -17,7 +17,7 @@ from afserve.server.access.ledger import RateLimitedError
 from afserve.server.access_log import REQUEST_ID, Seen, named, request_id_of
 from afserve.server.body import ClientGone
 from afserve.server.connections import CONNECTION, Connections
-from afserve.server.observe import ServerMetrics
+from afserve.server.exposition import HttpMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
 from afserve.server.spans import STATE as SPAN
@@ -62,7 +62,7 @@ class Gate:
         self,
         app: ASGIApp,
         settings: ServerSettings,
-        metrics: ServerMetrics,
+        metrics: HttpMetrics,
         connections: Connections,
         accounts: Accounts,
         spans: Spans,

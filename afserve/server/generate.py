@@ -9,9 +9,11 @@ from starlette.types import Receive, Scope, Send
 from afserve.server.access.accounts import account_of
 from afserve.server.answer import Answer, Source
 from afserve.server.asked import Asked, owner_of
+from afserve.server.hosted import Hosted
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.requests import answer_of
+from afserve.server.running import Watched
 from afserve.server.service import Service
 from afserve.server.spans import origin_of, span_of
 
@@ -26,20 +28,24 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, request = self._service, Request(scope, receive)
         with await service.bodies.read(request) as body, service.inflight.enter():
-            arrived = service.metrics.clock.now()
+            arrived = service.http.clock.now()
             service.check()
             prepared = await service.text.prepare(self._kind, body.data)
             body.release()
             assert isinstance(prepared, Prepared)
+            model = service.serving(prepared.model)
             account = account_of(scope)
             prepared = replace(prepared, scheduling=account.scheduled(prepared.scheduling))
+            service.admit(model, prepared.prompts, prepared.scheduling)
             owner = owner_of(request.headers.get("authorization", ""))
             asked = Asked.new(self._kind, prepared, int(time.time()), owner)
             if prepared.resume is None:
-                await self._answer(asked, arrived, scope)(scope, receive, send)
+                watched = asked.watched(account.owner)
+                with service.running.watching(watched):
+                    await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
                 return
             one = service.resumables.open(asked, arrived, account, origin_of(scope))
-            service.metrics.prompt_tokens.add(one.task.prompt_tokens)
+            model.metrics.prompt_tokens.add(one.task.prompt_tokens)
             account.spend(one.task.prompt_tokens)
             with service.resumables.reading(one):
                 try:
@@ -47,10 +53,10 @@ class Generate:
                 finally:
                     service.accounts.goes_on(account, one.tasks)
 
-    def _answer(self, asked: Asked, arrived: float, scope: Scope) -> Answer:
+    def _answer(self, model: Hosted, asked: Asked, arrived: float, scope: Scope, watched: Watched) -> Answer:
         """Of a request that ends with its connection."""
         service = self._service
-        task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope))
-        reply = asked.reply(service.tokenizer, service.backend.model.name)
-        source = Source(lambda: service.generator.run(task), deadline=task.scheduling.deadline)
+        task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
+        reply = asked.reply(model.tokenizer)
+        source = Source(lambda: model.generator.run(task), deadline=task.scheduling.deadline)
         return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

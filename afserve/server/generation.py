@@ -16,6 +16,7 @@ from afserve.errors import ModelError, ProtocolError
 from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.observe import ServerMetrics
+from afserve.server.running import Watched
 from afserve.server.scheduling import Scheduling
 from afserve.server.spans import NOWHERE, Span
 from afserve.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class Task:
     account: Account = field(default_factory=Account)
     span: Span = NOWHERE
     origin: Origin = NO_ORIGIN
+    watched: Watched | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -85,8 +87,10 @@ class Generator:
         merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
         taken = 0
         async with aclosing(merged) as pieces:
-            async for piece in pieces:
-                yield piece
+            async for index, piece in pieces:
+                if task.watched is not None:
+                    task.watched.saw(index, piece.tokens, piece.finish_reason)
+                yield index, piece
                 taken += 1
                 if taken % TURN == 0:  # pieces that wait already would be taken without a pause
                     await asyncio.sleep(0)

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from afserve import __version__
-from afserve.errors import NotFoundError, shown
-from afserve.server.prepare import Kind, listed
+from afserve.server.exposition import exposition
+from afserve.server.prepare import Kind
 from afserve.server.refusal import json_response
 from afserve.server.service import Service
 from afserve.server.status import model_object, status_object
@@ -20,18 +20,14 @@ class Info:
         self._service = service
 
     async def models(self, request: Request) -> Response:
-        names = self._service.backend.model.names
+        names = self._service.models.names
         return json_response({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        names = self._service.backend.model.names
-        if name not in names:
-            raise NotFoundError(f"model: {shown(name)} is not served here, {listed(names)}", param="model")
-        return json_response(self._model(name))
+        return json_response(self._model(request.path_params["name"]))
 
     def _model(self, name: str) -> dict[str, object]:
-        return model_object(self._service.backend.model, name)
+        return model_object(self._service.models.named(name).backend.model, name)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._text(request, Kind.TOKENIZE)
@@ -44,24 +40,31 @@ class Info:
             return Response(await self._service.text.prepare(kind, body.data), media_type="application/json")
 
     async def health(self, request: Request) -> Response:
-        """This process answers; whether it takes traffic is /ready."""
+        """This process answers; whether it takes traffic is /ready, of every model or of ?model=NAME."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        self._service.check_ready()
+        models = self._service.models
+        name = request.query_params.get("model")
+        self._service.check_ready(*(models if name is None else (models.named(name),)))
         return json_response({"status": "ready"})
 
     async def load(self, request: Request) -> Response:
-        """Requests that are being answered by this gateway."""
-        return json_response({"server_load": len(self._service.inflight)})
+        """Requests that are being answered by this gateway, in all and by model."""
+        service = self._service
+        models = {
+            each.name: service.running.count(each.name) + service.resumables.read(each.name)
+            for each in service.models
+        }
+        return json_response({"server_load": len(service.inflight), "models": models})
 
     async def tags(self, request: Request) -> Response:
-        """The model's names, as Ollama lists its own."""
-        model = self._service.backend.model
-        since = datetime.fromtimestamp(model.created, UTC).isoformat()
+        """The models' names, as Ollama lists its own."""
+        models = self._service.models
+        since = datetime.fromtimestamp(models.first.backend.model.created, UTC).isoformat()
         details = {"format": "safetensors", "family": "moe", "parameter_size": "", "quantization_level": ""}
         common = {"modified_at": since, "size": 0, "digest": "", "details": details}
-        return json_response({"models": [{"name": name, "model": name, **common} for name in model.names]})
+        return json_response({"models": [{"name": name, "model": name, **common} for name in models.names]})
 
     async def count(self, request: Request) -> Response:
         return await self._text(request, Kind.MESSAGE_COUNT)
@@ -71,8 +74,12 @@ class Info:
 
     async def metrics(self, request: Request) -> Response:
         service = self._service
-        text = await service.metrics.text(service.backend, len(service.inflight), len(service.connections))
+        models = [(each.backend, each.metrics) for each in service.models]
+        text = await exposition(service.http, models, len(service.inflight), len(service.connections))
         return PlainTextResponse(text, headers={"content-type": METRICS_TYPE})
 
     async def status(self, request: Request) -> Response:
-        return json_response(await status_object(self._service))
+        models = self._service.models
+        name = request.query_params.get("model")
+        model = models.first if name is None else models.named(name)
+        return json_response(await status_object(self._service, model))

@@ -43,6 +43,11 @@ def moved_kv(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
         yield MetricFamily((f"afserve_{name}",), "counter", help, samples)
     for name, help, field in (
         ("kv_leased_blocks", "Blocks held for another node that pulls them.", "leased"),
+        (
+            "kv_oldest_lease_seconds",
+            "Time that blocks have been held for another node, at most.",
+            "oldest_lease",
+        ),
         ("kv_copies_held", "Cached blocks that are kept for another node.", "copies"),
     ):
         yield gauge(

@@ -20,7 +20,8 @@ def tiers(nodes: Nodes) -> Iterator[MetricFamily]:
         (name, tier, value)
         for name, stats in nodes
         for tier, value in (
-            ("memory", stats.prefix_hits - stats.tiers.hit_tokens),
+            ("memory", max(0, stats.prefix_hits - stats.tiers.hit_tokens - stats.kv.peer_tokens)),
+            ("peer", stats.kv.peer_tokens),
             ("disk", stats.tiers.hit_tokens),
         )
     ]

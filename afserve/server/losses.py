@@ -10,7 +10,7 @@ _SERVING = ("ready", "draining")
 
 
 def losses(view: ClusterView) -> Iterator[MetricFamily]:
-    """All counts are of the whole run, but `moved`, which is of the gateway that is asked."""
+    """All counts are of the whole run, but `moved` and `refused`, which are of the gateway that is asked."""
     lost = tuple(
         Sample(count, (("role", role), ("cause", cause)), "_total")
         for role, causes in sorted(view.lost.items())
@@ -31,6 +31,15 @@ def losses(view: ClusterView) -> Iterator[MetricFamily]:
     moved = tuple(Sample(count, (("cause", why),), "_total") for why, count in sorted(view.moved.items()))
     yield MetricFamily(
         ("afserve_requests_moved",), "counter", "Requests that went on at another attention node.", moved
+    )
+    refused = tuple(
+        Sample(count, (("reason", why),), "_total") for why, count in sorted(view.refused.items())
+    )
+    yield MetricFamily(
+        ("afserve_requests_refused",),
+        "counter",
+        "Requests refused at once because what they ask for was predicted to be missed.",
+        refused,
     )
     stalled = tuple(Sample(s, (("cause", cause),), "_total") for cause, s in sorted(view.stalled.items()))
     yield MetricFamily(

@@ -1,4 +1,4 @@
-"""What /metrics says: the gateway's own measurements and the nodes' statistics, native names and vllm:* aliases.
+"""What /metrics says of one model: the gateway's measurements and the nodes' statistics, also by vllm:* names.
 
 Counts and draws; knows neither HTTP nor when anything happens beyond the clock it is given.
 """
@@ -6,7 +6,7 @@ Counts and draws; knows neither HTTP nor when anything happens beyond the clock 
 from collections.abc import Iterator
 
 from afserve.clock import Clock, MonotonicClock
-from afserve.control.backend import Backend, ClusterView
+from afserve.control.backend import ClusterView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.metrics import (
@@ -20,7 +20,6 @@ from afserve.metrics import (
     MetricFamily,
     Sample,
     gauge,
-    render,
 )
 from afserve.server.kv_moves import by_phase, moved_kv
 from afserve.server.kv_tiers import tiers
@@ -31,7 +30,7 @@ MAX_EXPERT_SERIES = 4096
 
 
 class ServerMetrics:
-    """Everything one gateway counts. Used from the event loop only."""
+    """What one gateway counts of one model. Used from the event loop only."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or MonotonicClock()
@@ -44,21 +43,18 @@ class ServerMetrics:
         self.cached_tokens = Counter()
         self.generated_tokens = Counter()
         self.finished = Counter("finished_reason")
-        self.responses = Counter("route", "status")
-        self.cancelled = Counter("reason")
 
     def timer(self, arrived: float, prompt_tokens: int, max_tokens: int) -> "RequestTimer":
         self.asked.observe(prompt_tokens)
         self.allowed.observe(max_tokens)
         return RequestTimer(self, arrived)
 
-    async def text(self, backend: Backend, in_flight: int, connections: int) -> str:
-        open_now = gauge(("afserve_http_connections",), "Open connections.", [((), connections)])
-        families = (*self._own(in_flight), open_now, *_cluster(await backend.view()))
-        return render(families, (("model_name", backend.model.name),), (("engine", "0"),))
+    def families(self, view: ClusterView) -> Iterator[MetricFamily]:
+        """Of the model, and of the nodes that compute it."""
+        yield from self._own()
+        yield from _cluster(view)
 
-    def _own(self, in_flight: int) -> Iterator[MetricFamily]:
-        yield gauge(("afserve_http_requests_in_flight",), "Requests being answered.", [((), in_flight)])
+    def _own(self) -> Iterator[MetricFamily]:
         for name, help, histogram in (
             ("time_to_first_token_seconds", "From the request read to its first token.", self.first_token),
             ("inter_token_latency_seconds", "Between two tokens of one sequence.", self.inter_token),
@@ -80,15 +76,6 @@ class ServerMetrics:
         cached = self.cached_tokens.samples()
         yield MetricFamily(
             ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
-        )
-        yield MetricFamily(
-            ("afserve_http_cancelled",),
-            "counter",
-            "Requests cancelled because the client left, or did not read.",
-            self.cancelled.samples(),
-        )
-        yield MetricFamily(
-            ("afserve_http_responses",), "counter", "Responses by route and status.", self.responses.samples()
         )
 
 

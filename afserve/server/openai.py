@@ -42,7 +42,6 @@ class Resume:
 class CompletionRequest:
     """POST /v1/completions. `wanted_tokens` None is 16; 0 is allowed together with echo."""
 
-    model: str | None
     prompts: tuple[Prompt, ...]
     wanted_tokens: int | None
     sampling: Fields
@@ -59,7 +58,6 @@ class CompletionRequest:
 class ChatRequest:
     """POST /v1/chat/completions. `wanted_tokens` None is whatever the context has left."""
 
-    model: str | None
     messages: tuple[Mapping[str, object], ...]
     tools: Tools
     template_values: Mapping[str, object]
@@ -84,7 +82,6 @@ def completion_request(fields: Fields) -> CompletionRequest:
     _refuse_best_of(fields)
     refuse_unsupported(fields)
     return CompletionRequest(
-        model=fields.text("model"),
         prompts=prompts_of(fields),
         wanted_tokens=fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS),
         sampling=fields,
@@ -111,7 +108,6 @@ def chat_request(fields: Fields) -> ChatRequest:
     older = fields.integer("max_tokens", 1, MAX_TOKENS)
     continues = fields.flag("continue_final_message")
     return ChatRequest(
-        model=fields.text("model"),
         messages=messages_of(fields),
         tools=tools,
         template_values={} if extra is None else extra.raw(),

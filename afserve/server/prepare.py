@@ -1,7 +1,8 @@
-"""From the bytes of a body to what the engine is asked for: JSON, fields, chat template, tokens. One pure function.
+"""From a body's fields to what one model's engine is asked for: chat template, tokens. One pure function.
 
-It runs on the event loop for small bodies and in a text process for all others (`text_pool`); what it gives back
-travels as bytes (`prepared`). Everything is counted before anything is tokenized. Knows no HTTP and no engine.
+Which model a body asks for is found in `preparers`. It runs on the event loop for small bodies and in a text process
+for all others (`text_pool`); what it gives back travels as bytes (`prepared`). Everything is counted before anything is
+tokenized. Knows no HTTP and no engine.
 """
 
 import json
@@ -14,12 +15,12 @@ from afserve.chat_template import ChatTemplate
 from afserve.control.changes import Change
 from afserve.control.wire.changes import encode_change
 from afserve.engine.request import SamplingParams
-from afserve.errors import NotFoundError, RequestError, shown
+from afserve.errors import RequestError, shown
 from afserve.grammar import Compiler
 from afserve.server.changes import drain_of, end_of, fault_of, phase_of, restart_of, role_of, scale_of
 from afserve.server.conversation import Conversation, conversation_of
 from afserve.server.embedding_request import EmbeddingRequest, embedding_request
-from afserve.server.fields import Fields, parse_object
+from afserve.server.fields import Fields
 from afserve.server.openai import (
     ChatRequest,
     CompletionRequest,
@@ -66,7 +67,7 @@ class Kind(IntEnum):
     PHASE = 19
 
 
-_CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
+CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
     Kind.SCALE: scale_of,
     Kind.DRAIN: drain_of,
     Kind.RESTART: restart_of,
@@ -106,11 +107,6 @@ class TextModel:
     aliases: Sequence[str] = ()
 
 
-def listed(names: Sequence[str]) -> str:
-    """For messages: which ones are served."""
-    return f"{' and '.join(map(repr, names))} {'are' if len(names) > 1 else 'is'}"
-
-
 class Elsewhere(Exception):
     """A template or a grammar is asked for where none is rendered or compiled."""
 
@@ -136,9 +132,13 @@ class Preparer:
         self._formats = Formats(compiler)
         self._elsewhere = elsewhere
 
-    def prepare(self, kind: Kind, body: bytes) -> Answer:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call this model, the one that answers have first."""
+        return (self._model.name, *self._model.aliases)
+
+    def prepare(self, kind: Kind, fields: Fields) -> Answer:
         """Raises RequestError, or another refusal of the caller's, that names the field."""
-        fields = Fields(parse_object(body))
         if kind is Kind.COMPLETION:
             self._check_sequences(prompt_count(fields), fields)
             if self._elsewhere and asks_format(fields):
@@ -154,12 +154,11 @@ class Preparer:
             return self._tokenize(fields)
         if kind is Kind.DETOKENIZE:
             return self._detokenize(fields)
-        if kind in _CHANGES:
-            return encode_change(_CHANGES[kind](fields))
+        if kind in CHANGES:
+            return encode_change(CHANGES[kind](fields))
         return json.dumps(fields.raw(), separators=(",", ":")).encode()
 
     def _completion(self, asked: CompletionRequest) -> Prepared:
-        self._check_model(asked.model)
         prompts = [self._ids(prompt, asked.add_special_tokens, "prompt") for prompt in asked.prompts]
         wanted = 1 if asked.wanted_tokens == 0 else asked.wanted_tokens
         rooms = [self._room(len(ids), wanted, DEFAULT_COMPLETION_TOKENS, "prompt") for ids in prompts]
@@ -176,17 +175,17 @@ class Preparer:
 
     def _embedding(self, asked: EmbeddingRequest, fields: Fields) -> Prepared:
         """Each input with room for one token, which nobody reads."""
-        self._check_model(asked.model)
         self._check_sequences(len(asked.inputs), Fields({}), "input")
         prompts = [self._ids(text, asked.add_special_tokens, "input") for text in asked.inputs]
         for ids in prompts:
             self._room(len(ids), None, None, "input")
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooled=True)
         scheduling, facts = scheduling_of(fields), {"base64": asked.base64}
-        return Prepared(tuple(prompts), params, None, None, True, None, scheduling, None, facts)
+        return Prepared(
+            tuple(prompts), params, None, None, True, None, scheduling, None, facts, model=self._model.name
+        )
 
     def _chat(self, asked: ChatRequest) -> Prepared:
-        self._check_model(asked.model)
         self._check_sequences(1, asked.sampling)
         conversation, prompt = self._render(asked)
         ids = self._ids(prompt, False, "messages")
@@ -237,11 +236,11 @@ class Preparer:
             scheduling_of(asked.sampling),
             reading,
             resume=asked.resume,
+            model=self._model.name,
         )
 
     def _tokenize(self, fields: Fields) -> bytes:
         """{"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"[, "token_strs"]}."""
-        self._check_model(fields.text("model"))
         text = fields.text("prompt")
         if text is None and fields.get("messages") is None:
             raise RequestError("prompt: is missing; send a prompt or messages", param="prompt")
@@ -257,7 +256,6 @@ class Preparer:
 
     def _detokenize(self, fields: Fields) -> bytes:
         """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""
-        self._check_model(fields.text("model"))
         if fields.get("tokens") is None:
             fields.refuse("tokens", "an array of token ids")
         fields.entries("tokens", self._model.max_model_len)
@@ -271,11 +269,6 @@ class Preparer:
         return json.dumps({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)}).encode()
 
     # ---- checks and steps
-
-    def _check_model(self, name: str | None) -> None:
-        names = (self._model.name, *self._model.aliases)
-        if name is not None and name not in names:
-            raise NotFoundError(f"model: {shown(name)} is not served here, {listed(names)}", param="model")
 
     def _check_sequences(self, prompts: int, sampling: Fields, param: str = "n") -> None:
         n = sampling.integer("n", 1, 128) or 1

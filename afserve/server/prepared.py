@@ -43,8 +43,11 @@ class EchoText:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request for text: every prompt `params.n` times. `stream` None asks for one whole answer, `reading` None for
-    plain text. `facts` are what an answer repeats of the request, `kept` is JSON that is stored with it."""
+    """One request for text to `model`: every prompt `params.n` times.
+
+    `stream` None asks for one whole answer, `reading` None for plain text. `facts` are what an answer repeats of the
+    request, `kept` is JSON that is stored with it.
+    """
 
     prompts: tuple["array[int]", ...]
     params: SamplingParams
@@ -57,6 +60,7 @@ class Prepared:
     facts: Mapping[str, object] = field(default_factory=dict)
     kept: bytes = b""
     resume: Resume | None = None
+    model: str = ""
 
 
 Answer = Prepared | bytes
@@ -99,6 +103,7 @@ def from_bytes(data: bytes) -> Answer:
         words["facts"],
         data[len(data) - words["kept"] :],
         words["resume"] and Resume(**words["resume"]),
+        words["model"],
     )
 
 

@@ -15,6 +15,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from afserve.server.connections import CONNECTION, Connections, client_address
+from afserve.server.handshakes import Handshake
 
 # After a refusal the rest of what comes is read and dropped, so that the client gets to read why.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1 << 20
@@ -39,6 +40,7 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
         super().__init__(*args, **kwargs)
         self.app_state = {**self.app_state, CONNECTION: self}
         self.client_address = ""
+        self.handshake: Handshake | None = None  # whose place this one takes, over TLS
         self._connections = connections
         self._head_deadline = head_deadline
         self._head_timer: asyncio.TimerHandle | None = None
@@ -51,6 +53,8 @@ class LimitedHTTP(H11Protocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client_address = client_address(transport)
+        if self.handshake is not None:
+            self._connections.leave(self.handshake)
         if self._connections.admit(self):
             self._expect_head()
         else:

@@ -1,7 +1,8 @@
-"""/v1/requests/{id}: requests that were asked for with `resume`, for a client that has lost its connection.
+"""/v1/requests/{id}: how far a request is, and its end, by the id that its answer has.
 
-`events` goes on with a stream behind `Last-Event-ID`, `answer` has the whole answer, DELETE ends it. Each is for who
-knows the id and sends the API key that the request came with; for everyone else there is no such request.
+One that was asked for with `resume` outlives its connection: `events` goes on with its stream behind `Last-Event-ID`,
+`answer` has the whole answer. Others are known to the gateway that answers them, while it does. Each is for who knows
+the id and sends the API key that the request came with; for everyone else there is no such request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from afserve.server.openai import StreamOptions
 from afserve.server.position import Position
 from afserve.server.refusal import json_response
 from afserve.server.resumables import Resumable
+from afserve.server.running import Watched
 from afserve.server.service import Service
 
 
@@ -27,7 +29,7 @@ def answer_of(
     """Reads it from `since` on. A stream without usage options has those that were asked for at first."""
     since = since or Position.start(one.asked.choices)
     source = Source(lambda: service.resumables.pieces(one, since), since)
-    reply = one.asked.reply(service.tokenizer, service.backend.model.name)
+    reply = one.asked.reply(service.models.named(one.asked.prepared.model).tokenizer)
     return Answer(source, service.inflight, one.task, reply, stream, service.settings)
 
 
@@ -41,9 +43,14 @@ class Requests:
         id, account = scope["path_params"]["id"], account_of(scope)
         return await self._service.resumables.find(id, _owner(scope), account)
 
+    def _running(self, request: Request) -> Watched | None:
+        return self._service.running.find(request.path_params["id"], account_of(request.scope).owner)
+
     async def status(self, request: Request) -> Response:
         """One that is another gateway's stays there."""
         owner, id = _owner(request.scope), request.path_params["id"]
+        if (watched := self._running(request)) is not None:
+            return json_response(_watched_status(watched))
         resumables = self._service.resumables
         if (one := resumables.here(id, owner)) is not None:
             return json_response(status_of(one))
@@ -54,6 +61,9 @@ class Requests:
         )
 
     async def delete(self, request: Request) -> Response:
+        if (watched := self._running(request)) is not None:
+            watched.end()
+            return json_response({"id": watched.id, "object": "request", "deleted": True})
         one = await self.find(request.scope)
         self._service.resumables.forget(one)
         return json_response({"id": one.asked.id, "object": "request", "deleted": True})
@@ -89,13 +99,28 @@ def status_of(one: Resumable) -> dict[str, object]:
 
 
 def _status(asked: Asked, state: str, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    return _object(asked.watched(asked.owner), state, asked.seconds, choices)
+
+
+def _watched_status(one: Watched) -> dict[str, object]:
+    choices = [
+        {"index": i, "tokens": tokens, "finish_reason": reason}
+        for i, (tokens, reason) in enumerate(zip(one.tokens, one.reasons, strict=True))
+    ]
+    return _object(one, "running", 0.0, choices)
+
+
+def _object(
+    one: Watched, state: str, resume: float, choices: Sequence[Mapping[str, object]]
+) -> dict[str, object]:
     return {
-        "id": asked.id,
+        "id": one.id,
         "object": "request",
-        "created": asked.created,
+        "created": one.created,
+        "model": one.model,
         "status": state,
-        "stream": asked.prepared.stream is not None,
-        "resume": asked.seconds,
+        "stream": one.stream,
+        "resume": resume,
         "choices": choices,
     }
 

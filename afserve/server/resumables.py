@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
-from afserve.control.backend import Backend, Kept, Opened
+from afserve.control.backend import Kept, Opened
 from afserve.control.claims import GivenAwayError
 from afserve.engine.request import NO_ORIGIN, Origin
 from afserve.errors import AfserveError, DeadlineError, NotFoundError, OverloadedError, RequestError, shown
@@ -19,12 +19,12 @@ from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
 from afserve.server.generation import Task
-from afserve.server.observe import RequestTimer, ServerMetrics
+from afserve.server.hosted import Hosted, Models
+from afserve.server.observe import RequestTimer
 from afserve.server.position import MOST_CHOICES, Position
 from afserve.server.record import TURN, Numbered, Record, bytes_of, split
 from afserve.server.scheduling import within
 from afserve.server.settings import MIB, ServerSettings
-from afserve.tokenizer import Tokenizer
 
 log = logging.getLogger("afserve.server")
 
@@ -50,14 +50,11 @@ class Resumable:
 class Resumables:
     def __init__(
         self,
-        backend: Backend,
-        tokenizer: Tokenizer,
+        models: Models,
         settings: ServerSettings,
-        metrics: ServerMetrics,
         accounts: Accounts,
     ) -> None:
-        self._backend, self._tokenizer, self._settings = backend, tokenizer, settings
-        self._metrics, self._accounts = metrics, accounts
+        self._models, self._settings, self._accounts = models, settings, accounts
         self._kept: dict[str, Resumable] = {}
         self._held = 0
         self._ending: set[asyncio.Task[None]] = set()
@@ -65,6 +62,10 @@ class Resumables:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def read(self, model: str) -> int:
+        """Readers of this model's answers."""
+        return sum(one.readers for one in self._kept.values() if one.asked.prepared.model == model)
 
     # ---- the life of one
 
@@ -74,7 +75,8 @@ class Resumables:
         keeps = asked.keeps()
         self._make_room(size_of(asked))
         task = asked.task(arrived, account, origin=origin)
-        opened = [self._backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
+        backend = self._model(asked).backend
+        opened = [backend.keep(task.request(i), keep) for i, keep in enumerate(keeps)]
         left = [asked.prepared.scheduling.deadline] * len(opened)
         return self._begin(Resumable(asked, task, opened), left)
 
@@ -173,11 +175,15 @@ class Resumables:
     def _timer(self, one: Resumable, index: int) -> RequestTimer:
         asked = one.asked.prepared
         prompt = asked.prompts[index // asked.params.n]
-        return self._metrics.timer(one.task.arrived, len(prompt), asked.params.max_tokens)
+        return self._model(one.asked).metrics.timer(one.task.arrived, len(prompt), asked.params.max_tokens)
 
     def _decoder(self, one: Resumable) -> ChoiceDecoder:
         asked = one.asked.prepared
-        return ChoiceDecoder(self._tokenizer, asked.params, skip_special_tokens=asked.skip_special_tokens)
+        tokenizer = self._model(one.asked).tokenizer
+        return ChoiceDecoder(tokenizer, asked.params, skip_special_tokens=asked.skip_special_tokens)
+
+    def _model(self, asked: Asked) -> Hosted:
+        return self._models.named(asked.prepared.model)
 
     def forget(self, one: Resumable) -> None:
         """Its time is over, or its client says so: what still runs is cancelled."""
@@ -251,13 +257,26 @@ class Resumables:
 
     async def elsewhere(self, id: str, owner: str) -> tuple[Asked, Sequence[Kept]]:
         """What attention nodes keep of it for other gateways; it stays theirs."""
-        kept = await self._backend.find(id, take=False)
+        kept = await self._find(id)
         if not kept:
             raise unknown(id)
         asked = Asked.restored(kept[0].about, {one.choice: one.prompt_ids for one in kept})
         if asked.owner != owner:
             raise unknown(id)
         return asked, kept
+
+    async def _find(self, id: str) -> Sequence[Kept]:
+        """Whichever model's nodes keep it. Raises UnavailableError where it is found nowhere and not all could say."""
+        unsaid: AfserveError | None = None
+        for model in self._models:
+            try:
+                if kept := await model.backend.find(id, take=False):
+                    return kept
+            except AfserveError as error:
+                unsaid = error
+        if unsaid is not None:
+            raise unsaid
+        return ()
 
     async def _found(self, id: str, owner: str, account: Account) -> Resumable:
         """Adopted once, however many ask at the same time."""
@@ -271,15 +290,16 @@ class Resumables:
         """Looked at before it is taken, so that nobody takes what is another's."""
         asked, _ = await self.elsewhere(id, owner)
         self._make_room(size_of(asked))
-        kept = await self._backend.find(id, take=True)
+        model = self._model(asked)
+        kept = await model.backend.find(id, take=True)
         if not kept:
             raise unknown(id)
-        task, by_choice = asked.task(self._metrics.clock.now(), account), {one.choice: one for one in kept}
+        task, by_choice = asked.task(model.metrics.clock.now(), account), {one.choice: one for one in kept}
         opened, rest = [], asked.seconds_left(time.time())
         left = [None if (k := by_choice.get(i)) and k.ended else rest for i in range(asked.choices)]
         for keep in asked.keeps():
             request, there = task.request(keep.choice), by_choice.get(keep.choice)
-            opened.append(self._backend.keep(request, keep) if there is None else there.open(request))
+            opened.append(model.backend.keep(request, keep) if there is None else there.open(request))
         charged = [k.count - k.unheard if (k := by_choice.get(i)) else 0 for i in range(asked.choices)]
         one = self._begin(Resumable(asked, task, opened), left, charged)
         self._accounts.goes_on(account, one.tasks, adopted=True)
@@ -290,7 +310,8 @@ class Resumables:
 
 def unknown(id: str) -> NotFoundError:
     return NotFoundError(
-        f"request: {shown(id)} is not kept here: it was never asked for with resume, or its time is over",
+        f"request: {shown(id)} is neither running nor kept here: it has ended, and if it was asked for with resume its "
+        "time is over",
         param="request",
     )
 

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from afserve.engine.request import MAX_PRIORITY, MAX_SALT
-from afserve.errors import DeadlineError, RequestError, shown
+from afserve.errors import DeadlineError, NotFoundError, RequestError, shown
 from afserve.server.fields import Fields, or_else
+from afserve.server.running import Watched
 
 # OpenAI's tiers; the lowest number runs first. Batches come after everything else.
 TIERS = {"auto": 0, "default": 0, "priority": -100, "flex": 100, "scale": 0}
@@ -17,11 +18,14 @@ LONGEST_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """`deadline` in seconds from the request's arrival; None for no end."""
+    """`deadline` in seconds from the request's arrival; None for no end. A request whose first token is predicted to
+    take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing."""
 
     priority: int = 0
     cache_salt: str = ""
     deadline: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
 
 
 def scheduling_of(fields: Fields) -> Scheduling:
@@ -37,17 +41,26 @@ def scheduling_of(fields: Fields) -> Scheduling:
         or_else(fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY), TIERS[tier]),
         salt,
         fields.number("deadline", 0.001, LONGEST_SECONDS),
+        fields.number("ttft", 0.001, LONGEST_SECONDS),
+        fields.number("tpot", 0.0001, LONGEST_SECONDS),
     )
 
 
 @asynccontextmanager
-async def within(seconds: float | None, left: float | None = None) -> AsyncIterator[None]:
+async def within(
+    seconds: float | None, left: float | None = None, watched: Watched | None = None
+) -> AsyncIterator[None]:
     """Raises DeadlineError where a request's own deadline passes; what runs for it ends. None is without one.
 
-    `left` is what of these seconds there still is, where some have passed.
+    `left` is what of these seconds there still is, where some have passed. Raises NotFoundError where the owner of
+    `watched` ends it.
     """
     try:
-        async with asyncio.timeout(seconds if left is None else left):
+        async with asyncio.timeout(seconds if left is None else left) as until:
+            if watched is not None:
+                watched.ends_by(until)
             yield
     except TimeoutError as error:
+        if watched is not None and watched.ended:
+            raise NotFoundError("this request was ended by its client") from None
         raise DeadlineError(f"deadline: the answer was not complete after {seconds:g} s, as asked") from error

@@ -12,8 +12,10 @@ from starlette.applications import Starlette
 
 from afserve.errors import ConfigError
 from afserve.logs import open_access_log
+from afserve.server.connections import Connections
 from afserve.server.encryption import renew, server_context
-from afserve.server.protocol import limited_http
+from afserve.server.handshakes import Handshake, Handshakes
+from afserve.server.protocol import LimitedHTTP, limited_http
 from afserve.server.service import Service
 
 log = logging.getLogger("afserve.server")
@@ -58,7 +60,7 @@ async def serve(
         config.load()
         config.ssl = server_context(settings.certfile, settings.keyfile)
         renewing = asyncio.create_task(renew(config.ssl, settings.certfile, settings.keyfile))
-    server = _Server(config, settings.head_deadline)
+    server = _Server(config, service.connections, settings.head_deadline)
     if settings.access_log is not None:
         open_access_log(settings.access_log, settings.log_format)
     for begin in service.at_start:
@@ -119,34 +121,31 @@ def _return_freed_memory() -> None:
 class _Server(uvicorn.Server):
     """`handshake` is how many seconds a client of HTTPS has for TLS; asyncio's own limit is a minute."""
 
-    def __init__(self, config: uvicorn.Config, handshake: float) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections, handshake: float) -> None:
         super().__init__(config)
+        self._connections = connections
         self._handshake = handshake
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, which has no setting for the handshake."""
+        """As uvicorn does, where HTTP is plain; over TLS connections are counted before the handshake."""
         config = self.config
         if config.ssl is None or sockets is None:
             await super().startup(sockets)
             return
-        loop, state = asyncio.get_running_loop(), self.server_state
-
-        def connected() -> asyncio.Protocol:
-            return config.http_protocol_class(
-                config=config, server_state=state, app_state=self.lifespan.state
-            )  # type: ignore[call-arg]
-
-        self.servers = [
-            await loop.create_server(
-                connected,
-                sock=sock,
-                ssl=config.ssl,
-                ssl_handshake_timeout=self._handshake,
-                backlog=config.backlog,
-            )
-            for sock in sockets
-        ]
+        self.servers = []
+        for sock in sockets:
+            entrance = Handshakes(self._connections, config.ssl, self._handshake, self._protocol)
+            entrance.start(sock)
+            self.servers.append(entrance)  # type: ignore[arg-type]  # it is closed and waited for, no more
         self.started = True
+
+    def _protocol(self, handshake: Handshake) -> asyncio.Protocol:
+        made = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # type: ignore[call-arg]
+        assert isinstance(made, LimitedHTTP)
+        made.handshake = handshake
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

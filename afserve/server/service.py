@@ -1,54 +1,71 @@
-"""What every endpoint is given: the backend, the text side, the limits and the counts of one gateway."""
+"""What every endpoint is given: the models, the text side, the limits and the counts of one gateway."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from afserve.control.backend import Backend
+from afserve.control.admission import Objectives
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Accounts
 from afserve.server.body import Bodies
 from afserve.server.connections import Connections
-from afserve.server.generation import Generator
+from afserve.server.exposition import HttpMetrics
+from afserve.server.hosted import Hosted, Models
 from afserve.server.inflight import DrainingError, Inflight
-from afserve.server.observe import ServerMetrics
 from afserve.server.resumables import Resumables
+from afserve.server.running import Running
+from afserve.server.scheduling import Scheduling
 from afserve.server.settings import ServerSettings
 from afserve.server.spans import Spans
 from afserve.server.state.database import Database
 from afserve.server.text_pool import TextPool
-from afserve.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """`at_start` is called before the first connection, `at_end` when the server stops, before it waits."""
 
-    backend: Backend
-    tokenizer: Tokenizer
+    models: Models
     settings: ServerSettings
-    metrics: ServerMetrics
+    http: HttpMetrics
     inflight: Inflight
     bodies: Bodies
     text: TextPool
     connections: Connections
-    generator: Generator
     resumables: Resumables
+    running: Running
     database: Database
     accounts: Accounts
     spans: Spans
     at_start: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
-    def check_ready(self) -> None:
-        """Whether a request would be answered at once."""
-        self.check()
-        if not self.backend.ready():
-            raise CapacityError(
-                "not ready: nodes are starting, stopping or lost; try again when /ready answers 200"
-            )
-
-    def check(self) -> None:
-        """Raises why new requests are not taken."""
+    def check_ready(self, *models: Hosted) -> None:
+        """Whether a request to any of these would be answered at once."""
         if self.inflight.draining:
             raise DrainingError
-        self.backend.check()
+        for each in models:
+            each.backend.check()
+            if not each.backend.ready():
+                which = f"{each.name}: " if len(self.models) > 1 else ""
+                raise CapacityError(
+                    f"{which}not ready: nodes are starting, stopping or lost; try again when /ready answers 200"
+                )
+
+    def check(self) -> None:
+        """Raises why no new request is taken, whatever its model."""
+        if self.inflight.draining:
+            raise DrainingError
+        self.models.check()
+
+    def serving(self, name: str) -> Hosted:
+        """The model of a request. Raises why it takes no new ones."""
+        found = self.models.named(name)
+        found.backend.check()
+        return found
+
+    def admit(self, model: Hosted, prompts: Sequence[Sequence[int]], asked: Scheduling) -> None:
+        """Raises OverloadedError where the answer is predicted to come too late for what the request, or this server,
+        asks for."""
+        own = self.settings
+        wanted = Objectives(asked.ttft or own.ttft or None, asked.tpot or own.tpot or None, asked.deadline)
+        model.backend.admit(prompts, wanted)

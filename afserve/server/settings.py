@@ -98,6 +98,15 @@ class ServerSettings:
     restart_seconds: float = _limit(
         30.0, _SECONDS, "Seconds that a gateway which restarts alone waits for its streams."
     )
+    ttft: float = _limit(
+        0.0,
+        Range(0, 86_400, whole=False),
+        "Refuse requests with 429 whose first token is predicted later than this; 0 for any. `ttft` of a request goes "
+        "before it.",
+    )
+    tpot: float = _limit(
+        0.0, Range(0, 86_400, whole=False), "The same for the mean time between tokens (`tpot`)."
+    )
     resume_seconds: float = _limit(
         300.0, _SECONDS, "Longest time that a request may ask to be kept without a connection."
     )

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from afserve import __version__
 from afserve.control.backend import ServedModel
+from afserve.server.hosted import Hosted
 from afserve.server.service import Service
 
 
@@ -18,11 +19,12 @@ def model_object(model: ServedModel, name: str) -> dict[str, object]:
     }
 
 
-async def status_object(service: Service) -> dict[str, object]:
-    backend = service.backend
+async def status_object(service: Service, model: Hosted) -> dict[str, object]:
+    backend = model.backend
     view = await backend.view()
     return {
         "model": model_object(backend.model, backend.model.name),
+        "models": [each.name for each in service.models],
         "ready": backend.ready() and not service.inflight.draining,
         "version": __version__,
         "epoch": view.epoch,
@@ -41,5 +43,6 @@ async def status_object(service: Service) -> dict[str, object]:
         "wanted": dict(view.wanted),
         "absent": list(view.absent),
         "refusing": view.refusing,
+        "refused": dict(view.refused),
         "nodes": [asdict(node) for node in view.nodes],
     }

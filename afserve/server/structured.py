@@ -108,7 +108,7 @@ def _choice(fields: Fields, key: str) -> Wanted:
 
 
 def _regex(fields: Fields, key: str) -> Wanted:
-    return Wanted(fields.name(key), of_regex(fields.text(key) or ""))
+    return Wanted(fields.name(key), of_regex(fields.text(key) or "", fields.name(key)))
 
 
 def _lark(fields: Fields, key: str) -> Wanted:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from afserve.errors import (
     OverloadedError,
     RequestError,
 )
-from afserve.server.prepare import TRANSLATED, Elsewhere, Kind, Preparer, TextModel
+from afserve.server.prepare import TRANSLATED, Elsewhere, Kind, TextModel
 from afserve.server.prepared import Answer, from_bytes
+from afserve.server.preparers import Preparers
 from afserve.server.settings import ServerSettings
 from afserve.server.text_process import LENGTH, MEMORY_EXIT, QUESTION
 
@@ -41,9 +43,9 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "VIRTUAL_ENV", "LD_
 class TextPool:
     """Prepares bodies. Processes start when they are first needed; `check()` starts one ahead; `close()` ends them."""
 
-    def __init__(self, preparer: Preparer, model: TextModel, settings: ServerSettings) -> None:
-        self._preparer = preparer
-        self._model = model
+    def __init__(self, preparers: Preparers, models: Sequence[TextModel], settings: ServerSettings) -> None:
+        self._preparers = preparers
+        self._models = models
         self._settings = settings
         self._places = asyncio.Semaphore(settings.text_processes)
         self._idle: list[_TextProcess] = []
@@ -52,24 +54,24 @@ class TextPool:
         self._waiting = 0
 
     async def prepare(self, kind: Kind, body: bytes) -> Answer:
-        """Raises what `Preparer.prepare` raises, and RequestError where it needs more time or memory than it may."""
+        """Raises what `Preparers.prepare` raises, and RequestError where it needs more time or memory than it may."""
         if len(body) <= INLINE_BYTES and kind not in TEMPLATED:
             try:
-                return self._preparer.prepare(kind, body)
+                return self._preparers.prepare(kind, body)
             except Elsewhere:
                 pass  # the process has template and grammars
         return await self._elsewhere(kind, body)
 
     async def check(self) -> None:
-        """Starts a process. Raises CheckpointError where the model's chat template cannot be used."""
+        """Starts a process. Raises CheckpointError where a model's chat template cannot be used."""
         async with self._places:
             try:
                 self._idle.append(await self._started())
             except RequestError as error:
                 limit = error.message.partition(" took ")[2].partition(";")[0]
-                folder = self._model.folder
+                folders = " or ".join(model.folder for model in self._models)
                 raise CheckpointError(
-                    f"{folder}: chat template: a message of one letter takes {limit}; mend or remove the template"
+                    f"{folders}: chat template: a message of one letter takes {limit}; mend or remove the template"
                 ) from error
 
     async def close(self) -> None:
@@ -107,7 +109,7 @@ class TextPool:
     async def _started(self) -> "_TextProcess":
         process = _TextProcess(self._settings)
         try:
-            await process.start(self._model)
+            await process.start(self._models)
         except BaseException:
             self._end(process)
             raise
@@ -127,12 +129,12 @@ class _TextProcess:
         self._mib = settings.text_mib
         self._process: Process | None = None
 
-    async def start(self, model: TextModel) -> None:
+    async def start(self, models: Sequence[TextModel]) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "afserve.server.text_process",
             stdin=PIPE, stdout=PIPE, limit=_PIPE_BYTES, start_new_session=True, env=_environment(),
         )  # fmt: skip
-        setup = {"model": asdict(model), "seconds": self._seconds, "mib": self._mib}
+        setup = {"models": [asdict(model) for model in models], "seconds": self._seconds, "mib": self._mib}
         from_bytes(await self.ask(0, json.dumps(setup).encode()))
 
     async def ask(self, kind: int, body: bytes) -> bytes:

@@ -11,6 +11,7 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from afserve.chat_template import ChatTemplate
@@ -18,6 +19,7 @@ from afserve.errors import AfserveError
 from afserve.grammar import Compiler
 from afserve.server.prepare import Kind, Preparer, TextModel, check_template
 from afserve.server.prepared import to_bytes
+from afserve.server.preparers import Preparers
 from afserve.server.sampling import model_defaults
 from afserve.tokenizer import Tokenizer, eos_ids
 
@@ -44,7 +46,8 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
     setup = json.loads(_frame(source)[1])
     seconds = setup["seconds"]
     try:
-        preparer = _preparer(TextModel(**setup["model"]), seconds, setup["mib"])
+        models = [TextModel(**model) for model in setup["models"]]
+        preparers = _preparers(models, seconds, setup["mib"])
     except AfserveError as error:
         _send(sink, to_bytes(error))
         return
@@ -52,7 +55,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
     while (frame := _frame(source))[0]:
         kind, body = frame
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        answer = _answer(preparer, Kind(kind), body)
+        answer = _answer(preparers, Kind(kind), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(sink, answer)
         if len(body) > _LARGE:
@@ -60,10 +63,15 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
             gc.collect()
 
 
-def _preparer(model: TextModel, seconds: float, mib: int) -> Preparer:
-    """The tokenizer takes what it takes; the template, which is a program, is compiled and tried within the limits."""
-    tokenizer = Tokenizer.from_folder(model.folder)
+def _preparers(models: Sequence[TextModel], seconds: float, mib: int) -> Preparers:
+    """Tokenizers take what they take; each template, which is a program, is compiled and tried within the limits."""
+    tokenizers = [Tokenizer.from_folder(model.folder) for model in models]
     _limit_memory(mib)
+    pairs = zip(models, tokenizers, strict=True)
+    return Preparers([_preparer(model, tokenizer, seconds) for model, tokenizer in pairs])
+
+
+def _preparer(model: TextModel, tokenizer: Tokenizer, seconds: float) -> Preparer:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     template = ChatTemplate.from_folder(model.folder)
     check_template(template)
@@ -83,9 +91,9 @@ def _limit_memory(mib: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _answer(preparer: Preparer, kind: Kind, body: bytes) -> bytes:
+def _answer(preparers: Preparers, kind: Kind, body: bytes) -> bytes:
     try:
-        return to_bytes(preparer.prepare(kind, body))
+        return to_bytes(preparers.prepare(kind, body))
     except AfserveError as error:
         return to_bytes(error)
 

@@ -34,7 +34,8 @@ OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStats:
-    """Totals, beside `leases` and `leased`, which are leases and blocks of them held now."""
+    """Totals, beside `leases` and `leased`, which are leases and blocks of them held now, and `oldest`, the age of the
+    oldest one in seconds."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -42,6 +43,7 @@ class ExchangeStats:
     leased: int = 0
     lapsed: int = 0
     corrupt: int = 0
+    oldest: float = 0.0
 
 
 class Exchange:
@@ -209,7 +211,7 @@ class Exchange:
         self._wires.send(peer, message)
 
     def stats(self) -> ExchangeStats:
-        lender, puller = self._lender.stats(), self._puller
+        lender, puller = self._lender.stats(self._clock.now()), self._puller
         return ExchangeStats(
             lender.bytes_sent,
             puller.bytes_received,
@@ -217,6 +219,7 @@ class Exchange:
             lender.leased,
             lender.lapsed,
             puller.corrupt,
+            lender.oldest,
         )
 
     def close(self) -> None:

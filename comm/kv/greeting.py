@@ -8,10 +8,10 @@ import hashlib
 import hmac
 import json
 import secrets
-import socket
 import struct
 from collections.abc import Mapping
 
+from afserve.comm.transports.encrypted import Connection
 from afserve.errors import AuthError, RendezvousError
 
 PROTOCOL = 2
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 Terms = Mapping[str, str]
 
 
-def dial(connection: socket.socket, token: str, terms: Terms, peer: str) -> None:
+def dial(connection: Connection, token: str, terms: Terms, peer: str) -> None:
     """The end that connected. Raises AuthError or RendezvousError naming what is wrong, OSError where it hung up."""
     nonce = secrets.token_bytes(_NONCE)
     connection.sendall(_HELLO + nonce)
@@ -39,7 +39,7 @@ def dial(connection: socket.socket, token: str, terms: Terms, peer: str) -> None
         raise RendezvousError(verdict)
 
 
-def answer(connection: socket.socket, token: str, terms: Terms, peer: str) -> None:
+def answer(connection: Connection, token: str, terms: Terms, peer: str) -> None:
     """The end that listens; raises as `dial`."""
     if _read(connection, len(_HELLO)) != _HELLO:
         raise RendezvousError(f"{peer}: who called does not greet like an attention node of this version")
@@ -67,12 +67,12 @@ def compare(mine: Terms, theirs: Terms, peer: str) -> None:
             )
 
 
-def _put(connection: socket.socket, token: str, said: bytes, terms: Terms) -> None:
+def _put(connection: Connection, token: str, said: bytes, terms: Terms) -> None:
     body = json.dumps(dict(terms)).encode()
     connection.sendall(_LENGTH.pack(len(body)) + body + _proof(token, said, body))
 
 
-def _take(connection: socket.socket, token: str, said: bytes, peer: str) -> Terms:
+def _take(connection: Connection, token: str, said: bytes, peer: str) -> Terms:
     body = _read_block(connection)
     if not hmac.compare_digest(_read(connection, _PROOF), _proof(token, said, body)):
         raise AuthError(f"{peer}: who is there does not have this run's token")
@@ -87,23 +87,23 @@ def _proof(token: str, said: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(said + body, key=key, digest_size=_PROOF).digest()
 
 
-def _put_text(connection: socket.socket, text: str) -> None:
+def _put_text(connection: Connection, text: str) -> None:
     body = text.encode()[:_MOST_BYTES]
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def _take_text(connection: socket.socket) -> str:
+def _take_text(connection: Connection) -> str:
     return _read_block(connection).decode(errors="replace")
 
 
-def _read_block(connection: socket.socket) -> bytes:
+def _read_block(connection: Connection) -> bytes:
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     if length > _MOST_BYTES:
         raise RendezvousError(f"a greeting of {length} bytes came, {_MOST_BYTES} are the limit")
     return _read(connection, length)
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
+def _read(connection: Connection, count: int) -> bytes:
     raw = b""
     while len(raw) < count:
         part = connection.recv(count - len(raw))

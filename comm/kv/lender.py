@@ -38,13 +38,15 @@ Key = tuple[int, int]  # a peer, and its number of the transfer
 class _Lease:
     """`held` are the blocks by position that are not acknowledged; those from `next` to `end` are still to be sent.
 
-    One that `grows` may get more than these."""
+    One that `grows` may get more than these; the first `known` were there when it was asked for."""
 
     names: tuple[Name, ...]
     held: dict[int, int]
     until: float
     end: int
     grows: bool = False
+    known: int = 0
+    since: float = 0.0
     next: int = 0
 
     @property
@@ -54,12 +56,14 @@ class _Lease:
 
 @dataclass(slots=True)
 class LenderStats:
-    """Totals, beside `leases` and `leased`, which are blocks held now."""
+    """Totals, beside `leases` and `leased`, which are blocks held now, and `oldest`, seconds since the first of these
+    leases began."""
 
     leases: int = 0
     leased: int = 0
     bytes_sent: int = 0
     lapsed: int = 0
+    oldest: float = 0.0
 
 
 @dataclass(slots=True)
@@ -98,10 +102,14 @@ class Lender:
     def has_to_send(self) -> bool:
         return any(self._room(lease) for lease in self._leases.values())
 
-    def stats(self) -> LenderStats:
+    def stats(self, now: float) -> LenderStats:
         leased = sum(len(lease.held) for lease in self._leases.values())
         leased += sum(len(parted.blocks) for parted in self._parted.values())
-        return LenderStats(len(self._leases) + len(self._parted), leased, self.bytes_sent, self.lapsed)
+        begun = [lease.since for lease in self._leases.values()]
+        begun += [parted.until - PART_SECONDS for parted in self._parted.values()]
+        oldest = max((now - since for since in begun), default=0.0)
+        leases = len(self._leases) + len(self._parted)
+        return LenderStats(leases, leased, self.bytes_sent, self.lapsed, oldest)
 
     def part(self, request: int, names: Sequence[Name], now: float) -> None:
         """This request leaves for another node, which will ask for its blocks by the request's number here."""
@@ -127,7 +135,7 @@ class Lender:
         elif isinstance(message, Abort):
             self._close(key)
         elif lease.grows:
-            self.post(peer, Coming(message.transfer, self.queued, round(self.rate)))
+            self.post(peer, Coming(message.transfer, self.queued, round(self.rate), lease.known))
 
     # ---- prompts that are computed for others
 
@@ -208,7 +216,11 @@ class Lender:
             self.post(key[0], Grant(key[1], len(blocks)))
         if blocks or grows:
             held = dict(enumerate(blocks))
-            self._leases[key] = _Lease(want.names, held, now + LEASE_SECONDS, len(blocks), grows)
+            self._leases[key] = _Lease(
+                want.names, held, now + LEASE_SECONDS, len(blocks), grows, len(blocks), now
+            )
+            if grows and blocks:
+                self.post(key[0], Coming(key[1], self.queued, round(self.rate), len(blocks)))
 
     def _refuses(self, key: Key, generation: int) -> bool:
         other = generation != self.generation

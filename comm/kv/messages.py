@@ -128,11 +128,13 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """The lender still computes: `queued` tokens of prompts are before it, at `rate` tokens per second (0: unknown)."""
+    """The lender still computes: `queued` tokens of prompts are before it, at `rate` tokens per second (0: unknown).
+    The first `known` of the blocks that were wanted were in its cache before."""
 
     transfer: int
     queued: int
     rate: int
+    known: int = 0
 
 
 Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled | Prefill | Coming
@@ -195,7 +197,7 @@ def encode(message: Message) -> tuple[bytes, Payload]:
                 _ASKED.pack(priority, len(named)) + named + array("I", tokens).tobytes(),
                 len(tokens),
             )
-        case Coming(_, count, checksum):
+        case Coming(_, count, checksum, first):
             body = b""
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
@@ -217,7 +219,7 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         low = _ASKED.size + 4 * count
         high, fits = low + _MOST_SALT, 0 < count <= MOST_TOKENS
     elif kind is Coming:
-        low, high, fits = 0, 0, True
+        low, high, fits = 0, 0, first <= MOST_NAMES
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES
@@ -249,7 +251,7 @@ def decode(head: Head, body: Payload) -> Message:
     if head.kind is Prefill:
         return _prefill(head, bytes(body))
     if head.kind is Coming:
-        return Coming(transfer, head.count, head.checksum)
+        return Coming(transfer, head.count, head.checksum, head.first)
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
 
 

@@ -35,7 +35,8 @@ COMPLETE = "complete"
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """How a pull ended. Of `asked` blocks `received` came, beside `here` that were there before; `why` is COMPLETE or
-    what ended it. `seconds` from the first message."""
+    what ended it. `seconds` from the first message. Of a prompt that the owner was to compute, the first `known` of the
+    received ones were in its cache."""
 
     transfer: int
     request: int
@@ -45,6 +46,7 @@ class Pulled:
     bytes: int
     seconds: float
     why: str
+    known: int = 0
 
     @property
     def complete(self) -> bool:
@@ -98,6 +100,7 @@ class _Pull:
     progress: float
     renewed: float
     coming: bool = False
+    known: int = 0
     received: int = 0
     bytes: int = 0
 
@@ -178,8 +181,8 @@ class Puller:
                 self.post(peer, Abort(message.transfer))
             return
         match message:
-            case Coming():
-                pull.progress = now
+            case Coming(known=known):
+                pull.progress, pull.known = now, max(pull.known, known)
             case Grant(_, count):
                 pull.progress, pull.coming = now, False
                 self._granted(pull, count, now)
@@ -258,6 +261,7 @@ class Puller:
                 pull.bytes,
                 now - pull.began,
                 why,
+                min(pull.known, pull.received),
             )
         )
 

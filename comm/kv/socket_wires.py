@@ -1,25 +1,28 @@
 """Connections of KV blocks over sockets: a thread reads and writes them, so that the node that computes never does.
 
-Inside a host a node listens on a Unix socket without a file (`unix:NAME`), between hosts on one address
-(`tcp:HOST:PORT`). A helper thread greets; then the one thread of all connections takes over. Memory is bounded by what
-peers may send before they are answered (`lender.WINDOW_BYTES`) and by the size of a message, which is checked first.
+`reach` says where a node listens and connects, encrypted between hosts where there are certificates. A helper thread
+greets; then the one thread of all connections takes over. Memory is bounded by what peers may send before they are
+answered (`lender.WINDOW_BYTES`) and by the size of a message, which is checked first.
 """
 
 import errno
 import itertools
 import logging
 import queue
-import secrets
 import selectors
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from afserve.comm.kv.greeting import GREETING_SECONDS, answer, dial
 from afserve.comm.kv.messages import HEAD_BYTES, Head, Message, Payload, decode, decode_head, encode
+from afserve.comm.kv.reach import address_of, connect, received
 from afserve.comm.kv.wires import Closed, Event, Said
-from afserve.errors import AfserveError, ProtocolError, RendezvousError
+from afserve.comm.transports.encrypted import Connection, Encrypted
+from afserve.errors import AfserveError, ProtocolError
+from afserve.tls import Certificates, why_refused
 
 log = logging.getLogger("afserve.kv")
 DIAL_SECONDS = 0.5
@@ -31,53 +34,12 @@ def _gone(error: OSError) -> str:
     return f"its connection has ended ({error.strerror})"
 
 
-def listen_here() -> socket.socket:
-    """Inside this host: an abstract Unix socket, which leaves no file."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0afserve-kv-{secrets.token_hex(12)}")
-    listener.listen(64)
-    return listener
-
-
-def listen_on(host: str) -> socket.socket:
-    """Raises RendezvousError where this host has no such address."""
-    try:
-        return socket.create_server((host, 0), backlog=64)
-    except OSError as error:
-        raise RendezvousError(f"KV blocks: cannot listen on {host}: {error.strerror}") from error
-
-
-def address_of(listener: socket.socket) -> str:
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{listener.getsockname()[1:].decode()}"
-    host, port = listener.getsockname()[:2]
-    return f"tcp:{host}:{port}"
-
-
-def connect(address: str, timeout: float) -> socket.socket:
-    """Raises RendezvousError for what is no address, OSError where nobody answers."""
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind == "unix" and rest:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout)
-        try:
-            connection.connect(f"\0{rest}")
-        except OSError:
-            connection.close()
-            raise
-        return connection
-    if kind == "tcp" and host and port.isdecimal():
-        return socket.create_connection((host, int(port)), timeout)
-    raise RendezvousError(f"{address!r} is not an address of the form tcp:HOST:PORT or unix:NAME")
-
-
 class _Stream:
     """One connection that was greeted, without blocking; of the wires' thread."""
 
-    def __init__(self, peer: int, connection: socket.socket, block_bytes: int) -> None:
+    def __init__(self, peer: int, connection: Connection, block_bytes: int) -> None:
         connection.setblocking(False)
-        if connection.family != socket.AF_UNIX:
+        if isinstance(connection, Encrypted) or connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -93,7 +55,7 @@ class _Stream:
         """Hand the kernel what it takes. Raises OSError."""
         while self.out:
             try:
-                sent = self.connection.sendmsg(list(itertools.islice(self.out, 8)))
+                sent = self._give()
             except BlockingIOError:
                 return
             while sent:
@@ -102,10 +64,16 @@ class _Stream:
                     break
                 sent -= len(self.out.popleft())
 
+    def _give(self) -> int:
+        if isinstance(self.connection, Encrypted):
+            return self.connection.send(self.out[0])
+        return self.connection.sendmsg(list(itertools.islice(self.out, 8)))
+
     def read(self) -> list[Message]:
         """The messages that are complete now. Raises OSError and ProtocolError."""
-        found = []
-        for _ in range(_READS):
+        found, reads = [], 0
+        while reads < _READS or (isinstance(self.connection, Encrypted) and self.connection.pending):
+            reads += 1
             try:
                 count = self.connection.recv_into(self._into[self._done :])
             except BlockingIOError:
@@ -143,8 +111,10 @@ class SocketWires:
         terms: Mapping[str, str],
         block_bytes: int,
         wake: Callable[[], None],
+        certificates: Certificates | None = None,
     ) -> None:
-        self.address = address_of(listener)
+        self.address = address_of(listener, certificates)
+        self._certificates = certificates
         self._listener, self._token, self._terms, self._wake = listener, token, dict(terms), wake
         self._block_bytes = block_bytes
         self._numbers = itertools.count(1)
@@ -204,31 +174,43 @@ class SocketWires:
 
     def _greet_owner(self, peer: int, address: str) -> None:
         try:
-            connection = connect(address, DIAL_SECONDS)
-        except (OSError, AfserveError) as error:
-            why = f"nobody answers at {address} ({error})"
-            self._command(lambda: self._end(peer, why))
+            connection = connect(address, DIAL_SECONDS, self._certificates)
+        except AfserveError as error:
+            self._refuse(peer, error.message)
             return
         self._greet(peer, connection, address, dial)
+
+    def _greet_caller(self, peer: int, plain: socket.socket) -> None:
+        plain.settimeout(GREETING_SECONDS)
+        try:
+            connection = received(plain, self._certificates)
+        except (OSError, AfserveError) as error:
+            plain.close()
+            why = why_refused(error) if isinstance(error, ssl.SSLError) else str(error)
+            self._refuse(peer, f"who called: {why}")
+            return
+        self._greet(peer, connection, "who called", answer)
 
     def _greet(
         self,
         peer: int,
-        connection: socket.socket,
+        connection: Connection,
         whom: str,
-        greet: Callable[[socket.socket, str, Mapping[str, str], str], None],
+        greet: Callable[[Connection, str, Mapping[str, str], str], None],
     ) -> None:
         try:
             connection.settimeout(GREETING_SECONDS)
             greet(connection, self._token, self._terms, whom)
         except (OSError, AfserveError, ValueError) as error:
             connection.close()
-            why = error.message if isinstance(error, AfserveError) else f"{whom}: {error}"
-            log.warning("a connection for KV blocks was not made: %s", why)
-            self._command(lambda: self._end(peer, why))
+            self._refuse(peer, error.message if isinstance(error, AfserveError) else f"{whom}: {error}")
             return
         if not self._command(lambda: self._welcome(peer, connection)):
             connection.close()
+
+    def _refuse(self, peer: int, why: str) -> None:
+        log.warning("a connection for KV blocks was not made: %s", why)
+        self._command(lambda: self._end(peer, why))
 
     # ---- by the wires' thread
 
@@ -255,10 +237,10 @@ class SocketWires:
         except OSError as error:
             log.warning("a connection for KV blocks could not be taken: %s", error)
             return
-        args = (next(self._numbers), connection, "who called", answer)
-        threading.Thread(target=self._greet, args=args, name="kv-greet", daemon=True).start()
+        args = (next(self._numbers), connection)
+        threading.Thread(target=self._greet_caller, args=args, name="kv-greet", daemon=True).start()
 
-    def _welcome(self, peer: int, connection: socket.socket) -> None:
+    def _welcome(self, peer: int, connection: Connection) -> None:
         if not self._running:
             connection.close()
             return

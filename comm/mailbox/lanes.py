@@ -17,12 +17,15 @@ from afserve.comm.mailbox.wire import SEQUENCES, following, name
 from afserve.comm.transport import Box, Header, Kind, MessageFiller, Parcel
 from afserve.errors import ProtocolError
 
+KEPT_BYTES = 1 << 30  # of all mailboxes of an end; what larger messages leave beyond it is given back
 _LATE = 1 << 16  # dispatches that may have been abandoned since the one whose answer arrives now
 
 
 @dataclass(slots=True)
 class _Lane:
-    """`sent` and `taken` are the sequence numbers of the last message out and in; `staged` waits for its post."""
+    """`sent` and `taken` are the sequence numbers of the last message out and in; `staged` waits for its post. `rows`
+    are those of the largest message whose pages are still in memory.
+    """
 
     box: Box
     segment: Segment
@@ -32,6 +35,12 @@ class _Lane:
     sent: int
     taken: int
     staged: int
+    staged_rows: int = 0
+    rows: int = 0
+
+    def bytes(self, rows: int) -> int:
+        """That dispatches and answers of `rows` rows touch."""
+        return self.out.frame.span(rows).end + self.incoming.frame.span(rows).end
 
 
 class Lanes:
@@ -39,9 +48,23 @@ class Lanes:
 
     An attention node carries on the numbers that it finds, so that it may take the place of one that died: a late
     reply to its predecessor bears an older number and is passed over.
+
+    Whoever `owns` the memory keeps it bounded. What large messages touched stays, for others as large; but once that is
+    more than KEPT_BYTES in all, a box gives the pages behind its next message back. By then the answer before it was
+    read, so nothing is lost.
     """
 
-    def __init__(self, segments: Sequence[Segment], attention: int | None, *, spins: bool = True) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        attention: int | None,
+        *,
+        spins: bool = True,
+        owns: bool | None = None,
+    ) -> None:
+        """An expert node owns its memory, an attention node where it says so."""
+        self._owns = attention is None if owns is None else owns
+        self.kept = 0  # bytes of mailboxes that messages have touched and nobody has given back
         self._attention = attention
         self._attention_side = attention is not None
         self._spins = spins
@@ -57,6 +80,7 @@ class Lanes:
         bells = [segment.bell(self._attention) for segment in segments]
         self._board: Board = open_board(words, bells, spins=self._spins)
         self._lanes = {lane.box: lane for lane in lanes}
+        self.kept = sum(lane.bytes(lane.rows) for lane in lanes if lane.rows)
         self._known: tuple[Box, ...] | None = None
         self._known_indices: list[int] = []
         self._by_index = lanes
@@ -99,7 +123,19 @@ class Lanes:
     def stage(self, box: Box, header: Header) -> Parcel:
         lane = self._lanes[box]
         self._next(lane, header)
+        lane.staged_rows = header.rows
         return lane.out.stage(header)
+
+    def _keep(self, lane: _Lane, rows: int) -> None:
+        """A dispatch of `rows` rows begins: nothing else in the mailboxes of its box is needed any more."""
+        if not lane.segment.holds_mailboxes:
+            return
+        if rows < lane.rows:
+            if self.kept <= KEPT_BYTES:
+                return
+            lane.segment.give_back(lane.box, rows)
+        self.kept += lane.bytes(rows) - lane.bytes(lane.rows)
+        lane.rows = rows
 
     def _next(self, lane: _Lane, header: Header) -> None:
         expected = following(lane.sent) if self._attention_side else lane.taken
@@ -114,6 +150,8 @@ class Lanes:
         if self._attention_side:
             lane.taken = self._board.value(lane.index)
             self._board.settle(lane.index, lane.taken)
+            if self._owns and lane.staged_rows != lane.rows:
+                self._keep(lane, lane.staged_rows)
         lane.sent = lane.staged
         self._board.post(lane.index, lane.sent)
         return True
@@ -163,6 +201,12 @@ class Lanes:
     def take(self, box: Box) -> Parcel:
         """Whatever came, it counts as taken, so that a message which is refused is refused once."""
         lane = self._lanes[box]
+        parcel = self._taken(lane)
+        if self._owns and not self._attention_side and parcel.header.rows != lane.rows:
+            self._keep(lane, parcel.header.rows)
+        return parcel
+
+    def _taken(self, lane: _Lane) -> Parcel:
         if self._carrier is not None:
             good, lane.taken, epoch, layer, rows = self._carrier.take(lane.index)
             if good and (lane.taken == lane.sent or not self._attention_side):
@@ -171,7 +215,7 @@ class Lanes:
             lane.taken = self._board.value(lane.index)
             self._board.settle(lane.index, lane.taken)
         if self._attention_side and lane.taken != lane.sent:
-            raise ProtocolError(f"{name(box)}: flag is {lane.taken}, expected {lane.sent}")
+            raise ProtocolError(f"{name(lane.box)}: flag is {lane.taken}, expected {lane.sent}")
         return lane.incoming.read(lane.taken)
 
     def refuse(self, box: Box, reason: str) -> None:

@@ -57,6 +57,8 @@ class RecordMailbox(Mailbox):
 class RecordSegment(Segment):
     """A private segment of which only the flags are used: mailboxes lie elsewhere and are made when asked for."""
 
+    holds_mailboxes = False
+
     def __init__(self, where: SegmentMap, memory_B: Tensor) -> None:
         super().__init__(where, memory_B)
         self.device = torch.device("cpu")

@@ -9,7 +9,9 @@ from, nor who waits on it.
     then       the mailboxes, each on pages of its own
 """
 
+import ctypes
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
 _PID, _STATE, _BELL, _SLEEPERS, _TURN = 0, 4, 8, 12, 16
 _PROGRESS = 8  # of a flag's line
+_MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 EMPTY, HERE, LEFT = 0, 1, 2
 _TURN_SEQUENCES = 1 << 20
@@ -36,11 +41,15 @@ _TURN_SEQUENCES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentMap:
-    """Offsets, from the layout alone; both ends compute them and compare the total."""
+    """Offsets, from the layout alone; both ends compute them and compare the total.
+
+    It is of the attention nodes from `first` on, which is 0 but where one of them maps its own mailboxes only.
+    """
 
     layout: Layout
     expert: int
     attention_nodes: int
+    first: int = 0
 
     @property
     def _lanes(self) -> int:
@@ -64,13 +73,14 @@ class SegmentMap:
 
     def boxes(self, attention: int | None = None) -> Iterator[Box]:
         """The boxes of one attention node, or of all of them."""
-        for a in range(self.attention_nodes) if attention is None else (attention,):
+        every = range(self.first, self.first + self.attention_nodes)
+        for a in every if attention is None else (attention,):
             for m in range(self.layout.micro_batches):
                 yield Box(a, self.expert, m)
 
     def record(self, attention: int | None) -> int:
         """Offset of a node's line; None is the expert node."""
-        return PAGE + LINE * (0 if attention is None else 1 + attention)
+        return PAGE + LINE * (0 if attention is None else 1 + attention - self.first)
 
     def flag(self, box: Box, kind: Kind) -> int:
         return self._flags + LINE * (2 * self._lane(box) + (kind is Kind.COMBINE))
@@ -82,16 +92,20 @@ class SegmentMap:
         )
 
     def _lane(self, box: Box) -> int:
-        return box.attention * self.layout.micro_batches + box.micro_batch
+        return (box.attention - self.first) * self.layout.micro_batches + box.micro_batch
 
 
 def unused_bytes(size: int) -> Tensor:
-    """Zeros in this process's memory, of which only what is touched becomes resident."""
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    """Zeros in this process's memory, of which only what is touched becomes resident: more than the machine has may be
+    asked for."""
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
 
 
 class Segment:
-    """A map over real memory."""
+    """A map over real memory. `holds_mailboxes`: they lie there, and pages of them can be given back."""
+
+    holds_mailboxes = True
 
     def __init__(self, where: SegmentMap, memory_B: Tensor) -> None:
         assert memory_B.numel() >= where.size
@@ -160,6 +174,17 @@ class Segment:
         start = self.map.mailbox(box, kind)
         progress = self.memory_B.data_ptr() + self.map.flag(box, kind) + _PROGRESS
         return Mailbox(box, frame, self.memory_B[start : start + aligned(frame.capacity)], progress)
+
+    def give_back(self, box: Box, rows: int) -> None:
+        """The pages of both of its mailboxes behind messages of `rows` rows: they are zeros then and take no memory."""
+        for kind in (Kind.DISPATCH, Kind.COMBINE):
+            frame = Frame(kind, self.map.layout)
+            keep, whole = aligned(frame.span(rows).end, PAGE), aligned(frame.capacity, PAGE)
+            if keep == whole:
+                continue
+            start = self.memory_B.data_ptr() + self.map.mailbox(box, kind) + keep
+            if _LIBC.madvise(start, whole - keep, mmap.MADV_REMOVE):
+                raise OSError(ctypes.get_errno(), f"madvise: {os.strerror(ctypes.get_errno())}")
 
     def _set(self, attention: int | None, field: int, value: int) -> None:
         self._words[(self.map.record(attention) + field) // 4] = value

@@ -202,7 +202,7 @@ def _join(
     with ExitStack() as opened:
         meeting = join_store(host, int(port), peer, timeout)
         connection = opened.enter_context(_dial(meeting, peer, timeout))
-        nodes, turn = ask(connection, attention, expert, layout)
+        turn = ask(connection, attention, expert, layout)
         try:
             name, device = _name(attention, turn), carriage.device
             pair = carriage.open(meeting, name, ATTENTION_RANK, timeout, device, layout)
@@ -210,7 +210,7 @@ def _join(
             raise RendezvousError(
                 f"{peer} did not meet attention-{attention} within {timeout:g} s ({str(error).partition(chr(10))[0]})"
             ) from error
-        segment = record_segment(SegmentMap(layout, expert, nodes), carriage.device, attention, turn)
+        segment = record_segment(SegmentMap(layout, expert, 1, attention), carriage.device, attention, turn)
         opened.pop_all()
         boxes = _boxes(segment, attention, Kind.COMBINE), _boxes(segment, attention, Kind.DISPATCH)
         return segment, PairStream(

@@ -42,6 +42,11 @@ class Encrypted:
             self._connection.sendall(self._outgoing.read())
             return
 
+    @property
+    def pending(self) -> bool:
+        """Whether bytes have come that `recv_into` can give, though the socket itself may have nothing more."""
+        return bool(self._incoming.pending or self._tls.pending())
+
     def names(self) -> tuple[str, ...]:
         """The DNS names in the certificate of the other end."""
         return dns_names(self._tls)
@@ -82,6 +87,9 @@ class Encrypted:
 
     def fileno(self) -> int:
         return self._connection.fileno()
+
+    def settimeout(self, seconds: float) -> None:
+        self._connection.settimeout(seconds)
 
     def setblocking(self, blocking: bool) -> None:
         self._connection.setblocking(blocking)

@@ -17,7 +17,7 @@ from afserve.tls import Certificates, CertifiedRole, lacks, why_refused
 log = logging.getLogger("afserve.comm")
 _HELLO_SECONDS = 5.0
 _AT_ONCE = 64  # newcomers that are being greeted; more are turned away, and dial again
-_TLS = "tcp+tls"
+TLS = "tcp+tls"
 # Lets a newcomer in, who then owns the connection, and returns True; or returns False.
 Greet = Callable[[Connection], bool]
 
@@ -34,7 +34,7 @@ class Entrance:
                 f"cannot listen on {host}: {error.strerror}; give an address of this host"
             ) from error
         self._certificates = certificates
-        kind = "tcp" if certificates is None else _TLS
+        kind = "tcp" if certificates is None else TLS
         self.address = f"{kind}:{host}:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._greeted: dict[threading.Thread, socket.socket] = {}
@@ -81,7 +81,7 @@ class Entrance:
         try:
             connection: Connection = plain
             if self._certificates is not None:
-                connection = self._secured(plain, self._certificates)
+                connection = secured(plain, self._certificates, CertifiedRole.ATTENTION)
             welcome = not self._closed and self._greet(connection)
             if not welcome:
                 log.warning("%s was refused: it does not greet as an attention node of this run", peer)
@@ -95,21 +95,29 @@ class Entrance:
             if not welcome:
                 plain.close()
 
-    def _secured(self, plain: socket.socket, certificates: Certificates) -> Encrypted:
-        secured = Encrypted(plain, certificates.server(), None)
-        secured.shake_hands()
-        if why := lacks(secured.names(), CertifiedRole.ATTENTION):
-            raise RendezvousError(why)
-        return secured
+
+def secured(plain: socket.socket, certificates: Certificates, role: CertifiedRole) -> Encrypted:
+    """The end that was dialled, by whoever has a certificate for `role`. Raises RendezvousError, or OSError as TLS."""
+    connection = Encrypted(plain, certificates.server(), None)
+    connection.shake_hands()
+    if why := lacks(connection.names(), role):
+        raise RendezvousError(why)
+    return connection
 
 
-def dial(address: str, peer: str, timeout: float, certificates: Certificates | None) -> Connection:
-    """Raises RendezvousError naming `peer` where nobody answers, or not with the certificate of an expert node."""
+def dial(
+    address: str,
+    peer: str,
+    timeout: float,
+    certificates: Certificates | None,
+    role: CertifiedRole = CertifiedRole.EXPERT,
+) -> Connection:
+    """Raises RendezvousError naming `peer` where nobody answers, or not with a certificate for `role`."""
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
-    if kind not in ("tcp", _TLS) or not host or not port.isdecimal():
+    if kind not in ("tcp", TLS) or not host or not port.isdecimal():
         raise RendezvousError(f"{peer}: {address!r} is not an address of the form tcp:HOST:PORT")
-    if (kind == _TLS) is not (certificates is not None):
+    if (kind == TLS) is not (certificates is not None):
         mine, theirs = ("has", "has none") if certificates else ("has no", "asks for them")
         raise RendezvousError(
             f"{peer}: this node {mine} certificates and {host}:{port} {theirs}; give --certs on all hosts or on none"
@@ -123,9 +131,9 @@ def dial(address: str, peer: str, timeout: float, certificates: Certificates | N
     if certificates is None:
         return connection
     try:
-        secured = Encrypted(connection, certificates.client(), CertifiedRole.EXPERT.dns)
-        secured.shake_hands()
-        return secured
+        encrypted = Encrypted(connection, certificates.client(), role.dns)
+        encrypted.shake_hands()
+        return encrypted
     except OSError as error:
         connection.close()
         why = why_refused(error) if isinstance(error, ssl.SSLError) else str(error)

@@ -19,8 +19,8 @@ from afserve.errors import RendezvousError
 _GREETING = struct.Struct("<Q" + "Q" * len(FIELDS) + "Q")
 
 
-def ask(connection: Connection, attention: int, expert: int, layout: Layout) -> tuple[int, int]:
-    """(attention nodes, turn) as the expert node says. Raises RendezvousError naming it and what is wrong."""
+def ask(connection: Connection, attention: int, expert: int, layout: Layout) -> int:
+    """The turn, as the expert node says. Raises RendezvousError naming it and what is wrong."""
     peer = str(member.expert_node(expert))
     mine = terms(layout, expert=expert, attention_nodes=attention + 1)
     try:
@@ -39,7 +39,7 @@ def ask(connection: Connection, attention: int, expert: int, layout: Layout) -> 
         raise RendezvousError(
             f"{peer} did not take attention-{attention} in: another node of that index is connected"
         )
-    return nodes, turn
+    return turn
 
 
 def hear(connection: Connection) -> bytes:

@@ -61,9 +61,10 @@ class TcpTransport:
         self._attention = attention
         self._incoming = Kind.DISPATCH if attention is None else Kind.COMBINE
         self._segments = {segment.map.expert: segment for segment in segments}
-        self._lanes = Lanes(segments, attention, spins=False)
+        self._lanes = Lanes(segments, attention, spins=False, owns=True)
         self._lost = Lost(attention_side=attention is not None)
         self._streams: dict[int, MessageStream] = {}
+        self._peer_of: dict[int, int] = {}  # by the number of its connection
         self._taken_from: dict[Box, MessageStream | None] = {}
         self._memory = {box: self._lanes.incoming(box).memory_B.numpy().data for box in self._lanes.boxes()}
         self._poll = select.poll()
@@ -179,10 +180,8 @@ class TcpTransport:
         for fd, _ in self._await(seconds) if seconds > 0 else self._look():
             if fd == self._bell.fileno():
                 self._let_in()
-                continue
-            for peer, stream in list(self._streams.items()):
-                if stream.fileno() == fd:
-                    self._move(peer, stream)
+            elif (peer := self._peer_of.get(fd)) is not None:
+                self._move(peer, self._streams[peer])
 
     def _await(self, seconds: float) -> Sequence[tuple[int, int]]:
         began = time.monotonic()
@@ -198,7 +197,7 @@ class TcpTransport:
             peer, stream = self._newcomers.get()
             if peer in self._streams:
                 self._drop(peer, "another one has taken its place")
-            self._streams[peer] = stream
+            self._streams[peer], self._peer_of[stream.fileno()] = stream, peer
             self._lost.clear(peer)
             self._poll.register(stream, select.POLLIN)
 
@@ -244,6 +243,7 @@ class TcpTransport:
 
     def _drop(self, peer: int, why: str) -> None:
         stream = self._streams.pop(peer)
+        del self._peer_of[stream.fileno()]
         self._poll.unregister(stream)
         stream.end(why)
         self._lost.mark(peer, stream.lost or why)
@@ -338,6 +338,7 @@ def _join(
     with ExitStack() as opened:
         connection = dial(address, str(member.expert_node(expert)), timeout, certificates)
         opened.callback(connection.close)
-        nodes, turn = ask(connection, attention, expert, layout)
+        turn = ask(connection, attention, expert, layout)
         opened.pop_all()
-        return Segment.private(SegmentMap(layout, expert, nodes), attention, turn), MessageStream(connection)
+        own = SegmentMap(layout, expert, 1, attention)  # the other attention nodes' mailboxes are not here
+        return Segment.private(own, attention, turn), MessageStream(connection)

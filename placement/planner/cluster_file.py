@@ -14,6 +14,10 @@ HERE = "127.0.0.1"
 def obstacle(plan: Plan) -> str:
     """What `afserve up` cannot start of a plan; "" where it can."""
     afd = plan.kind == "afd"
+    if plan.prefill is not None:
+        return (
+            "it has devices that only read prompts; start such a run with `afserve up --prefill P --decode D`"
+        )
     if plan.attention.tensor_parallel > 1 or (afd and plan.experts.tensor_parallel > 1):
         return "its nodes span several devices"
     if afd and on_cpu(plan.attention.hardware) != on_cpu(plan.experts.hardware):

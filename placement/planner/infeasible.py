@@ -86,11 +86,13 @@ def why_none(question: Question, kind: str) -> str:
 
 def describe(plan: Plan) -> str:
     """One plan in a few words."""
+    reading = f"{plan.prefill.devices} {plan.prefill.hardware} for prompts" if plan.prefill else ""
     if plan.kind == "colocated":
-        return f"colocated on {plan.devices} {plan.attention.hardware}"
+        words = f"colocated on {plan.attention.devices} {plan.attention.hardware}"
+        return f"{words} and {reading}" if reading else words
     return (
-        f"AFD with {plan.attention.devices} {plan.attention.hardware} for attention and {plan.experts.devices} "
-        f"{plan.experts.hardware} for experts"
+        f"AFD with {reading + ', ' if reading else ''}{plan.attention.devices} {plan.attention.hardware} for attention "
+        f"and {plan.experts.devices} {plan.experts.hardware} for experts"
     )
 
 

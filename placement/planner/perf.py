@@ -38,6 +38,7 @@ class Stages:
     """Seconds per MoE layer and micro-batch at each station, `outside` per step, `tpot` per generated token.
 
     prefill_share: part of the step that goes to prompts; first_token: seconds from arrival to the first token.
+    prefill: devices that only read prompts.
     """
 
     attention: Array
@@ -50,6 +51,7 @@ class Stages:
     tpot: Array
     prefill_share: Array
     first_token: Array
+    prefill: Array
 
 
 def afd_stages(
@@ -61,8 +63,10 @@ def afd_stages(
     ranks: Array,
     expert_devices: Array,
     batch: Array,
+    other_work: Array | float = 0.0,
 ) -> Stages:
     """AFD: `ranks` attention ranks of `tensor_parallel` devices, `batch` requests per rank and micro-batch.
+    other_work: seconds per step that the experts spend for others than these ranks.
 
     A row travels once to each expert node that holds one of its experts and fans out there over the node's own link.
     """
@@ -88,7 +92,7 @@ def afd_stages(
     sent = batch * setting.rows_per_request
     here = sent * distinct_targets(shape.experts.top_k, expert_devices) / expert_devices
     attention = times.moe_layers / layers + setting.exchange_at_attention(sent, expert_devices)
-    experts = experts + setting.exchange_at_experts(here, ranks)
+    experts = experts + setting.exchange_at_experts(here, ranks) + other_work / (layers * micro_batches)
     period = layer_period(attention, experts, dispatch, combine, micro_batches)
     outside = times.outside
     if setting.shared_on_experts:
@@ -133,9 +137,7 @@ def colocated_stages(
     times = attention_half(setting, chip, tensor_parallel, ranks, batch)
     tokens = ranks * batch * setting.rows_per_request
     experts = expert_half(setting, chip, tokens, devices, slices=(ranks == 1) & setting.split_experts)
-    dispatch, combine = _all_to_all(
-        setting, chip, devices, batch * setting.rows_per_request / tensor_parallel
-    )
+    dispatch, combine = all_to_all(setting, chip, devices, batch * setting.rows_per_request / tensor_parallel)
     reduce = allreduce_seconds(
         chip, setting.decode_curves, tokens * shape.hidden * COMBINE_BYTES, tensor_parallel
     )
@@ -291,7 +293,7 @@ def m2n_transfer(
     return results[0], results[1]
 
 
-def _all_to_all(setting: Setting, chip: Hardware, devices: Array, rows: Array) -> tuple[Array, Array]:
+def all_to_all(setting: Setting, chip: Hardware, devices: Array, rows: Array) -> tuple[Array, Array]:
     """(dispatch, combine) of one layer of colocated expert parallelism, `rows` per device."""
     copies = distinct_targets(setting.shape.experts.top_k, devices) * (1 - 1 / np.maximum(devices, 1.0))
     results = []
@@ -370,4 +372,5 @@ def _finish(
         tpot=np.asarray(iteration / setting.tokens_per_step),
         prefill_share=share,
         first_token=np.asarray(wait + prompt[0] + prompt[1] + step),
+        prefill=np.zeros_like(iteration),
     )

@@ -14,6 +14,7 @@ from afserve.placement.planner.closed_loop import crowd_of, first_token
 from afserve.placement.planner.engine_rows import Like
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import Stages, attention_half, expert_half
+from afserve.placement.planner.perf_prefill import decoding_only
 from afserve.placement.planner.search import PlanFamily
 from afserve.placement.planner.setting import Setting
 
@@ -38,7 +39,8 @@ class Plan:
 
     limited_by: what keeps the batch from growing (memory, SLO, the objective, or the search when none does). bound_by:
     what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
-    micro-batch. half_width: of the 80 % interval of log TPOT.
+    micro-batch. half_width: of the 80 % interval of log TPOT. prefill: devices that only read prompts, None where
+    those of attention do.
     """
 
     kind: str
@@ -62,10 +64,22 @@ class Plan:
     decode_only: bool
     engine: str = ""
     half_width: float = 0.0
+    prefill: Side | None = None
 
     @property
     def devices(self) -> int:
-        return self.attention.devices + (self.experts.devices if self.kind == "afd" else 0)
+        reading = self.prefill.devices if self.prefill else 0
+        return self.attention.devices + (self.experts.devices if self.kind == "afd" else 0) + reading
+
+    @property
+    def used(self) -> dict[str, int]:
+        """Devices by hardware."""
+        sides = (self.prefill, self.attention, self.experts if self.kind == "afd" else None)
+        found: dict[str, int] = {}
+        for side in sides:
+            if side is not None:
+                found[side.hardware] = found.get(side.hardware, 0) + side.devices
+        return found
 
     @property
     def tok_s_per_device(self) -> float:
@@ -115,10 +129,17 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     tok_s = ranks * batch * family.micro_batches / tpot
     if setting.concurrency:
         tok_s = min(tok_s, setting.concurrency / tpot)
-    half_width = _half_width(one, setting, times, core, batch)
+    half_width = _half_width(one, _decoding_setting(one, setting), times, core, batch)
     expert_chip = family.experts if family.kind == "afd" else family.attention
     cost = attention_devices * family.attention.usd_per_hour + experts * expert_chip.usd_per_hour
     watts = attention_devices * family.attention.watts + experts * expert_chip.watts
+    reading = None
+    if family.prefill is not None:
+        reading = _side(family.prefill, int(stages.prefill[0]), 1)
+        cost, watts = (
+            cost + reading.devices * family.prefill.usd_per_hour,
+            watts + reading.devices * family.prefill.watts,
+        )
     return Plan(
         kind=family.kind,
         attention=_side(family.attention, attention_devices, family.tensor_parallel),
@@ -143,6 +164,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         decode_only=setting.workload.decode_only and setting.prefill is None,
         engine=setting.engine.name,
         half_width=half_width,
+        prefill=reading,
     )
 
 
@@ -163,6 +185,10 @@ def layout_like(family: PlanFamily, setting: Setting) -> Like:
         return setting.like(family.attention, "afd")
     one = "tp" if setting.split_experts else "tp ep"
     return setting.like(family.attention, "dp" if family.ranks[0] > 1 else one)
+
+
+def _decoding_setting(family: PlanFamily, setting: Setting) -> Setting:
+    return setting if family.prefill is None else decoding_only(setting)
 
 
 def _half_width(family: PlanFamily, setting: Setting, times: StageTimes, core: float, batch: float) -> float:

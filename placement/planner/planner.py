@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.engine import Engine
+from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.plan import Plan, plan_of
 from afserve.placement.planner.search import (
     ANY,
     BATCH_LIMIT,
+    HERE,
     Layout,
     PlanFamily,
     Pool,
@@ -29,13 +31,14 @@ KINDS = ("colocated", "afd")
 NO_TARGETS = Targets()
 USEFUL = 0.2
 """Seconds per token at most where no target is given: five tokens a second, about as fast as people read."""
-OBJECTIVES = ("dollar", "device", "watt", "latency", "count")
+OBJECTIVES = ("dollar", "device", "watt", "latency", "speed", "count")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `count`: fewest
-    devices that sustain `tokens_per_second`), which micro-batch counts and kinds to try. engines: by kind."""
+    """Pools, targets, objective (`dollar`, `device`, `watt`: tokens per; `latency`: lowest TPOT; `speed`: tokens per
+    second, of the requests in flight; `count`: fewest devices that sustain `tokens_per_second`), which micro-batch
+    counts and kinds to try. engines: by kind. prompts: who may read them, as in `families`."""
 
     setting: Setting
     pools: tuple[Pool, ...]
@@ -46,6 +49,7 @@ class Question:
     tokens_per_second: float = 0.0
     layout: Layout = ANY
     engines: tuple[tuple[str, Engine], ...] = ()
+    prompts: tuple[str, ...] = (HERE,)
 
     @property
     def floored(self) -> bool:
@@ -83,7 +87,9 @@ def answer(question: Question) -> Answer:
     """Empty `plans` when no deployment meets the targets in these pools."""
     found: list[tuple[float, Plan]] = []
     tried = 0
-    found_all = families(list(question.pools), question.micro_batches, question.kinds, question.layout)
+    found_all = families(
+        list(question.pools), question.micro_batches, question.kinds, question.layout, question.prompts
+    )
     for family in filter(question.runs, found_all):
         tried += len(family.ranks)
         best = _best_of(family, question)
@@ -143,17 +149,26 @@ def _cost(family: PlanFamily, objective: str) -> Array | None:
     return None
 
 
+def _counted(chip: Hardware | None, objective: str) -> float:
+    """The same of one device."""
+    if chip is None:
+        return 0.0
+    return {"dollar": chip.usd_per_hour, "watt": chip.watts}.get(objective, 1.0)
+
+
 def _score(family: PlanFamily, question: Question, setting: Setting, batch: Array) -> Array:
     """Lower is better; infinite where the wanted rate is not reached."""
     stages = family.stages(setting, batch)
     speed = family.ranks * batch * family.micro_batches / stages.tpot
     cost = _cost(family, question.objective)
     if cost is not None:
-        score = cost / speed
+        score = (cost + stages.prefill * _counted(family.prefill, question.objective)) / speed
     elif question.objective == "latency":
         score = stages.tpot
+    elif question.objective == "speed":
+        score = 1 / np.minimum(speed, (setting.concurrency or np.inf) / stages.tpot)
     else:
-        score = family.ranks * family.tensor_parallel + family.expert_devices
+        score = family.ranks * family.tensor_parallel + family.expert_devices + stages.prefill
     return np.asarray(np.where(speed >= question.tokens_per_second, score, np.inf))
 
 

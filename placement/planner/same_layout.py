@@ -10,24 +10,29 @@ import numpy as np
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import USEFUL, Question
-from afserve.placement.planner.search import PlanFamily, Targets, best_batches
+from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Targets, best_batches
 from afserve.placement.planner.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a layout is evaluated with: the setting of its kind, and the devices of either half."""
+    """What a layout is evaluated with: the setting of its kind, and the devices of either half. prefill: what reads
+    prompts where those devices do not; there are as many as it takes."""
 
     setting: Setting
     attention: Hardware
     experts: Hardware
+    prefill: Hardware | None = None
 
 
 def conditions_of(question: Question, plan: Plan) -> Conditions:
     """What `plan` was found with."""
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     return Conditions(
-        question.setting_for(plan.kind), chips[plan.attention.hardware], chips[plan.experts.hardware]
+        question.setting_for(plan.kind),
+        chips[plan.attention.hardware],
+        chips[plan.experts.hardware],
+        chips[plan.prefill.hardware] if plan.prefill else None,
     )
 
 
@@ -50,6 +55,8 @@ def tokens_per_second(question: Question, plan: Plan, targets: Targets, given: C
         plan.micro_batches,
         np.array([float(plan.ranks)]),
         np.array([float(plan.experts.devices if afd else 0)]),
+        given.prefill,
+        BATCH_LIMIT * plan.devices,
     )
     kept, batch, _ = best_batches(family, given.setting, targets, running=question.layout.running)
     if not len(batch):

@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
 from afserve.placement.planner.perf import Stages, afd_stages, colocated_stages
+from afserve.placement.planner.perf_prefill import (
+    decoding_only,
+    expert_seconds_for_prompts,
+    reader,
+    with_reader,
+)
 from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
+HERE, APART = "here", "apart"
 GRID = 64
 BATCH_LIMIT = 8192
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -53,7 +60,8 @@ ANY = Layout()
 
 @dataclass(frozen=True, slots=True)
 class PlanFamily:
-    """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated)."""
+    """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated). prefill:
+    what reads prompts, of which `offered` devices are there for all roles; None where those that decode read them."""
 
     kind: str
     attention: Hardware
@@ -62,8 +70,33 @@ class PlanFamily:
     micro_batches: int
     ranks: Array
     expert_devices: Array
+    prefill: Hardware | None = None
+    offered: int = 0
 
     def stages(self, setting: Setting, batch: Array) -> Stages:
+        if self.prefill is None:
+            return self._decoding(setting, batch)
+        afd, resident = self.kind == "afd", batch * self.micro_batches
+        found = reader(setting, self.prefill, self.experts if afd else None, self.expert_devices)
+        assert found is not None, "its batch limit is 0"
+        beside: Array | float = 0.0
+        if afd:
+            beside = expert_seconds_for_prompts(
+                setting, self.prefill, self.experts, self.ranks, self.expert_devices, resident
+            )
+        stages = self._decoding(decoding_only(setting), batch, beside)
+        return with_reader(setting, stages, found, self.prefill, self.attention, self.ranks * resident)
+
+    def left_for_prefill(self) -> Array:
+        """Devices of that kind that no rank and no expert has."""
+        left = np.full_like(self.ranks, float(self.offered))
+        if self.prefill is not None and self.prefill.name == self.attention.name:
+            left = left - self.ranks * self.tensor_parallel
+        if self.prefill is not None and self.kind == "afd" and self.prefill.name == self.experts.name:
+            left = left - self.expert_devices
+        return left
+
+    def _decoding(self, setting: Setting, batch: Array, other_work: Array | float = 0.0) -> Stages:
         if self.kind == "colocated":
             return colocated_stages(
                 setting, self.attention, self.tensor_parallel, self.micro_batches, self.ranks, batch
@@ -77,23 +110,20 @@ class PlanFamily:
             self.ranks,
             self.expert_devices,
             batch,
+            other_work,
         )
 
     def subset(self, keep: NDArray[np.bool_]) -> "PlanFamily":
-        return PlanFamily(
-            self.kind,
-            self.attention,
-            self.experts,
-            self.tensor_parallel,
-            self.micro_batches,
-            self.ranks[keep],
-            self.expert_devices[keep],
-        )
+        return replace(self, ranks=self.ranks[keep], expert_devices=self.expert_devices[keep])
 
     def batch_limit(self, setting: Setting, running: int = 0) -> Array:
         """Requests per rank and micro-batch: no more than memory allows, than clients keep in flight, and than are
         `running` at once where that is configured. 0 where weights or copies do not fit."""
         most = self._room(setting)
+        if self.prefill is not None:
+            afd = self.kind == "afd"
+            reads = reader(setting, self.prefill, self.experts if afd else None, self.expert_devices)
+            most = most * (reads is not None) * (self.left_for_prefill() >= 1)
         for asked in (setting.concurrency, float(running)):
             if asked:
                 most = np.minimum(most, np.ceil(asked / (self.ranks * self.micro_batches)))
@@ -126,9 +156,27 @@ class PlanFamily:
 
 
 def families(
-    pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...], layout: Layout = ANY
+    pools: list[Pool],
+    micro_batches: tuple[int, ...],
+    kinds: tuple[str, ...],
+    layout: Layout = ANY,
+    prompts: tuple[str, ...] = (HERE,),
 ) -> Iterator[PlanFamily]:
-    """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair."""
+    """Every family over these pools: colocated on each kind, AFD on one kind and on each ordered pair. prompts: read by
+    what decodes (HERE), by devices of their own on each kind (APART), or tried both ways."""
+    for family in _without_readers(pools, micro_batches, kinds, layout):
+        if HERE in prompts:
+            yield family
+        for pool in pools if APART in prompts else ():
+            apart = replace(family, prefill=pool.chip, offered=pool.count)
+            apart = apart.subset(apart.left_for_prefill() >= 1)
+            if len(apart.ranks):
+                yield apart
+
+
+def _without_readers(
+    pools: list[Pool], micro_batches: tuple[int, ...], kinds: tuple[str, ...], layout: Layout
+) -> Iterator[PlanFamily]:
     for pool in pools:
         for tensor_parallel in _parallel(pool, layout):
             if "colocated" in kinds:
@@ -250,6 +298,8 @@ def _try(
     stages = family.stages(setting, batch)
     keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
     fine = (stages.tpot <= targets.tpot) & keeps_up & (stages.first_token <= targets.ttft)
+    if family.prefill is not None:
+        fine &= stages.prefill <= family.left_for_prefill()
     return stages, np.asarray(fine)
 
 

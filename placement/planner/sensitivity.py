@@ -26,12 +26,12 @@ _RESOURCES = {
 }
 
 
-def sensitivity(question: Question, plan: Plan) -> dict[str, float]:
+def sensitivity(question: Question, plan: Plan) -> dict[str, float | None]:
     """Relative throughput change of the same layout when one resource grows by a tenth; the batch is chosen anew, but
-    for the lowest latency, where it stays and the change is that of one request's rate."""
+    for the lowest latency, where it stays and the change is that of one request's rate. None where no batch fits."""
     targets, base = targets_of(question, plan), conditions_of(question, plan)
     before = tokens_per_second(question, plan, targets, base)
-    changes = {}
+    changes: dict[str, float | None] = {}
     for name, (side, fields) in _RESOURCES.items():
         if plan.kind == "colocated" and side == "experts":
             continue
@@ -44,8 +44,8 @@ def sensitivity(question: Question, plan: Plan) -> dict[str, float]:
     return changes
 
 
-def _change(before: float | None, after: float | None) -> float:
-    return after / before - 1 if before and after else float("nan")
+def _change(before: float | None, after: float | None) -> float | None:
+    return after / before - 1 if before and after else None
 
 
 def _with_more(given: Conditions, side: str, fields: tuple[str, ...], factor: float) -> Conditions:
@@ -62,7 +62,15 @@ def _scaled(chip: Hardware, fields: tuple[str, ...], factor: float) -> Hardware:
 
 
 def verdict(question: Question, found: Answer) -> str:
-    """One or two sentences: disaggregate or not, by how much, and why."""
+    """Disaggregate or not, by how much, and why; how sure that is, and what would make it surer."""
+    colocated, afd = found.best("colocated"), found.best("afd")
+    said = _conclusion(question, found)
+    if afd is None or colocated is None:
+        return said
+    return f"{said} {chance_words(question, afd, colocated)}"
+
+
+def _conclusion(question: Question, found: Answer) -> str:
     colocated, afd = found.best("colocated"), found.best("afd")
     if afd is None and colocated is None:
         return "Nothing meets the targets in these pools."
@@ -73,27 +81,18 @@ def verdict(question: Question, found: Answer) -> str:
     if afd is None and colocated is not None:
         return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
     assert afd is not None and colocated is not None
-    gain = _merit(question, afd) / _merit(question, colocated) - 1
-    chance = f" {chance_words(question, afd, colocated)}"
-    unsure = max(afd.error, colocated.error)
-    sure = (
-        ""
-        if abs(gain) > unsure
-        else f" The difference is inside the error bar (+-{unsure:.0%}): measure both."
-    )
+    gain = merit(question, afd) / merit(question, colocated) - 1
     unit = _UNITS[question.objective]
     if question.objective == "count" and afd.devices != colocated.devices:
-        return _fewer(afd, colocated) + chance + sure
+        return _fewer(afd, colocated)
     if gain > 0:
-        why = _why_wins(afd, colocated)
-        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {why}{chance}{sure}"
-    why = _why_loses(afd)
-    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {why}{chance}{sure}"
+        return f"Disaggregate: AFD has {gain:.0%} higher {unit} than colocated. {_why_wins(afd, colocated)}"
+    return f"Do not disaggregate: AFD has {-gain:.0%} lower {unit} than colocated. {_why_loses(afd)}"
 
 
 def probability(question: Question, afd: Plan, colocated: Plan) -> float:
     """That AFD is the better one: both errors are taken as normal, and as having nothing to do with each other."""
-    gain = math.log(_merit(question, afd) / _merit(question, colocated))
+    gain = math.log(merit(question, afd) / merit(question, colocated))
     return NormalDist(0.0, max(math.hypot(afd.error, colocated.error), 1e-6)).cdf(gain)
 
 
@@ -121,6 +120,7 @@ _UNITS = {
     "device": "tokens per device",
     "watt": "tokens per joule",
     "latency": "token rate per request",
+    "speed": "tokens per second",
     "count": "tokens per device",
 }
 
@@ -138,13 +138,14 @@ def _fewer(afd: Plan, colocated: Plan) -> str:
     )
 
 
-def _merit(question: Question, plan: Plan) -> float:
+def merit(question: Question, plan: Plan) -> float:
     """Higher is better."""
     values = {
         "dollar": 1 / plan.usd_per_mtok,
         "device": plan.tok_s_per_device,
         "watt": plan.tokens_per_joule,
         "latency": 1 / plan.tpot,
+        "speed": plan.tok_s,
         "count": 1 / plan.devices,
     }
     return values[question.objective]

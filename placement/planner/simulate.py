@@ -1,21 +1,22 @@
 """A discrete-event simulation of one deployment: ranks, micro-batches and layers play the ping-pong.
 
-Lengths are random, routing is skewed, there are stragglers, and requests come and go. Each station serves in the order
-of arrival. Stations are each attention rank, each direction of its link, and the expert side, which holds a layer's
-rows for the other ranks up to a deadline and answers when its slowest device is done. Stage times come from the
-functions that the plan uses. It knows no files and no terminal.
+Lengths are random, routing is skewed, there are stragglers. Each station serves in the order of arrival. Stations are
+each attention rank, each direction of its link, each direction of the experts' links, which all ranks share, and the
+expert side, which holds a layer's rows for the other ranks up to a deadline and answers when its slowest device is
+done. Whatever follows an expert pass on one rank is in the order of the passes, so one event is one pass, and its ranks
+go on together, as arrays. Stage times come from the functions that the plan uses. It knows no files and no terminal.
 """
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.simulate_stages import StageTable
+from afserve.placement.planner.simulate_stages import Link, StageTable
 
 Array = NDArray[np.float64]
+Ranks = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,6 @@ class Played:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class _Station:
-    free: float = 0.0
-    work: float = 0.0
-
-    def serve(self, ready: float, seconds: float) -> float:
-        """Start when free, return when done."""
-        self.free = max(self.free, ready) + seconds
-        self.work += seconds
-        return self.free
-
-
 class Simulation:
     """One run. `play()` yields the share done now and then, for a progress display, and fills `result`."""
 
@@ -80,127 +69,129 @@ class Simulation:
         self.stages = stages
         self.result = Played()
         self._random = np.random.default_rng(script.seed)
-        self._attention = [_Station() for _ in range(script.ranks)]
-        self._out = [_Station() for _ in range(script.ranks)]
-        self._back = [_Station() for _ in range(script.ranks)]
-        self._experts = _Station()
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._order = 0
-        self._begun: dict[tuple[int, int], float] = {}
-        self._done = 0
-        self._groups: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+        ranks, batches = script.ranks, script.micro_batches
+        self._free = {name: np.zeros(ranks) for name in ("attention", "dispatch", "combine")}
+        self._shared = {"dispatch": 0.0, "combine": 0.0}
+        self._work = dict.fromkeys((*self._free, "experts"), 0.0)
+        self._experts_free = 0.0
+        self._step = np.zeros((ranks, batches), dtype=np.int64)
+        self._begun = np.zeros((ranks, batches))
+        self._waiting: dict[tuple[int, int], tuple[Array, Ranks]] = {}
         self._patience = script.patience * stages.full_expert_seconds
 
     def play(self) -> Iterator[float]:
         """Run to the end."""
         script = self.script
-        for rank in range(script.ranks):
-            for batch in range(script.micro_batches):
-                self._at(0.0, self._starter(rank, batch, 0))
+        every = np.arange(script.ranks)
+        for batch in range(script.micro_batches):
+            self._attend(np.zeros(script.ranks), every, batch, 0)
         total = script.ranks * script.micro_batches * (script.steps + script.warm)
         told = 0
-        while self._events:
-            now, _, act = heapq.heappop(self._events)
-            act(now)
-            if self._done * 50 // total > told:
-                told = self._done * 50 // total
-                yield self._done / total
+        while self._waiting:
+            self._compute()
+            done = int(self._step.sum())
+            if done * 50 // total > told:
+                told = done * 50 // total
+                yield done / total
         self._finish()
 
-    def _at(self, when: float, act: Callable[[float], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (when, self._order, act))
+    def _attend(self, ready: Array, ranks: Ranks, batch: int, layer: int) -> None:
+        """Attention of these ranks from `ready` on, and their rows on the way to the experts."""
+        outside = 0.0
+        if layer == 0:
+            first = self._step[ranks, batch] == self.script.warm
+            self._begun[ranks[first], batch] = ready[first]
+            self.stages.new_step(ranks, batch, self._random)
+            outside = self.stages.outside
+        seconds = self.stages.attention(ranks, batch) + outside
+        attended = self._serve("attention", ranks, batch, layer, ready, seconds * self._slow(len(ranks)))
+        arrived = self._transfer("dispatch", self.stages.dispatch, attended, ranks, batch, layer)
+        times, waiting = self._waiting.get((batch, layer), (np.empty(0), np.empty(0, dtype=np.int64)))
+        order = np.argsort(arrived, kind="stable")
+        self._waiting[batch, layer] = (
+            np.concatenate([times, arrived[order]]),
+            np.concatenate([waiting, ranks[order]]),
+        )
 
-    def _starter(self, rank: int, batch: int, step: int) -> Callable[[float], None]:
-        def start(now: float) -> None:
-            if step == self.script.warm and (rank, batch) not in self._begun:
-                self._begun[rank, batch] = now
-            self.stages.new_step(rank, batch, self._random)
-            self._attend(now, rank, batch, step, 0)
+    def _compute(self) -> None:
+        """One pass over the experts: the oldest group that is whole or has waited long enough, once they are free."""
+        ready = {key: self._ready(times) for key, (times, _) in self._waiting.items()}
+        now = max(min(ready.values()), self._experts_free)
+        batch, layer = min(
+            (key for key, when in ready.items() if when <= now),
+            key=lambda key: (float(self._waiting[key][0].min()), key),
+        )
+        times, ranks = self._waiting.pop((batch, layer))
+        here = times <= now + 1e-12
+        if not here.all():
+            self._waiting[batch, layer] = times[~here], ranks[~here]
+        ranks = np.sort(ranks[here])
+        seconds = self.stages.experts(len(ranks), self._random) * float(self._slow(1)[0])
+        self._experts_free = now + seconds
+        self._work["experts"] += seconds
+        self._span("experts", ranks, batch, layer, now, self._experts_free)
+        self._return(ranks, batch, layer)
 
-        return start
+    def _ready(self, times: Array) -> float:
+        """When a group is whole, or its first rows have waited long enough."""
+        waited = float(times.min()) + self._patience
+        return min(float(times.max()), waited) if len(times) == self.script.ranks else waited
 
-    def _attend(self, now: float, rank: int, batch: int, step: int, layer: int) -> None:
-        seconds = self.stages.attention(rank, batch) + (self.stages.outside(rank) if layer == 0 else 0.0)
-        seconds *= self._slow()
-        done = self._attention[rank].serve(now, seconds)
-        self._span(f"attention {rank}", batch, step, layer, done - seconds, done)
-        self._at(done, lambda at: self._send(at, rank, batch, step, layer))
-
-    def _send(self, now: float, rank: int, batch: int, step: int, layer: int) -> None:
-        busy, latency = self.stages.dispatch()
-        done = self._out[rank].serve(now, busy)
-        self._span(f"dispatch {rank}", batch, step, layer, done - busy, done)
-        self._at(done + latency, lambda at: self._arrive(at, rank, batch, step, layer))
-
-    def _arrive(self, now: float, rank: int, batch: int, step: int, layer: int) -> None:
-        group = self._groups.setdefault((batch, layer), [])
-        group.append((now, rank, step))
-        if len(group) == 1:
-            self._at(now + self._patience, self._compute)
-        if len(group) == self.script.ranks:
-            self._at(now, self._compute)
-
-    def _compute(self, now: float) -> None:
-        """Serve the oldest group that is whole or has waited long enough; come back when free."""
-        if self._experts.free > now:
-            return
-        ready = [
-            (group[0][0], key)
-            for key, group in self._groups.items()
-            if len(group) == self.script.ranks or group[0][0] + self._patience <= now + 1e-12
-        ]
-        if not ready:
-            return
-        batch, layer = min(ready)[1]
-        group = self._groups.pop((batch, layer))
-        seconds = self.stages.experts(len(group), self._random) * self._slow()
-        done = self._experts.serve(now, seconds)
-        self._span("experts", batch, group[0][2], layer, done - seconds, done, group[0][1])
-        for _, rank, step in group:
-            self._at(done, self._returner(rank, batch, step, layer))
-        self._at(done, self._compute)
-
-    def _returner(self, rank: int, batch: int, step: int, layer: int) -> Callable[[float], None]:
-        def send_back(now: float) -> None:
-            busy, latency = self.stages.combine()
-            done = self._back[rank].serve(now, busy)
-            self._span(f"combine {rank}", batch, step, layer, done - busy, done)
-            self._at(done + latency, lambda at: self._next(at, rank, batch, step, layer))
-
-        return send_back
-
-    def _next(self, now: float, rank: int, batch: int, step: int, layer: int) -> None:
+    def _return(self, ranks: Ranks, batch: int, layer: int) -> None:
+        """Answers go back and share the experts' links evenly; then comes the next layer, or the next step."""
+        done = np.full(len(ranks), self._experts_free)
+        back = self._transfer("combine", self.stages.combine, done, ranks, batch, layer)
+        back[:] = back.max()
         if layer + 1 < self.script.layers:
-            self._attend(now, rank, batch, step, layer + 1)
+            self._attend(back, ranks, batch, layer + 1)
             return
-        self._done += 1
-        if step + 1 < self.script.steps + self.script.warm:
-            self._starter(rank, batch, step + 1)(now)
-        else:
-            self.result.step_seconds.append((now - self._begun[rank, batch]) / self.script.steps)
-        self.result.seconds = now
+        self._step[ranks, batch] += 1
+        over = self._step[ranks, batch] == self.script.steps + self.script.warm
+        taken = (back[over] - self._begun[ranks[over], batch]) / self.script.steps
+        self.result.step_seconds.extend(taken.tolist())
+        self.result.seconds = max(self.result.seconds, float(back.max()))
+        if not over.all():
+            self._attend(back[~over], ranks[~over], batch, 0)
 
-    def _slow(self) -> float:
+    def _transfer(self, name: str, link: Link, ready: Array, ranks: Ranks, batch: int, layer: int) -> Array:
+        """When each rank's rows are across: both its own link and the experts', which takes one after the other, must
+        have let them through. They flow through both at the same time."""
+        own = self._serve(name, ranks, batch, layer, ready, np.full(len(ranks), link.own))
+        begun = own - link.own
+        order = np.argsort(begun, kind="stable")
+        turns = np.arange(len(ranks))
+        waited = np.maximum.accumulate(np.maximum(begun[order], self._shared[name]) - link.shared * turns)
+        through = np.empty_like(own)
+        through[order] = waited + link.shared * (turns + 1)
+        self._shared[name] = float(through[order[-1]])
+        return np.asarray(np.maximum(own, through) + link.latency)
+
+    def _serve(self, name: str, ranks: Ranks, batch: int, layer: int, ready: Array, seconds: Array) -> Array:
+        """Each rank's own station starts when free; when it is done."""
+        free = self._free[name]
+        done = np.maximum(free[ranks], ready) + seconds
+        free[ranks] = done
+        self._work[name] += float(seconds.sum())
+        if ranks[0] == 0:
+            self._span(f"{name} 0", ranks, batch, layer, float(done[0] - seconds[0]), float(done[0]))
+        return np.asarray(done)
+
+    def _slow(self, count: int) -> Array:
         script = self.script
-        factor = 1.0 + (self._random.exponential(script.jitter) if script.jitter else 0.0)
-        if script.stall_chance and self._random.random() < script.stall_chance:
-            factor *= script.stall_factor
+        factor = np.ones(count)
+        if script.jitter:
+            factor += self._random.exponential(script.jitter, count)
+        if script.stall_chance:
+            factor[self._random.random(count) < script.stall_chance] *= script.stall_factor
         return factor
 
-    def _span(
-        self, station: str, batch: int, step: int, layer: int, start: float, end: float, rank: int = 0
-    ) -> None:
-        first = self.script.warm
-        if first <= step < first + self.script.trace_steps and (station.endswith(" 0") or rank == 0):
+    def _span(self, station: str, ranks: Ranks, batch: int, layer: int, start: float, end: float) -> None:
+        """Boxes of rank 0, and of the passes that have its rows."""
+        first, step = self.script.warm, int(self._step[0, batch])
+        if ranks[0] == 0 and first <= step < first + self.script.trace_steps:
             self.result.spans.append(Span(station, batch, layer, start, end))
 
     def _finish(self) -> None:
-        kinds = {
-            "attention": self._attention,
-            "dispatch": self._out,
-            "combine": self._back,
-            "experts": [self._experts],
-        }
-        for name, stations in kinds.items():
-            self.result.busy[name] = float(np.mean([s.work for s in stations])) / self.result.seconds
+        for name, work in self._work.items():
+            stations = 1 if name == "experts" else self.script.ranks
+            self.result.busy[name] = work / stations / self.result.seconds

@@ -6,10 +6,11 @@ Seconds of a step are by the number of requests in it.
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf_prefill import reader
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question
 from afserve.placement.planner.search import PlanFamily
-from afserve.placement.planner.simulate_requests import Arrivals, Rank, poisson
+from afserve.placement.planner.simulate_requests import Arrivals, Pool, Rank, poisson
 
 Array = NDArray[np.float64]
 
@@ -52,6 +53,24 @@ def arrivals_for(
     return Arrivals((seconds - seconds[0]) * pace, work.prompt[mine], answer[mine])
 
 
+def reading_pool(question: Question, plan: Plan) -> Pool | None:
+    """The devices that only read prompts; None where those that decode do."""
+    if plan.prefill is None:
+        return None
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    chip, setting = chips[plan.prefill.hardware], question.setting_for(plan.kind)
+    beside = chips[plan.experts.hardware] if plan.kind == "afd" else None
+    found = reader(setting, chip, beside, np.array([float(plan.experts.devices)]))
+    assert found is not None, "the plan has it"
+    mean = setting.workload.mean_prompt
+    network = min(chip.network, chips[plan.attention.hardware].network)
+    return Pool(
+        workers=int(plan.prefill.devices / found.size),
+        busy=float(found.seconds[0]) / mean,
+        latency=(float(found.latency[0]) + found.moved / network) / mean,
+    )
+
+
 def _family(question: Question, plan: Plan) -> PlanFamily:
     chips = {pool.chip.name: pool.chip for pool in question.pools}
     apart = plan.kind == "afd"
@@ -65,4 +84,5 @@ def _family(question: Question, plan: Plan) -> PlanFamily:
         plan.micro_batches,
         np.full(slots, float(plan.ranks)),
         np.full(slots, devices),
+        chips[plan.prefill.hardware] if plan.prefill else None,
     )

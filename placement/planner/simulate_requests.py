@@ -5,6 +5,7 @@ says for the requests that it holds then, times a random factor from the layer-l
 it admits. Values in, values out.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,11 +17,40 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """Seconds, prompt and answer tokens per request, by arrival."""
+    """Seconds, prompt and answer tokens per request, by arrival. asked: when a request was sent, where other devices
+    read it first."""
 
     seconds: Array
     prompt: Array
     answer: Array
+    asked: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What only reads prompts. workers: instances. busy, latency: seconds per prompt token that an instance is taken,
+    and until the cache is where it is decoded."""
+
+    workers: int
+    busy: float
+    latency: float
+
+
+def read_first(pool: Pool, sent: Sequence[Arrivals]) -> list[Arrivals]:
+    """Each rank's arrivals once one pool has read the prompts of all of them, first come, first served."""
+    seconds, prompt = (np.concatenate([getattr(one, name) for one in sent]) for name in ("seconds", "prompt"))
+    done, free = np.empty_like(seconds), [0.0] * pool.workers
+    for place in np.argsort(seconds, kind="stable"):
+        begun = max(float(seconds[place]), heapq.heappop(free))
+        heapq.heappush(free, begun + pool.busy * float(prompt[place]))
+        done[place] = begun + pool.latency * float(prompt[place])
+    found = []
+    for one, ready in zip(
+        sent, np.split(done, np.cumsum([len(one.seconds) for one in sent])[:-1]), strict=True
+    ):
+        order = np.argsort(ready, kind="stable")
+        found.append(Arrivals(ready[order], one.prompt[order], one.answer[order], one.seconds[order]))
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +88,7 @@ def poisson(rate: float, count: int, prompt: Array, answer: Array, rng: np.rando
 def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served) -> Iterator[float]:
     """One rank until its last request ends, adding to `done`; yields the share of requests admitted."""
     now, before, upcoming, total = 0.0, 0.0, 0, len(arrivals.seconds)
+    asked = arrivals.seconds if arrivals.asked is None else arrivals.asked
     left, begun, first, wanted = (np.empty(0) for _ in range(4))
     while upcoming < total or len(left):
         if not len(left):
@@ -73,7 +104,7 @@ def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served
         fresh = slice(upcoming, admitted)
         left = np.concatenate([left, arrivals.answer[fresh]])
         wanted = np.concatenate([wanted, arrivals.answer[fresh]])
-        begun = np.concatenate([begun, arrivals.seconds[fresh]])
+        begun = np.concatenate([begun, asked[fresh]])
         first = np.concatenate([first, np.full(admitted - upcoming, np.nan)])
         now += float(rank.step[len(left)]) * float(rng.choice(rank.factors)) + reading * rank.prompt_second
         left -= rank.tokens_per_step

@@ -5,7 +5,7 @@ expert time follows the rows of the fullest device in this draw. Messages that a
 together.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,26 @@ from afserve.pipeline import layer_period
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import attention_half, expert_half, ffn_there, m2n_transfer
 from afserve.placement.planner.perf_ffn import distinct_targets
+from afserve.placement.planner.perf_prefill import decoding_only, expert_seconds_for_prompts
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.setting import Setting
 
 Array = NDArray[np.float64]
 _POINTS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a layer's exchange, seconds: a rank's own link is taken for `own`, the experts' links for
+    `shared` by each rank's rows, and `latency` takes neither."""
+
+    own: float
+    shared: float
+    latency: float
+
+    def seconds(self, ranks: int) -> float:
+        """Of an exchange that all ranks begin at once."""
+        return max(self.own, self.shared * ranks) + self.latency
 
 
 class StageTable:
@@ -35,15 +50,18 @@ class StageTable:
         random_routing: bool = True,
     ) -> None:
         self._layers = setting.shape.experts.layers
-        self._batch = plan.batch
+        self._ranks = plan.ranks
+        decoding = decoding_only(setting) if plan.prefill else setting
         requests = np.array([float(plan.ranks * plan.batch * plan.micro_batches)])
         measured = setting.engine.factor(
-            setting.like(attention, "afd"), requests, np.array([float(plan.devices)])
+            decoding.like(attention, "afd"),
+            requests,
+            np.array([float(plan.attention.devices + plan.experts.devices)]),
         )
         self._factor = float(measured[0])
         self._answer = setting.workload.mean_answer
         self._prepare_attention(setting, plan, attention, random_lengths)
-        self._prepare_experts(setting, plan, experts, random_routing)
+        self._prepare_experts(setting, plan, attention, experts, random_routing)
         self._prepare_links(setting, plan, attention, experts)
 
     def _prepare_attention(self, setting: Setting, plan: Plan, chip: Hardware, random_lengths: bool) -> None:
@@ -69,7 +87,9 @@ class StageTable:
         self._offset = np.zeros((plan.ranks, plan.micro_batches))
         self._drawn = False
 
-    def _prepare_experts(self, setting: Setting, plan: Plan, chip: Hardware, random_routing: bool) -> None:
+    def _prepare_experts(
+        self, setting: Setting, plan: Plan, attention: Hardware, chip: Hardware, random_routing: bool
+    ) -> None:
         tokens_each = plan.batch * setting.rows_per_request
         self._messages = np.unique(np.round(np.geomspace(1, plan.ranks, _POINTS)))
         devices = np.full_like(self._messages, float(plan.experts.devices))
@@ -82,30 +102,40 @@ class StageTable:
             )
             dense = ffn_there(setting, chip, tokens, devices, setting.shape.dense_elems)
             self._dense = self._factor * float(dense[-1])
+        if plan.prefill is not None:
+            all_ranks, resident = np.array([float(plan.ranks)]), float(plan.batch * plan.micro_batches)
+            prompts = expert_seconds_for_prompts(
+                setting, attention, chip, all_ranks, devices[:1], np.array([resident])
+            )
+            turns = self._layers * plan.micro_batches * plan.ranks
+            computed = computed + float(prompts[0]) / turns * self._messages
         self._expert_times = self._factor * (computed + setting.exchange_at_experts(here, self._messages))
         rows = plan.ranks * tokens_each * setting.shape.experts.top_k / plan.experts.devices
         self._row_noise = 0.3 / max(rows, 1.0) ** 0.5 if random_routing else 0.0
 
     def _prepare_links(self, setting: Setting, plan: Plan, attention: Hardware, experts: Hardware) -> None:
-        """Split each transfer into wire time, which occupies the link, and latency, which does not."""
+        """Split each transfer into time on the rank's link, time on the experts' links, and latency."""
         ranks, devices = np.array([float(plan.ranks)]), np.array([float(plan.experts.devices)])
         rows = np.array([plan.batch * setting.rows_per_request])
-        whole = m2n_transfer(
-            setting, attention, experts, plan.attention.tensor_parallel, ranks, devices, rows
-        )
-        empty = m2n_transfer(
-            setting, attention, experts, plan.attention.tensor_parallel, ranks, devices, 0 * rows
-        )
-        self._dispatch, self._combine = (
-            (self._factor * float(full[0] - none[0]), self._factor * float(none[0]))
-            for full, none in zip(whole, empty, strict=True)
+
+        def wires(sender: Hardware, receiver: Hardware, some: Array) -> list[float]:
+            both = m2n_transfer(
+                setting, sender, receiver, plan.attention.tensor_parallel, ranks, devices, some
+            )
+            return [self._factor * float(seconds[0]) for seconds in both]
+
+        whole, empty = wires(attention, experts, rows), wires(attention, experts, 0 * rows)
+        own = wires(attention, _endless(experts), rows)
+        there = wires(_endless(attention), experts, rows)
+        self.dispatch, self.combine = (
+            _link(*seconds, plan.ranks) for seconds in zip(whole, empty, own, there, strict=True)
         )
         if setting.shared_on_experts:
             self._outside += setting.shape.dense_layers * self._dense_turn(plan.micro_batches)
 
     def _dense_turn(self, micro_batches: int) -> float:
         """A dense layer's turn on the experts' side, as time of its rank: the event loop knows one kind of layer."""
-        there, back = sum(self._dispatch), sum(self._combine)
+        there, back = (link.seconds(self._ranks) for link in (self.dispatch, self.combine))
         return layer_period(self._attend, self._dense, there, back, micro_batches) / micro_batches
 
     @property
@@ -113,7 +143,7 @@ class StageTable:
         """The expert stage with the rows of every rank."""
         return float(self._expert_times[-1])
 
-    def new_step(self, rank: int, batch: int, random: np.random.Generator) -> None:
+    def new_step(self, ranks: NDArray[np.int64], batch: int, random: np.random.Generator) -> None:
         """Lengths drift slowly: a step replaces 1/answer of the requests (an AR(1) with that memory)."""
         if self._deviation <= 0:
             return
@@ -121,25 +151,31 @@ class StageTable:
         if not self._drawn:
             self._offset = random.normal(0.0, self._deviation, self._offset.shape)
             self._drawn = True
-        noise = random.normal(0.0, self._deviation * (1 - keep**2) ** 0.5)
-        self._offset[rank, batch] = keep * self._offset[rank, batch] + noise
+        noise = random.normal(0.0, self._deviation * (1 - keep**2) ** 0.5, len(ranks))
+        self._offset[ranks, batch] = keep * self._offset[ranks, batch] + noise
 
-    def attention(self, rank: int, batch: int) -> float:
-        return max(self._attend + self._slope * float(self._offset[rank, batch]), 0.2 * self._attend)
+    def attention(self, ranks: NDArray[np.int64], batch: int) -> Array:
+        longer = self._attend + self._slope * self._offset[ranks, batch]
+        return np.asarray(np.maximum(longer, 0.2 * self._attend))
 
-    def outside(self, rank: int) -> float:
+    @property
+    def outside(self) -> float:
         return self._outside
 
     def experts(self, messages: int, random: np.random.Generator) -> float:
         seconds = float(np.interp(messages, self._messages, self._expert_times))
         return seconds * (1 + abs(random.normal(0.0, self._row_noise)) if self._row_noise else 1.0)
 
-    def dispatch(self) -> tuple[float, float]:
-        """(seconds on the wire, latency)."""
-        return self._dispatch
 
-    def combine(self) -> tuple[float, float]:
-        return self._combine
+def _endless(chip: Hardware) -> Hardware:
+    """With wires that take no time."""
+    return replace(chip, network=np.inf, link=np.inf)
+
+
+def _link(whole: float, empty: float, own: float, there: float, ranks: int) -> Link:
+    """From seconds of the whole exchange, of one without rows, and of those that only one end slows."""
+    sent, received = own - empty, there - empty
+    return Link(sent, received / ranks, whole - max(sent, received))
 
 
 def _at_context(setting: Setting, context: float) -> Setting:

@@ -71,6 +71,13 @@ def test_battery_without_the_native_library(check, monkeypatch):
     check(opener("shm"))
 
 
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_battery_where_no_memory_may_stay(kind, check, monkeypatch):
+    monkeypatch.setattr("afserve.comm.mailbox.lanes.KEPT_BYTES", 0)
+    check(opener(kind))
+
+
 def test_native_board_is_used_where_it_is_built():
     native = native_library()
     if native is None:

@@ -1,5 +1,7 @@
 """KV blocks over real sockets: they arrive byte by byte, and whoever does not agree is refused by the field."""
 
+import contextlib
+import re
 import socket
 import threading
 
@@ -20,8 +22,10 @@ from afserve.comm.kv.messages import (
     decode_head,
     encode,
 )
-from afserve.comm.kv.socket_wires import SocketWires, connect, listen_here, listen_on
+from afserve.comm.kv.reach import connect, listen_here, listen_on
+from afserve.comm.kv.socket_wires import SocketWires
 from afserve.errors import ProtocolError, RendezvousError
+from afserve.tls import Certificates
 from tests.comm.kv_world import BLOCK, Store, chain, content
 
 TERMS = {"protocol": "1", "dtype": "bfloat16", "block_size": "16"}
@@ -30,9 +34,9 @@ TERMS = {"protocol": "1", "dtype": "bfloat16", "block_size": "16"}
 class End_:
     """A node's exchange over sockets, with a store; turned by the test."""
 
-    def __init__(self, listener, token="secret", terms=TERMS) -> None:
+    def __init__(self, listener, token="secret", terms=TERMS, certificates=None) -> None:
         self.news = threading.Event()
-        self.wires = SocketWires(listener, token, terms, BLOCK, self.news.set)
+        self.wires = SocketWires(listener, token, terms, BLOCK, self.news.set, certificates)
         self.wires.start()
         self.store = Store(400)
         self.exchange = Exchange(self.store, self.wires, MonotonicClock(), 3)
@@ -146,7 +150,7 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         End(7, "why"),
         Piece(7, 1, 2, 5, bytes(2 * BLOCK)),
         Prefill(7, 9, 3, (1, 2, 1 << 31), -5, "tenant ü"),
-        Coming(7, 100_000, 25),
+        Coming(7, 100_000, 25, 3),
     ):
         head, body = encode(message)
         assert len(head) == HEAD_BYTES
@@ -168,3 +172,57 @@ def test_sockets_listen_where_they_are_told():
         assert here.family == socket.AF_UNIX and there.getsockname()[0] == "127.0.0.1"
     with pytest.raises(RendezvousError, match=r"cannot listen on 192\.0\.2\.1"):
         listen_on("192.0.2.1")
+
+
+@pytest.fixture
+def encrypted(opened, issued):
+    """Makes ends that listen between hosts, each with a certificate of its own."""
+
+    def make(*roles, **how):
+        certificates = Certificates(issued(*(roles or ("attention",)), **how))
+        return opened(listen_on("127.0.0.1"), certificates=certificates)
+
+    return make
+
+
+def test_blocks_arrive_over_tls(encrypted, monkeypatch):
+    """In pieces above a record's and a read's size, of which nothing stays behind in the layer of TLS."""
+    monkeypatch.setattr("afserve.comm.kv.messages.PIECE_BYTES", 5000 * BLOCK)
+    monkeypatch.setattr("afserve.comm.kv.socket_wires._READS", 1)
+    here, owner = encrypted(), encrypted("attention", "expert")
+    assert owner.wires.address.startswith("tcp+tls:127.0.0.1:")
+    names = chain(1, 390)
+    owner.store.compute(names)
+    assert pulled(here, owner, names).received == 390
+    blocks = here.store.pool.match(names)
+    assert [here.store.memory[block] for block in blocks] == [content(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("roles", "how", "why"),
+    [
+        (("expert",), {}, "Hostname mismatch"),
+        (("attention",), {"by": "other"}, "self-signed certificate"),
+        (None, {}, "asks for them|has none"),
+    ],
+    ids=["wrong role", "unknown authority", "no certificate"],
+)
+def test_blocks_go_only_to_attention_nodes_of_the_same_authority(opened, encrypted, roles, how, why):
+    here, owner = encrypted(), encrypted(*roles, **how) if roles else opened(listen_on("127.0.0.1"))
+    owner.store.compute(chain(1, 3))
+    assert re.search(why, pulled(here, owner, chain(1, 3)).why)
+    assert here.store.pool.match(chain(1, 3)) == []
+    here.store.compute(chain(2, 3))
+    assert not pulled(owner, here, chain(2, 3)).complete and not owner.store.pool.match(chain(2, 3))
+
+
+def test_plain_text_at_an_encrypted_entrance_stops_nobody(encrypted):
+    here, owner = encrypted(), encrypted()
+    with connect(owner.wires.address.replace("+tls", ""), 1.0) as stranger:
+        stranger.sendall(b"afserve-kv 1\n" + bytes(64))
+        owner.store.compute(chain(1, 3))
+        assert pulled(here, owner, chain(1, 3)).complete
+        stranger.settimeout(10.0)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(100):
+                pass  # why, in TLS's words

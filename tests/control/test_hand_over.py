@@ -1,5 +1,7 @@
 """Prompts that prefill nodes compute give the colocated engine's tokens, whatever happens to the hand-over."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -65,10 +67,23 @@ def test_tokens_are_those_of_the_colocated_engine(name, shape, tiny_checkpoint, 
         world.submit(request, prefill, world.decoding[at % len(world.decoding)])
     world.run()
     assert world.said == alone(name, params)
-    assert world.cached == {0: 0, 1: 40, 2: 112, 3: 144}, "all but the end came from prefill nodes"
+    assert world.cached == dict.fromkeys(range(4), 0), "what was computed for a request was not cached"
     stats = [end.moves.stats() for end in world.nodes]
+    moved = sum(one.bytes_received for one in stats)
+    assert moved == (40 + 112 + 144) // 8 * world.block_bytes, "all but the end came from prefill nodes"
     assert sum(one.handed for one in stats) == sum(one.prompts for one in stats) == 3
     assert not sum(one.handed_short for one in stats)
+
+
+def test_what_the_prefill_node_had_in_its_cache_was_cached(tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 2, 1)
+    (prefill,), asked = world.prefilling, requests(prompts(LENGTHS), ASKED)
+    for handle, decode in ((2, world.decoding[0]), (3, world.decoding[1])):
+        world.submit(replace(asked[2], handle=handle), prefill, decode)
+        world.run()
+    assert world.cached == {2: 0, 3: 112}
+    assert world.said == {2: alone("qwen3", ASKED)[2], 3: alone("qwen3", ASKED)[2]}
+    assert [decode.moves.stats().handed for decode in world.decoding] == [1, 1]
 
 
 def test_blocks_come_while_the_prompt_is_still_computed(tiny_checkpoint, alone):
@@ -226,7 +241,8 @@ def test_hand_overs_wait_for_room_and_not_for_ever():
     assert handing.ask(asked(2), THERE, lambda blocks: 0.0)
     clock.advance(HAND_OVER_SECONDS)
     assert handing.start() == [asked(2)] and handing.short == 1
-    assert handing.ended(Pulled(1, 0, 4, 2, 0, 10, 0.5, "it broke")) == asked(1) and handing.short == 2
+    came = handing.ended(Pulled(1, 0, 4, 2, 1, 10, 0.5, "it broke", known=1))
+    assert came == replace(asked(1), cached_most=32) and handing.short == 2
     assert handing.ended(Pulled(1, 0, 4, 4, 0, 10, 0.5, COMPLETE)) is None and not handing.busy
 
 

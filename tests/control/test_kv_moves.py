@@ -168,7 +168,7 @@ def test_copies_are_offered_in_order_one_offer_at_a_time():
     node.written = {5: [b"n"] * 6, 6: [b"m"] * 2}
 
     def turn():
-        clock.advance(0.1)
+        clock.advance(0.25)
         copier.turn()
         return exchange.offers[-1]
 

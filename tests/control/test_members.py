@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from afserve.control.attendance import Life
-from afserve.control.membership.members import Members, State
+from afserve.control.membership.members import Members
+from afserve.control.membership.roster import State
 from afserve.control.requests import Requests
 from afserve.control.wire.values import PROTOCOL, Endpoint, ExpertPeer, Register, gateway_of
 from afserve.engine.request import GenerationRequest, TokenEvent
@@ -115,7 +116,7 @@ def test_a_node_that_says_nothing_of_its_copy_is_refused():
 def test_a_place_is_taken_again_by_its_next_generation():
     table = members()
     first = admit(table, register("expert", 0))
-    first.state = State.GONE
+    table.move(first, State.GONE)
     assert table.get(first.id) is None and expert_node(0) in table.missing()
     second = admit(table, register("expert"))
     assert (second.node, second.id.generation) == (expert_node(0), 1)
@@ -125,7 +126,7 @@ def test_a_place_is_taken_again_by_its_next_generation():
 def test_says_who_is_missing_and_who_is_slow():
     table = members()
     for role in ("attention", "attention", "expert"):
-        admit(table, register(role)).state = State.READY
+        table.move(admit(table, register(role)), State.READY)
     assert table.unready() == ["expert-1 never registered"] and not table.all_ready()
     admit(table, register("expert"))
     assert table.unready() == ["expert-1 is at 0% (starting)"]

@@ -37,6 +37,8 @@ from afserve.control.wire.values import (
     Query,
     QueryAnswer,
     Ready,
+    Record,
+    Recorded,
     Refused,
     Register,
     Resume,
@@ -92,6 +94,7 @@ FROM_NODE = [
     Stuck(2, 1, 1.25),
     Stuck(2, 1, 1.25, unreachable=True),
     Unheard(1, 3, 2.5),
+    Recorded(4, b"\x00\xff"),
 ]
 FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9), Tokens(())]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
@@ -114,6 +117,7 @@ TO_NODE = [
     FillSlots(PLACEMENT, urgent=True),
     Adopt(PLACEMENT),
     Retire(2),
+    Record(4, 0.25),
 ]
 
 

@@ -69,7 +69,7 @@ def test_a_node_that_is_drained_by_name_leaves_its_place_and_its_exit_is_no_loss
     assert membership.deployment.count(Role.ATTENTION) == 1
     assert say(membership, first, Drained()) == [Tell(first, Shutdown())]
     assert membership.on(Left(first, "ended"), 2.0) == membership.on(Exited(first.node, "exit 0"), 2.0) == []
-    assert membership.members.places(Role.ATTENTION) == [attention_node(1)] and not membership.ended
+    assert membership.members.places(Role.ATTENTION) == (attention_node(1),) and not membership.ended
     assert membership.on(Scale(Role.EXPERT, 3), 3.0) == [Start(expert_node(2))], "nodes come as before"
 
 
@@ -111,6 +111,34 @@ def test_an_attention_node_gets_a_new_process_once_its_requests_have_ended():
     assert membership.on(Renew((node,)), 2.7) == [Tell(successor, Drain())], (
         "asked again, it has its turn again"
     )
+
+
+def test_once_the_last_one_serves_again_other_changes_may_follow():
+    """Whoever waits for a restart sees that all serve, and asks for the next change at once."""
+    membership, members = served(attention=2)
+    first, second = attention_node(0), attention_node(1)
+    membership.on(Renew((first, second)), 1.0)
+
+    def goes_and_comes(node):
+        say(membership, members[node], Drained())
+        membership.on(Exited(node, "exit 0"), 2.0)
+        membership.on(Left(members[node], "ended"), 2.0)
+        members[node] = join(membership, node)
+        say(membership, members[node], Endpoint("", {}), Ready(1))
+
+    goes_and_comes(first)
+    with pytest.raises(ConfigError, match="being restarted"):
+        membership.on(Scale(Role.ATTENTION, 1), 2.0)  # the second one's turn is to come
+    membership.on(Ticked(), 3.0)
+    goes_and_comes(second)
+    assert membership.renewals.busy, "gateways are about to hear of it"
+    effects = membership.on(Scale(Role.ATTENTION, 1), 3.0)
+    assert Tell(members[second], Drain()) in effects and membership.deployment.count(Role.ATTENTION) == 1
+    say(membership, members[second], Drained())
+    membership.on(Left(members[second], "ended"), 3.1)
+    membership.on(Ticked(), 4.0)
+    assert not membership.renewals.busy and not membership.ended
+    assert list(membership.members.places(Role.ATTENTION)) == [first]
 
 
 def test_the_turn_of_a_node_that_serves_again_ends():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from afserve.control.membership.members import NO_EPOCH, State
+from afserve.control.membership.members import NO_EPOCH
+from afserve.control.membership.roster import State
 from afserve.control.membership.takeover import NodeClaim, Takeover, inherit
 from afserve.control.node.account import Account
 from afserve.control.wire.values import (

@@ -14,7 +14,7 @@ from afserve.engine.request import GenerationRequest, SamplingParams
 from afserve.families.table import load_spec
 from afserve.kernels.ops import open_ops
 from afserve.placement.placement import FREE, LayerPlacement, Placement
-from tests.cuda.pretend import pretended
+from tests.cuda.pretend import pretended, pretended_stage
 from tests.engine.driving import FAMILIES, config, prompts
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -91,6 +91,28 @@ def test_whole_requests(name, topology, tiny_checkpoint):
             ended = {e.handle: e for e in events if e.finish_reason is not None}
             assert {e.finish_reason for e in ended.values()} == {"length"} and len(ended) == 3
         assert set(watch.waits) == {TOKEN, MARKS}
+
+
+@pytest.mark.parametrize(
+    ("attention", "experts"), [(DEVICE, "cpu"), ("cpu", DEVICE)], ids=["experts on CPUs", "attention on CPUs"]
+)
+@pytest.mark.parametrize("name", ["qwen3", "v3"])
+def test_attention_and_experts_on_different_devices(name, attention, experts, tiny_checkpoint, monkeypatch):
+    """Rows cross in host memory, each side works on its own device, and requests end."""
+    for end in ("link", "port"):
+        monkeypatch.setattr(f"afserve.comm.m2n.{end}.stage_for", pretended_stage)
+    with pretended() as watch:
+        cluster = LocalCluster.build(
+            ModelSource(str(tiny_checkpoint(name)), name),
+            config(device=attention, micro_batches=2, max_batch_tokens=12),
+            experts=2,
+            ops=open_ops(attention, 1, "torch"),
+            expert_ops=open_ops(experts, 1, "torch"),
+        )
+        submit(cluster, count=3)
+        events = finish(cluster)
+        assert [e.finish_reason for e in events if e.finish_reason is not None] == ["length"] * 3
+        assert watch.launches > 100 and sum(node.stats().rows for node in cluster.experts) > 0
 
 
 @pytest.mark.parametrize(

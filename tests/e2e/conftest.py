@@ -14,6 +14,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.streams import begun, texts
+
 DEADLINE = 120.0
 
 
@@ -103,3 +105,17 @@ def up() -> Iterator[Callable[..., Up]]:
         assert_gone(family, server.port)
         assert not any(folder.exists() for folder in folders)
     assert not [name for name in os.listdir("/dev/shm") if "afserve" in name]
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> Callable[[str], dict[str, str]]:
+    """What `streams.begun` is answered where nothing happens, by prompt: greedy, so the same from every deployment of
+    the bundled model. The first one that is asked says it."""
+    known: dict[str, str] = {}
+
+    def texts_of(url: str) -> dict[str, str]:
+        if not known:
+            known.update(texts(begun(url)))
+        return known
+
+    return texts_of

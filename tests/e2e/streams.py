@@ -9,18 +9,19 @@ import httpx
 SECONDS = 150.0
 PROMPTS = ("import os\n", "def main():\n", "class Stack:\n", "for i in range(3):\n", "x = [", "try:\n")
 ASK = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "stream": True}
+AFTER = 80
 
 
 class Stream(threading.Thread):
     """One request. `ends` counts how often it was told that it is over, which should be once."""
 
-    def __init__(self, url: str, prompt: str) -> None:
+    def __init__(self, url: str, prompt: str, tokens: int = ASK["max_tokens"]) -> None:
         super().__init__(daemon=True)
-        self.url, self.prompt = url, prompt
+        self.url, self.prompt, self.tokens = url, prompt, tokens
         self.text, self.pieces, self.ends, self.error = "", 0, 0, ""
 
     def run(self) -> None:
-        body = {**ASK, "prompt": self.prompt}
+        body = {**ASK, "prompt": self.prompt, "max_tokens": self.tokens}
         with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=SECONDS) as answer:
             if answer.status_code != 200:
                 self.error = answer.read().decode()
@@ -48,9 +49,9 @@ def wait(condition, what: str = "it"):
     return found
 
 
-def begun(url: str) -> list[Stream]:
+def begun(url: str, tokens: int = ASK["max_tokens"]) -> list[Stream]:
     """One stream of each prompt; all have tokens."""
-    streams = [Stream(url, prompt) for prompt in PROMPTS]
+    streams = [Stream(url, prompt, tokens) for prompt in PROMPTS]
     for stream in streams:
         stream.start()
     wait(lambda: all(stream.pieces > 2 or not stream.is_alive() for stream in streams), "a first token")
@@ -69,3 +70,14 @@ def texts(streams: list[Stream]) -> dict[str, str]:
     """What was answered. No request may have failed."""
     assert [stream.error for stream in ended(streams)] == [""] * len(streams)
     return {stream.prompt: stream.text for stream in streams}
+
+
+def same_after(url: str, expected: dict[str, str]) -> bool:
+    """Whether what is asked after a fault is answered as without one: the first AFTER tokens of each prompt."""
+    return begins(expected, texts(begun(url, AFTER)))
+
+
+def begins(expected: dict[str, str], shorter: dict[str, str]) -> bool:
+    """An answer that ends within a character has its replacement there."""
+    found = {prompt: text.rstrip("\ufffd") for prompt, text in shorter.items()}
+    return found.keys() == expected.keys() and all(t and expected[p].startswith(t) for p, t in found.items())

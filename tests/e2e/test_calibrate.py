@@ -83,7 +83,7 @@ def test_every_layout_is_predicted(calibration: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_runs_beside_their_predictions(
     calibration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -313,6 +313,32 @@ def test_ssh_starts_the_others_over_tls_and_a_killed_node_returns(issued, hosts:
     assert "expert-1: its process was killed by SIGKILL" in hosts.printed("up")
 
 
+@pytest.mark.slow
+def test_copies_of_kv_travel_between_hosts_over_tls(issued, hosts: Hosts, tmp_path: Path):
+    """Attention nodes on both hosts, which keep copies of each other's requests."""
+    file = tmp_path / "cluster.toml"
+    text = CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[0])
+    text = text.replace("nodes = 1", "nodes = 2", 1)
+    first = text[text.index("[[host]]") : text.rindex("[[host]]")]
+    file.write_text(text + first.replace(hosts.addresses[0], hosts.addresses[1]))
+    certs = ("--certs", str(issued("controller", "gateway", "attention", "expert")))
+    flags = ("--port", "8000", "--kv-copies", "1", *certs)
+    gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
+    other = follow(hosts, gateway)
+    wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
+    asked = json.dumps({**ASK, "prompt": "import os\n" * 40, "max_tokens": 64})
+    asks = [hosts.inside(0, sys.executable, "-c", ANSWER, "http://127.0.0.1:8000", asked)] * 2
+    for ask in [subprocess.Popen(ask, cwd=ROOT, stdout=subprocess.DEVNULL) for ask in asks]:
+        assert ask.wait(DEADLINE) == 0
+    look = hosts.inside(0, "curl", "-s", "http://127.0.0.1:8000/metrics")
+    said = subprocess.check_output(look, text=True, timeout=DEADLINE)
+    received = re.findall(r"^afserve_kv_bytes_total.*received.* (\d+)", said, re.MULTILINE)
+    assert sum(map(int, received)) > 0, said
+    assert not re.search("KV blocks was not made", hosts.printed("up") + hosts.printed("host"))
+    gateway.terminate()
+    assert [process.wait(DEADLINE) for process in (gateway, other)] == [0, 0]
+
+
 def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 

@@ -22,6 +22,7 @@ PREFIX = "afs-"  # of the page's namespaces a and b
 # page: what has to stand in its output
 PAGES = {
     "serve-a-checkpoint": ["+ bundled model", "ready in", "text_completion", "data: [DONE]", "expert-1", "length"],
+    "serve-several-models": ['"id": "default"', '"model":"whole"', "attention-1 serves", 'model_name="small"'],
     "place-experts": ["most replicas", "moves lower the largest load by", '"moving"', "counts.afroute"],
     "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json"],
     "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],

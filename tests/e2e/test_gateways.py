@@ -55,12 +55,14 @@ class Stream(threading.Thread):
         return self
 
 
-def test_processes_share_the_port_and_serve_the_same_text(up):
-    alone = up("--attention", "2", "--experts", "2")
-    ((_, expected),) = texts(alone, 1)
-    assert alone.stop()[0] == 0
+def test_processes_share_the_port_and_serve_the_same_text(up, undisturbed):
     server = up("--attention", "2", "--experts", "2", "--gateways", "2")
     assert set(server.status()) == {*(f"{r}-{i}" for r in ("attention", "expert", "gateway") for i in (0, 1))}
+    longer = undisturbed(server.url)[
+        ASK["prompt"]
+    ]  # test_losses compares it with deployments without gateways
+    ((code, expected),) = texts(server, 1)
+    assert code == 200 and expected and longer.startswith(expected)
     assert texts(server, 24) == [(200, expected)] * 24
     assert server.stop()[0] == 0
 

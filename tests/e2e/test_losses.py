@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from tests.e2e.streams import PROMPTS, begun, ended, texts, wait
+from tests.e2e.streams import PROMPTS, begun, ended, same_after, texts, wait
 from tests.e2e.test_supervisor import controller
 
 pytestmark = pytest.mark.process
@@ -64,9 +64,9 @@ def whole(server):
     ],
     ids=["an expert node with copies", "one without copies", "an attention node", "both at once"],
 )
-def test_streams_go_on_with_the_same_tokens(up, flags, names):
+def test_streams_go_on_with_the_same_tokens(up, flags, names, undisturbed):
     server = up(*flags)
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     before = serving(server)
     streams = begun(server.url)
     kill(*(before[name] for name in names))
@@ -77,13 +77,13 @@ def test_streams_go_on_with_the_same_tokens(up, flags, names):
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} >= set(names)
     print(server.printed())
-    assert texts(begun(server.url)) == expected
+    assert same_after(server.url, expected)
     assert server.stop()[0] == 0
 
 
-def test_what_happened_is_told_everywhere(up):
+def test_what_happened_is_told_everywhere(up, undisturbed):
     server = up("--attention", "1", "--experts", "2", "--gateways", "1")
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     streams = begun(server.url)
     kill(serving(server)["expert-0"])
     assert texts(streams) == expected
@@ -98,9 +98,9 @@ def test_what_happened_is_told_everywhere(up):
     assert server.stop()[0] == 0
 
 
-def test_one_is_killed_while_another_one_is_recovered(up):
+def test_one_is_killed_while_another_one_is_recovered(up, undisturbed):
     server = up(*COPIES)
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     streams, before = begun(server.url), serving(server)
     kill(before["expert-0"])
     wait(lambda: lost(server), "the loss")
@@ -112,7 +112,7 @@ def test_one_is_killed_while_another_one_is_recovered(up):
     kill(successor)
     assert texts(streams) == expected
     whole(server)
-    assert texts(begun(server.url)) == expected
+    assert same_after(server.url, expected)
     assert server.stop()[0] == 0
 
 
@@ -123,9 +123,9 @@ def _other(server, name, pid):
 
 
 @pytest.mark.long
-def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys):
+def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys, undisturbed):
     server = up(*COPIES, "--admin-key-file", keys)
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     for change, name in (({"experts": "+1"}, "expert-0"), ({"experts": "-1", "attention": "+1"}, "expert-1")):
         streams, pid = begun(server.url), serving(server)[name]
         answer = httpx.post(f"{server.url}/admin/scale", json=change, headers=ADMIN, timeout=60)
@@ -140,15 +140,15 @@ def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys):
             == {*(f"attention-{i}" for i in range(3)), *(f"expert-{i}" for i in range(3))}
         )
     )
-    assert texts(begun(server.url)) == expected
+    assert same_after(server.url, expected)
     assert server.stop()[0] == 0
 
 
 @pytest.mark.parametrize("name", [pytest.param("expert-1", marks=pytest.mark.long), "attention-1"])
-def test_one_that_is_stopped_for_a_while(up, name):
+def test_one_that_is_stopped_for_a_while(up, name, undisturbed):
     """Longer than `--silence`: it is fenced, its work is done elsewhere, and its place is filled."""
     server = up(*COPIES)
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     streams, pid = begun(server.url), serving(server)[name]
     kill(pid, number=signal.SIGSTOP)
     waking = threading.Timer(2.5, _wake, [pid])
@@ -156,7 +156,7 @@ def test_one_that_is_stopped_for_a_while(up, name):
     assert texts(streams) == expected
     waking.join()
     whole(server)
-    assert texts(begun(server.url)) == expected
+    assert same_after(server.url, expected)
     assert server.stop()[0] == 0
 
 
@@ -167,10 +167,10 @@ def _wake(pid):
         return  # it has been killed meanwhile, as its place has another process
 
 
-def test_all_nodes_at_once(up):
+def test_all_nodes_at_once(up, undisturbed):
     """Prompt, parameters and tokens so far are with the gateway: everything goes on once there are nodes again."""
     server = up(*COPIES)
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     streams = begun(server.url)
     kill(*serving(server).values())
     for stream in ended(streams):
@@ -180,15 +180,15 @@ def test_all_nodes_at_once(up):
         else:
             assert stream.text == expected[stream.prompt]
     whole(server)
-    assert texts(begun(server.url)) == expected and len(expected) == len(PROMPTS)
+    assert same_after(server.url, expected) and len(expected) == len(PROMPTS)
     assert lost(server) >= 1
     assert server.stop()[0] == 0
 
 
-def test_faults_on_purpose(up, keys):
+def test_faults_on_purpose(up, keys, undisturbed):
     """What `afserve chaos` asks for: of this run's processes only, and with the admin key."""
     server = up("--attention", "2", "--experts", "2", "--expert-copies", "2", "--admin-key-file", keys)
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
 
     def fault(**body):
         return httpx.post(f"{server.url}/admin/fault", json=body, headers=ADMIN, timeout=60)
@@ -209,7 +209,7 @@ def test_faults_on_purpose(up, keys):
     assert texts(streams) == expected
     wait(lambda: "attention-0" in incidents(server, "returned"), "its return")
     whole(server)
-    assert texts(begun(server.url)) == expected
+    assert same_after(server.url, expected)
     controller(server).kill()
 
     def is_obeyed():

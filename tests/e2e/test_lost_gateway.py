@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from afserve import Client, SamplingParams
-from tests.e2e.streams import PROMPTS, SECONDS, Stream, begun, ended, texts, wait
+from tests.e2e.streams import PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
 
 pytestmark = pytest.mark.process
 PARAMS = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
@@ -34,10 +34,10 @@ class Resuming(threading.Thread):
             self.error = f"{type(error).__name__}: {error}"
 
 
-def test_killed_gateways_lose_nothing_of_who_asked_to_resume(up):
+def test_killed_gateways_lose_nothing_of_who_asked_to_resume(up, undisturbed):
     """One of two, so that the other one goes on; then that one, so that new lives do."""
     server = up("--attention", "2", "--experts", "2", "--gateways", "2")
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     pids = [pid for name, pid in server.status().items() if name.startswith("gateway")]
     streams = [Resuming(server.url, prompt) for prompt in PROMPTS]
     answers: dict[str, str] = {}
@@ -74,9 +74,9 @@ def _until_it_breaks(stream: Stream) -> None:
         stream.error = f"broke: {error}"
 
 
-def test_with_everything_but_the_gateway_killed_every_stream_ends_once(up):
+def test_with_everything_but_the_gateway_killed_every_stream_ends_once(up, undisturbed):
     server = up("--attention", "2", "--experts", "2", "--gateways", "1", "--loss-deadline", "20")
-    expected = texts(begun(server.url))
+    expected = undisturbed(server.url)
     streams = begun(server.url)
     family = {process.pid: process for process in server.family()}
     nodes = server.status()
@@ -91,7 +91,7 @@ def test_with_everything_but_the_gateway_killed_every_stream_ends_once(up):
         assert stream.error or stream.text == expected[stream.prompt]
         assert expected[stream.prompt].startswith(stream.text)
     wait(lambda: is_ready(server.url), "a run that serves again")
-    assert texts(begun(server.url)) == expected
+    assert same_after(server.url, expected)
     server.stop()
 
 

@@ -25,8 +25,8 @@ pytestmark = [
 ]
 SECONDS = 60_000.0  # of a wait, in ms
 VIEWS = {
-    "light": {"viewport": {"width": 1500, "height": 1480}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1500, "height": 1480}, "color_scheme": "dark"},
+    "light": {"viewport": {"width": 1500, "height": 1880}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1500, "height": 1880}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 420, "height": 900}, "color_scheme": "light"},
 }
 
@@ -54,6 +54,7 @@ def test_the_page_shows_what_happens(browser):
         page.keyboard.press("ArrowRight")
         sync_api.expect(page.locator("#cell")).to_contain_text("copies", timeout=SECONDS)
         assert page.locator("#cell .chip").count() == 2
+        _timeline(page)
         here.break_one("expert-1", None)
         page.wait_for_selector("#events .bad", timeout=SECONDS)
         assert "expert-1" in (page.text_content("#events .bad") or "")
@@ -108,6 +109,25 @@ def _chat(page):
     page.press("#words", "Enter")
     sync_api.expect(page.locator("#speed")).to_contain_text("tokens/s", timeout=SECONDS)
     assert page.locator("#said .user").count() == 1
+
+
+def _timeline(page):
+    """Every micro-batch and expert node has a lane; a held span says whose rows were where."""
+    lane = page.locator("#lanes")
+    sync_api.expect(page.locator("#moment")).to_contain_text("attention-1 waited", timeout=SECONDS)
+    lane.focus()
+    words = set()
+    for key in ("ArrowRight",) * 12 + ("ArrowDown",) * 8:
+        page.keyboard.press(key)
+        words.add((page.text_content("#span") or "").split(":")[0])
+    assert page.get_attribute("#hold", "aria-pressed") == "true"
+    assert "attention-0, micro-batch 0" in words and any(word.startswith("expert-") for word in words), words
+    before = lane.evaluate("canvas => canvas.toDataURL()")
+    page.keyboard.press("+")
+    sync_api.expect(page.locator("#steps")).to_have_text("1 step")
+    assert lane.evaluate("canvas => canvas.toDataURL()") != before
+    page.keyboard.press("Escape")
+    assert page.get_attribute("#hold", "aria-pressed") == "false"
 
 
 def _picture(page, name):

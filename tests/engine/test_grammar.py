@@ -182,6 +182,13 @@ def test_what_is_refused(compiler, grammar, words):
     assert refused.value.param == "response_format"
 
 
+def test_half_a_character_is_refused(compiler):
+    with pytest.raises(RequestError, match=r"guided_regex: .*surrogates"):
+        of_regex("\ud800", "guided_regex")
+    with pytest.raises(RequestError, match="not a grammar that can be followed"):
+        compiler.compile('{"grammars": "\ud800"}')
+
+
 def test_a_grammar_needs_the_end_of_the_text():
     with pytest.raises(RequestError, match="ignore_eos"):
         SamplingParams(grammar=of_object(), ignore_eos=True)

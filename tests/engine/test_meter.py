@@ -5,7 +5,6 @@ import json
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
-from afserve.engine.meter import ExpertWatch
 from afserve.trace import Trace, backwards, merge
 from tests.engine.driving import collect, config, prompts, requests
 
@@ -14,8 +13,8 @@ def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     cluster = LocalCluster.build(source, config(micro_batches=2), experts=2)
     attention, expert = Trace("attention-0"), Trace("expert-0")
-    cluster.attention[0]._meter._trace = attention
-    cluster.experts[0]._watch = ExpertWatch(expert)
+    cluster.attention[0].trace = attention
+    cluster.experts[0].trace = expert
     before = MonotonicClock().now()
     assert collect(cluster.run(requests(prompts()))) == expected("v3")
     elapsed = MonotonicClock().now() - before
@@ -37,6 +36,10 @@ def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):
     arrows = {kind: {e["id"] for e in events if e["ph"] == kind} for kind in "stf"}
     assert arrows["s"] == arrows["f"]
     assert arrows["t"] == {i for i in arrows["s"] if i.startswith("0.0.")}
+    calls = [e["args"] for e in slices if e["name"].startswith("layer") and "rows" in e["args"]]
+    away = [e["args"] for e in slices if e["name"].startswith("layer") and "rows" not in e["args"]]
+    assert {m for call in calls for m in call["messages"]} == arrows["t"]
+    assert {m for trip in away for m in trip["messages"]} == arrows["s"]
     tracks = {(e["pid"], e["tid"]) for e in slices}
     for e in events:
         if e["ph"] in "st":

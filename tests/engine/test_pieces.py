@@ -62,6 +62,16 @@ def test_a_piece_is_long_enough_for_what_a_call_costs():
     assert size.rows(100_000) == pytest.approx(2000, abs=16), "calls cost nothing any more"
 
 
+def test_a_piece_ends_where_a_decode_message_is_usually_there():
+    size = PieceSize()
+    for rows in (16, 64, 200):
+        size.ran(rows, CALL + rows * ROW)
+    usual = size.rows(1000)
+    told = [size.rows(1000, quiet) for quiet in (0.0, 100e-6, 150e-6, 210e-6, 1.0)]
+    assert told == sorted(told) and told[0] < usual < told[-1] <= 2 * usual
+    assert CALL + told[3] * ROW <= 210e-6 < CALL + (told[3] + 16) * ROW
+
+
 def test_alone_a_prompts_message_is_one_call():
     made = learnt()
     made.clock.advance(1.0)

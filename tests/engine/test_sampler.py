@@ -171,7 +171,7 @@ def every_number_is_served_or_refused(data):
 
 
 @given(st.data())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_numbers_from_their_extremes(data):
     every_number_is_served_or_refused(data)
 

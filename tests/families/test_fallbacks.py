@@ -5,6 +5,7 @@ import pytest
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import SamplingParams
+from afserve.kernels.ops import open_ops
 from tests.engine.driving import collect, config, prompts, requests
 from tests.families.tiny import TINY
 
@@ -29,19 +30,21 @@ FALLEN = {
 
 @pytest.mark.parametrize("name", TINY)
 def test_what_runs_in_pytorch(name, checkpoint):
-    cluster = LocalCluster.build(ModelSource(str(checkpoint(name)), name), config(block_size=8))
-    if cluster._ops.backend_name != "native":
+    ops = open_ops("cpu", 1)
+    cluster = LocalCluster.build(ModelSource(str(checkpoint(name)), name), config(block_size=8), ops=ops)
+    if ops.backend_name != "native":
         pytest.skip("the native library was not built")
     assert collect(
         cluster.run(requests(prompts((9,)), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)))
     )
-    fallen = {(fallback.op, fallback.reason) for fallback in cluster._ops.fallbacks()}
+    fallen = {(fallback.op, fallback.reason) for fallback in ops.fallbacks()}
     assert fallen == FALLEN.get(name, set())
 
 
 def test_a_chunk_that_no_context_leaves_is_no_chunk(checkpoint):
     """So Llama 4 runs in fused halves for contexts of up to a chunk."""
-    cluster = LocalCluster.build(
-        ModelSource(str(checkpoint("llama4-top2")), "llama4"), config(max_model_len=8)
+    ops = open_ops("cpu", 1)
+    LocalCluster.build(
+        ModelSource(str(checkpoint("llama4-top2")), "llama4"), config(max_model_len=8), ops=ops
     )
-    assert cluster._ops.fallbacks() == ()
+    assert ops.fallbacks() == ()

@@ -14,7 +14,7 @@ from rich.console import Console
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.banner import banner, examples, ranges
+from afserve.launch.banner import StartedModel, banner, examples, ranges
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
 from afserve.launch.topology import NODE_OVERHEAD, choose, needs
@@ -188,7 +188,10 @@ def test_what_does_not_fit_says_needs_and_ways_on(tmp_path: Path):
     routed = spec.routed_parameters() * 2 / GIB
     assert f"{routed:,.0f} GiB over all expert nodes" in said
     assert "per 1,000 tokens" in said and "afserve plan --model deepseek-v3" in said
-    assert "N = 4 to " in said
+    assert "--load-format dummy --layers N --expert-dtype int4     random weights; N = 4 to " in said
+    assert "afserve up --model deepseek-v3 --expert-dtype int4     weights of " in said  # 512 GiB hold 4 bits
+    asked = needs(spec, source, machine(memory=512), "int8")
+    assert "--layers N --expert-dtype int8 " in asked and "int4" not in asked
     assert "first 4 need" in needs(spec, source, machine(memory=4)).replace(
         "its first 4 layers need", "first 4 need"
     )
@@ -272,10 +275,12 @@ def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
     assert free.limited_by == "" and free.memory <= free.memory_total
 
 
-def drawn(topology, **more) -> str:
+def drawn(topology, expert_error=None, **more) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5, **more))
+        console.print(
+            banner([StartedModel(topology, "nano", expert_error)], "http://127.0.0.1:8000", 1.5, **more)
+        )
     return console.export_text()
 
 

@@ -10,7 +10,7 @@ from afserve.config import ModelSource
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.banner import banner
+from afserve.launch.banner import StartedModel, banner
 from afserve.launch.cluster import read_cluster
 from afserve.launch.hosts import assign
 from afserve.launch.machine import Machine
@@ -32,7 +32,7 @@ def chosen(memory=8.0, **wishes):
 def drawn(topology) -> str:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(banner(topology, "nano", "http://127.0.0.1:8000", 1.5))
+        console.print(banner([StartedModel(topology, "nano")], "http://127.0.0.1:8000", 1.5))
     return console.export_text()
 
 

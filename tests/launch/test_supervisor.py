@@ -9,11 +9,12 @@ pytestmark = pytest.mark.process
 SCRIPT = """
 import os, signal, sys
 from afserve.errors import AfserveError, ConfigError
-from afserve.launch.supervisor import Supervisor
+from afserve.launch.supervisor import Supervisor, Wanted
 from afserve.member import AttentionPhase, Role
 
 def live(life):
-    print(life.number, dict(life.counts), dict(life.phases or {{}}), flush=True)
+    wanted = life.wanted.get("nano", Wanted({{}}, {{}}))
+    print(life.number, dict(wanted.counts), dict(wanted.phases), flush=True)
     {body}
 
 try:
@@ -40,7 +41,7 @@ def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted():
     said = run(
         "if life.number == 2: return",
         "life.reports.serves()",
-        "life.reports.wanted({Role.EXPERT: 3 + life.number}, {1: AttentionPhase.DECODE})",
+        "life.reports.wanted('nano', {Role.EXPERT: 3 + life.number}, {1: AttentionPhase.DECODE})",
         DIE,
     )
     assert [line.partition(" ")[0] for line in said] == ["0", "1", "2", "returned"]

@@ -155,7 +155,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> 
         ),
         ("--pool l40s=2", "no AFD deployment fits the memory of 2 l40s; colocated runs on 2 l40s"),
         (
-            "--pool h800=2 --input 20000 --output 2",
+            "--pool h800=2 --input 20000 --output 2 --prompts here",
             "prompts would take more than 95 % of the time of every colocated deployment; AFD runs on 1 h800 : 1 h800",
         ),
         ("--pool h800=2 --tpot 6ms", "no AFD deployment meets the targets; colocated runs on 2 h800"),

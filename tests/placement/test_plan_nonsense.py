@@ -32,6 +32,8 @@ VALUED = st.sampled_from(
 CHOSEN = st.one_of(
     st.tuples(VALUED, WORDS),
     st.tuples(st.just("--engine"), ENGINES),
+    st.tuples(st.just("--prompts"), st.sampled_from(["here", "apart", "either", ""])),
+    st.sampled_from([("--input", "500", "--output", "100"), ("--input", "1e8", "--output", "1")]),
     st.tuples(st.just("--kind"), st.sampled_from(["afd", "colocated", "both"])),
     st.tuples(
         st.just("--objective"), st.sampled_from(["dollar", "device", "watt", "latency", "count", "none"])

@@ -16,7 +16,10 @@ from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import OBJECTIVES, Question, answer, pareto
 from afserve.placement.planner.search import (
+    APART,
     BATCH_LIMIT,
+    HERE,
+    Layout,
     Pool,
     Targets,
     best_batches,
@@ -38,9 +41,9 @@ def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: obje
     ("model", "pools", "tpot"),
     [("qwen3-30b-a3b", {"l40s": 4, "h20": 2}, 0.03), ("mixtral-8x7b", {"h20": 2, "l20": 3}, 0.05)],
 )
-@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize("prompts", ["", HERE, APART])
 def test_bisection_finds_what_enumeration_finds(
-    model: str, pools: dict[str, int], tpot: float, prompts: bool
+    model: str, pools: dict[str, int], tpot: float, prompts: str
 ) -> None:
     asked = question(model, pools, tpot)
     setting = (
@@ -49,7 +52,7 @@ def test_bisection_finds_what_enumeration_finds(
         else asked.setting
     )
     tried = 0
-    for family in families(list(asked.pools), (1, 2, 3, 4), ("colocated", "afd")):
+    for family in families(list(asked.pools), (1, 2, 3, 4), ("colocated", "afd"), prompts=(prompts or HERE,)):
         small = replace(setting, precision=Precision("bf16", "bf16", "bf16"))
         wanted = exhaustive_batches(family, small, asked.targets)
         kept, batch, _ = best_batches(family, small, asked.targets)
@@ -85,6 +88,7 @@ def test_each_objective_wins_its_own_race(objective: str) -> None:
     merits = {
         "dollar": lambda p: -p.usd_per_mtok, "device": lambda p: p.tok_s_per_device,
         "watt": lambda p: p.tokens_per_joule, "latency": lambda p: -p.tpot, "count": lambda p: -p.devices,
+        "speed": lambda p: p.tok_s,
     }  # fmt: skip
     best = answer(replace(base, objective=objective, **more)).plans[0]
     for other in ("dollar", "device", "watt"):
@@ -139,6 +143,38 @@ def test_verdicts_give_a_reason() -> None:
     slow = replace(load_hardware("l40s"), network=1e9)
     poor = replace(question("deepseek-v3", {}), pools=(Pool(slow, 64),), targets=Targets(0.5))
     assert "link" in verdict(poor, answer(poor))
+
+
+def test_three_pools_each_of_its_own_hardware() -> None:
+    asked = question("deepseek-v3", {"h800": 40, "h20": 32}, prompts=(HERE, APART))
+    lengths = from_lengths(Lengths(2000), Lengths(500))
+    asked = replace(asked, setting=replace(asked.setting, workload=lengths), targets=Targets(0.05, 4.0))
+    found = answer(asked)
+    best = found.plans[0]
+    assert best.prefill is not None and best.prefill_share == 0
+    offered = {pool.chip.name: pool.count for pool in asked.pools}
+    for plan in found.plans:
+        assert all(count <= offered[name] for name, count in plan.used.items()) and plan.ttft <= 4.0
+        assert sum(plan.used.values()) == plan.devices
+    roles = {(p.prefill.hardware, p.attention.hardware, p.experts.hardware) for p in found.plans if p.prefill}
+    assert {("h800", "h20", "h800"), ("h20", "h800", "h800")} <= roles
+    here = answer(replace(asked, prompts=(HERE,))).plans[0]
+    assert best.usd_per_mtok < here.usd_per_mtok
+
+
+def test_prompts_elsewhere_still_take_the_experts_time() -> None:
+    asked = question("deepseek-v3", {"h800": 64}, kinds=("afd",), prompts=(APART,))
+    asked = replace(asked, layout=Layout(attention_devices=16, expert_devices=24))
+    speeds = [
+        answer(
+            replace(asked, setting=replace(asked.setting, workload=from_lengths(Lengths(2000), Lengths(out))))
+        )
+        for out in (100, 1000)
+    ]
+    short, long = (found.plans[0] for found in speeds)
+    assert short.prefill is not None and long.prefill is not None
+    assert short.tok_s < long.tok_s
+    assert short.prefill.devices / short.tok_s > 5 * long.prefill.devices / long.tok_s
 
 
 def test_sensitivity_names_what_helps() -> None:

@@ -11,11 +11,21 @@ from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import Pool, Targets
+from afserve.placement.planner.search import Pool as Offered
+from afserve.placement.planner.search import Targets
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.simulate import Played, Script, Simulation
 from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of
-from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served, goodput, poisson, serve
+from afserve.placement.planner.simulate_requests import (
+    Arrivals,
+    Pool,
+    Rank,
+    Served,
+    goodput,
+    poisson,
+    read_first,
+    serve,
+)
 from afserve.placement.planner.simulate_stages import StageTable
 from afserve.placement.planner.timeline import perfetto_json
 from afserve.placement.planner.workload import Lengths, fixed_context, from_lengths
@@ -23,7 +33,7 @@ from afserve.placement.planner.workload import Lengths, fixed_context, from_leng
 
 def planned(model: str, pools: dict[str, int], context: float, tpot: float = 0.05) -> tuple[Question, Plan]:
     setting = Setting(load_model(model), load_curves("h200"), fixed_context(context), routing=Routing(0.4))
-    chips = tuple(Pool(load_hardware(name), count) for name, count in pools.items())
+    chips = tuple(Offered(load_hardware(name), count) for name, count in pools.items())
     asked = Question(setting, chips, Targets(tpot), kinds=("afd",))
     return asked, answer(asked).plans[0]
 
@@ -64,6 +74,29 @@ def test_closed_form_and_simulation_agree_within_five_percent(
         assert np.mean(played.step_seconds) == pytest.approx(candidate.tpot, rel=0.05)
         idle = candidate.bubbles()
         assert played.busy["experts"] == pytest.approx(1 - idle["experts"], abs=0.06)
+
+
+def test_the_experts_links_are_shared() -> None:
+    """Ranks that send at once get through one after the other where the other end is slower than their own links."""
+    asked, plan = planned("deepseek-v3", {"h800": 16, "h20": 24}, 4096)
+    chips = {pool.chip.name: pool.chip for pool in asked.pools}
+    narrow = replace(chips["h20"], network=chips["h20"].network / 20)
+    calm, slow = (
+        StageTable(asked.setting, plan, chips[plan.attention.hardware], there, random_lengths=False)
+        for there in (chips["h20"], narrow)
+    )
+    assert slow.dispatch.own == calm.dispatch.own
+    assert slow.dispatch.shared == pytest.approx(20 * calm.dispatch.shared, rel=0.2)
+    assert slow.dispatch.seconds(plan.ranks) > calm.dispatch.seconds(plan.ranks)
+
+
+def test_one_pool_reads_the_prompts_of_all_ranks() -> None:
+    sent = [Arrivals(np.array([0.0, 0.1]), np.array([10.0, 10.0]), np.ones(2)) for _ in range(2)]
+    one, other = read_first(Pool(workers=1, busy=0.1, latency=0.2), sent)
+    assert one.asked is not None and other.asked is not None
+    ready = np.sort(np.concatenate([one.seconds, other.seconds]))
+    assert ready == pytest.approx([2.0, 3.0, 4.0, 5.0])
+    assert sorted([*one.asked, *other.asked]) == [0.0, 0.0, 0.1, 0.1]
 
 
 def test_stragglers_and_impatience_cost_time() -> None:

@@ -5,7 +5,7 @@ import gc
 import json
 import threading
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,7 +20,7 @@ from afserve.control.changes import Change, Changed, DrainOne
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.errors import AfserveError, ConfigError, NotFoundError, UnavailableError
+from afserve.errors import AfserveError, ConfigError, NotFoundError, OverloadedError, UnavailableError
 from afserve.server.app import build_app
 from afserve.server.serve import bind, serve
 from afserve.server.settings import ServerSettings
@@ -102,15 +102,23 @@ class ScriptedBackend:
     applied: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     recording: bool = False
+    recorded: tuple[bytes, ...] = ()
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     holding: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     nodes_kept: Nodes = field(default_factory=Nodes)
+    admitted: list = field(default_factory=list)
+    too_late: OverloadedError | None = None
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def admit(self, prompts, wanted) -> None:
+        self.admitted.append((prompts, wanted))
+        if self.too_late is not None:
+            raise self.too_late
 
     def check(self) -> None:
         if not self.is_ready:
@@ -128,6 +136,7 @@ class ScriptedBackend:
             routed=self.routed,
             waiting=2,
             moved={"lost": 3},
+            refused={"ttft": 5},
             incidents=INCIDENTS,
             lost={"expert": {"ended": 1}, "attention": {"silent": 2}},
             reloaded_bytes=4096,
@@ -158,6 +167,9 @@ class ScriptedBackend:
         return Changed(
             {"attention": 2, "experts": 1, "gateways": 0}, ("attention-1",), ("expert-1",), ("a note",)
         )
+
+    async def recordings(self) -> tuple[bytes, ...]:
+        return self.recorded
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
@@ -270,9 +282,15 @@ def frozen_heap() -> Iterator[None]:
 class Server:
     """The application on a loopback port, in a thread with its own event loop."""
 
-    def __init__(self, backend: ScriptedBackend, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        backend: ScriptedBackend,
+        tokenizer: Tokenizer,
+        settings: ServerSettings,
+        others: Sequence[ScriptedBackend] = (),
+    ) -> None:
         self.backend = backend
-        self.app = build_app(backend, tokenizer, settings)
+        self.app = build_app([(each, tokenizer) for each in (backend, *others)], settings)
         self._socket = bind("127.0.0.1", 0)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -300,8 +318,8 @@ class Server:
 @pytest.fixture(scope="session")
 def run_server(tokenizer: Tokenizer) -> Callable[..., AbstractContextManager[Server]]:
     @contextmanager
-    def run(backend: ScriptedBackend, **settings: object) -> Iterator[Server]:
-        server = Server(backend, tokenizer, ServerSettings(**settings))  # type: ignore[arg-type]
+    def run(backend: ScriptedBackend, *others: ScriptedBackend, **settings: object) -> Iterator[Server]:
+        server = Server(backend, tokenizer, ServerSettings(**settings), others)  # type: ignore[arg-type]
         server.start()
         try:
             yield server

@@ -18,7 +18,7 @@ FIELDS = [
     "model", "prompt", "messages", "input", "tokens", "max_tokens", "n", "stop", "stream", "logprobs", "seed", "tools",
     "tool_choice", "response_format", "structured_outputs", "logit_bias", "metadata", "endpoint", "input_file_id",
     "completion_window", "previous_response_id", "system", "options", "resume", "request_id", "priority", "nodes",
-    "cache_salt",
+    "cache_salt", "ttft", "tpot",
     "layers", "attention", "experts", "node", "role", "all", "deadline", "encoding_format", "echo", "guided_regex",
 ]  # fmt: skip
 BODIES = [

@@ -27,6 +27,9 @@ class NanoBackend:
     def ready(self) -> bool:
         return True
 
+    def admit(self, prompts, wanted) -> None:
+        """Never too busy."""
+
     def check(self) -> None:
         pass
 

@@ -160,7 +160,7 @@ def test_offsets_point_into_the_text(http):
 def test_a_begin_token_takes_no_room_in_the_text(make_backend, checkpoint):
     vocabulary = Vocabulary.from_file(str(checkpoint / "tokenizer.json"))
     vocabulary.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    app = build_app(make_backend(), Tokenizer(vocabulary), ServerSettings())
+    app = build_app([(make_backend(), Tokenizer(vocabulary))], ServerSettings())
 
     async def ask(prompt: object) -> dict:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as http:

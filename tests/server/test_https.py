@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -53,6 +54,45 @@ def test_a_client_that_says_nothing_is_closed(run_server, make_backend, folder):
         assert (
             httpx.get(f"https://localhost:{server.port}/health", verify=trusting(folder)).status_code == 200
         )
+
+
+def test_a_handshake_takes_a_place(run_server, make_backend, folder):
+    """The one that has been silent for longest makes room, and then nobody is counted who has gone."""
+    path = str(folder / "node.pem")
+    with (
+        run_server(make_backend(), certfile=path, keyfile=path, max_connections=2) as server,
+        ExitStack() as stack,
+    ):
+        connections = server.app.state.service.connections
+        silent = []
+        for count in (1, 2):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), SECONDS)))
+            wait_until(lambda count=count: len(connections) == count)
+        answer = httpx.get(f"https://localhost:{server.port}/health", verify=trusting(folder))
+        assert answer.status_code == 200
+        assert silent[0].recv(1) == b"" and connections.closed >= 1
+        silent[1].sendall(b"no TLS at all\r\n" * 8)
+        wait_until(lambda: not len(connections))
+
+
+def test_where_all_places_are_busy_a_handshake_does_not_begin(run_server, make_backend, folder):
+    path, body = str(folder / "node.pem"), {"model": "nano", "prompt": "the", "max_tokens": 4}
+    with run_server(make_backend(hold_at=1), certfile=path, keyfile=path, max_connections=1) as server:
+        connections = server.app.state.service.connections
+        with httpx.Client(base_url=f"https://localhost:{server.port}", verify=trusting(folder)) as client:
+            body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+            with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answered:
+                assert answered.status_code == 200
+                with socket.create_connection(("127.0.0.1", server.port), SECONDS) as late:
+                    assert late.recv(1) == b""
+                assert len(connections) == 1 and not connections.closed
+
+
+def wait_until(holds):
+    until = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 def test_who_does_not_trust_the_authority_is_not_answered(secured):

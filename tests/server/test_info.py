@@ -16,19 +16,16 @@ def test_models(http):
     assert "/" not in str(model.values())
 
 
-def test_a_model_has_several_names(http, server, monkeypatch):
+def test_a_model_has_several_names(make_backend, run_server):
     """Requests may say any of them; answers have the first."""
-    monkeypatch.setattr(server.backend, "model", replace(server.backend.model, aliases=("small",)))
-    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny", "small"]
-    assert [model["name"] for model in http.get("/api/tags").json()["models"]] == ["tiny", "small"]
-    assert http.get("/v1/models/small").json()["id"] == "small"
-    assert "'tiny' and 'small' are" in http.get("/v1/models/large").json()["error"]["message"]
-
-
-def test_requests_may_say_an_alias(make_backend, run_server):
     backend = make_backend()
     backend.model = replace(backend.model, aliases=("small",))
     with run_server(backend) as running:
+        with httpx.Client(base_url=running.url, timeout=20) as http:
+            assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["tiny", "small"]
+            assert [model["name"] for model in http.get("/api/tags").json()["models"]] == ["tiny", "small"]
+            assert http.get("/v1/models/small").json()["id"] == "small"
+            assert "'tiny' and 'small' are" in http.get("/v1/models/large").json()["error"]["message"]
         for path, fields in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": [USER]})):
             for name, status in (("small", 200), ("tiny", 200), ("large", 404)):
                 reply = httpx.post(

@@ -17,6 +17,7 @@ from afserve.engine.stats import AttentionStats
 from afserve.errors import OverloadedError
 from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import LayerPlacement, Placement
+from afserve.recording import Recording
 from afserve.server.live.feed import MOST_READERS, Feed, Recent
 from afserve.server.live.page import FILES
 
@@ -57,11 +58,32 @@ def events(reply):
 def test_a_reader_is_sent_where_experts_stand_and_then_frames(looked, http):
     with http.stream("GET", "/live") as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
-        (first, placed), (second, frame), (third, later) = itertools.islice(events(reply), 3)
+        frames = (event for event in events(reply) if event[0] != "timeline")  # that comes when it is drawn
+        (first, placed), (second, frame), (third, later) = itertools.islice(frames, 3)
     assert (first, second, third) == ("placement", "frame", "frame")
     assert placed == {"epoch": 3, "holders": [[[0, 1], [1]], [[0, 1], [1]]]}
     assert frame["status"]["nodes"][0]["name"] == "attention-0" and frame["status"]["model"]["id"] == "tiny"
     assert later["at"] > frame["at"] and set(frame["latency"]) == {"first_token", "inter_token"}
+
+
+def test_a_reader_is_sent_what_the_nodes_do_and_nobody_records_otherwise(looked, http, monkeypatch):
+    asked = []
+
+    async def recordings():
+        asked.append(1)
+        attend = ("micro-batch 0", "attend", 1.1, 1.3, {})
+        return (Recording("attention-0", 1.0, 2.0, (attend,)).pack(),)
+
+    monkeypatch.setattr(looked.backend, "recordings", recordings, raising=False)
+    assert not asked
+    with http.stream("GET", "/live") as reply:
+        value = next(
+            value
+            for name, value in itertools.islice(events(reply), 30)
+            if name == "timeline" and value["micros"]
+        )
+    assert value["micros"] == 1_000_000 and abs(value["at"] - time.time()) < 60
+    assert value["nodes"][0]["lanes"][0]["spans"] == [[100_000, 300_000, "attend", 0, 0]]
 
 
 def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
@@ -69,7 +91,9 @@ def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
         stream = events(reply)
         assert [name for name, _ in itertools.islice(stream, 2)] == ["placement", "frame"]
         assert other.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).is_success
-        said = (frame["latency"]["first_token"] for _, frame in itertools.islice(stream, 30))
+        said = (
+            frame["latency"]["first_token"] for name, frame in itertools.islice(stream, 30) if name == "frame"
+        )
         found = next(latency for latency in said if latency is not None)
     assert 0 <= found["p50"] <= found["p90"] <= found["p99"]
 
@@ -105,12 +129,12 @@ def test_a_reader_is_counted_before_its_answer_begins(monkeypatch):
     monkeypatch.setattr("afserve.server.live.feed.MOST_READERS", 1)
     settings = SimpleNamespace(write_deadline=1.0)
     metrics = SimpleNamespace(first_token=Histogram((1.0,)), inter_token=Histogram((1.0,)))
-    feed = Feed(SimpleNamespace(settings=settings, metrics=metrics))
+    feed = Feed(SimpleNamespace(settings=settings), SimpleNamespace(metrics=metrics))
 
     async def two():
-        await feed.events(None)
+        await feed.events()
         with pytest.raises(OverloadedError, match="the most that it serves"):
-            await feed.events(None)
+            await feed.events()
 
     asyncio.run(two())
 

@@ -11,6 +11,7 @@ from afserve.control.backend import NodeView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
+from afserve.server.exposition import HttpMetrics, exposition
 from afserve.server.observe import ServerMetrics
 
 
@@ -52,6 +53,7 @@ def test_over_http(http, server, nodes):
     assert 'vllm:num_requests_running{model_name="tiny",engine="0"} 2' in reply.text
     assert seen["afserve_expert_rows_total", (("expert", "0"), ("layer", "0"))] == 6
     assert seen["afserve_requests_moved_total", (("cause", "lost"),)] == 3
+    assert seen["afserve_requests_refused_total", (("reason", "ttft"),)] == 5
     assert seen["afserve_nodes_lost_total", (("cause", "silent"), ("role", "attention"))] == 2
     assert seen["afserve_expert_bytes_reloaded_total", ()] == 4096
     assert seen["afserve_rows_resent_total", ()] == 12
@@ -92,7 +94,7 @@ def test_many_experts_are_drawn_per_layer_only(make_backend):
     backend = make_backend()
     backend.nodes = (NodeView("a", "attention", "ready", 1, 0, 0, AttentionStats()),) * 2
     backend.routed = (tuple(range(256)),) * 58
-    text = asyncio.run(ServerMetrics(FakeClock()).text(backend, 0, 0))
+    text = asyncio.run(exposition(HttpMetrics(), [(backend, ServerMetrics())], 0, 0))
     seen = parse(text)
     assert seen["afserve_layer_routed_rows_total", (("layer", "57"),)] == sum(range(256))
     assert "afserve_expert_rows" not in text and len(text) < 100_000

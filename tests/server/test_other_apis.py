@@ -156,7 +156,7 @@ def test_ollama_refused(http, words, given):
 
 
 def test_load(http):
-    assert http.get("/load").json() == {"server_load": 0}
+    assert http.get("/load").json() == {"server_load": 0, "models": {"tiny": 0}}
 
 
 def test_anthropic_client(server):  # noqa: F811

@@ -118,7 +118,7 @@ def test_reasoning_is_counted_alike_however_it_came(tokenizer, size):
             last = "stop" if at + step >= len(ids) else None
             event = TokenEvent(0, tuple(ids[at : at + step]), finish_reason=last)
             record.add(0, event, feed.feed(event))
-        reply, counted = one.reply(tokenizer, "tiny"), Usage(2)
+        reply, counted = one.reply(tokenizer), Usage(2)
         async for index, piece in record.follow(decoder, since):
             counted.add(piece)
             reply.plain(index, piece, "")

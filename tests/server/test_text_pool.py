@@ -17,6 +17,7 @@ from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
 from afserve.server.prepare import Kind, Preparer, TextModel
 from afserve.server.prepared import from_bytes, to_bytes
+from afserve.server.preparers import Preparers
 from afserve.server.settings import ServerSettings
 from afserve.server.text_pool import INLINE_BYTES, TextPool
 
@@ -56,10 +57,15 @@ def model_of(folder):
     return TextModel(str(folder), "tiny", 256, 400, 256)
 
 
+def preparers_of(folder, tokenizer):
+    template = ChatTemplate.from_folder(folder)
+    return Preparers([Preparer(model_of(folder), tokenizer, SamplingParams(), template)])
+
+
 @asynccontextmanager
 async def pool(folder, tokenizer, **settings):
     preparer = Preparer(model_of(folder), tokenizer, SamplingParams(), elsewhere=True)
-    made = TextPool(preparer, model_of(folder), ServerSettings(**settings))
+    made = TextPool(Preparers([preparer]), [model_of(folder)], ServerSettings(**settings))
     try:
         yield made
     finally:
@@ -79,7 +85,7 @@ def refused(error):
 
 
 def test_a_process_prepares_what_the_loop_prepares(checkpoint, tokenizer):
-    here = Preparer(model_of(checkpoint), tokenizer, SamplingParams(), ChatTemplate.from_folder(checkpoint))
+    here = preparers_of(checkpoint, tokenizer)
 
     async def both():
         async with pool(checkpoint, tokenizer) as there:
@@ -98,7 +104,7 @@ def test_a_process_prepares_what_the_loop_prepares(checkpoint, tokenizer):
 
 
 def test_answers_as_bytes(checkpoint, tokenizer):
-    here = Preparer(model_of(checkpoint), tokenizer, SamplingParams(), ChatTemplate.from_folder(checkpoint))
+    here = preparers_of(checkpoint, tokenizer)
     answer = here.prepare(Kind.COMPLETION, json.dumps(BODIES[1][1]).encode())
     assert from_bytes(to_bytes(answer)) == answer
     assert from_bytes(to_bytes(b'{"a":1}')) == b'{"a":1}'

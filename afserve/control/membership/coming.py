@@ -14,8 +14,9 @@ from afserve.control.membership.events import (
     Tell,
 )
 from afserve.control.membership.going import Going
-from afserve.control.membership.members import NO_EPOCH, Member, State
+from afserve.control.membership.members import NO_EPOCH
 from afserve.control.membership.migration import Phase, asks
+from afserve.control.membership.roster import Member, State
 from afserve.control.wire.values import Assigned, Retire
 from afserve.errors import RendezvousError
 from afserve.member import MODEL_ROLES, NodeId, Role
@@ -72,13 +73,13 @@ class Coming(Going):
             phase = Phase.FILLING if is_expert else Phase.ADOPTING
             return [*before, Tell(member.id, asks(phase, in_force))]
         if self._draining and not is_expert:
-            member.state = State.DRAINED
+            self.members.move(member, State.DRAINED)
             return []
         return self._serves(member, now)
 
     def _serves(self, member: Member, now: float) -> list[Effect]:
         """From now on."""
-        member.state = State.READY
+        self.members.move(member, State.READY)
         node = member.node
         self._recovery.serves(node, now)
         self.renewals.serves(node, now)

@@ -12,8 +12,8 @@ from afserve.control.membership.events import (
     MemberId,
     Said,
 )
-from afserve.control.membership.members import Member, State
 from afserve.control.membership.placing import Placing
+from afserve.control.membership.roster import Member, State
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.engine.stats import ExpertStats
 from afserve.errors import (
@@ -31,7 +31,8 @@ class Going(Placing):
     """What counts as a loss, and when a place gets a new process, is up to the rules (`recovery.py`)."""
 
     def _gone(self, member: Member, reason: str, now: float, cause: Cause = Cause.ENDED) -> list[Effect]:
-        served, member.state, member.why = member.serving, State.GONE, reason
+        served, member.why = member.serving, reason
+        self.members.move(member, State.GONE)
         node = member.node
         self._since[node] = now
         self._asked = None

@@ -4,11 +4,10 @@ It knows no streams and no clock; times are passed in. A place stays when its me
 generation. A mismatch names the node and the field.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from afserve.control.membership.events import MemberId
+from afserve.control.membership.roster import Member, Roster, State, View
 from afserve.control.wire.values import (
     PROTOCOL,
     AttentionNodes,
@@ -17,7 +16,6 @@ from afserve.control.wire.values import (
     ExpertPeer,
     Gateways,
     Peers,
-    Progress,
     Register,
     Standing,
 )
@@ -28,56 +26,6 @@ from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 CONTROLLER = "the controller"
 OWN_GATEWAY = 0  # the index of the gateway in the controller's process, where there is one
 NO_EPOCH = -1
-STARTING = Progress(0.0, "starting")
-
-
-class State(StrEnum):
-    """In this order; any of them may be followed by GONE."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    DRAINED = "drained"
-    GONE = "gone"
-
-
-@dataclass(slots=True)
-class Member:
-    """One life of a node, as it last said."""
-
-    id: MemberId
-    pid: int
-    host: str
-    seen_at: float
-    state: State = State.LOADING
-    resident_bytes: int = 0
-    address: str | None = None
-    progress: Progress = STARTING
-    progress_at: float = 0.0
-    identified: bool = False
-    loaded: bool = False  # it has said Ready, though it may not serve yet
-    expert_error: float | None = None  # of expert weights that it rounded as it loaded them, relative
-    epoch: int = 0  # of the placement that it knows, or NO_EPOCH
-    asked: int = 0  # of the one that it was told last, or NO_EPOCH
-    stats: AttentionStats | ExpertStats | None = None
-    why: str = ""  # it is gone
-
-    @property
-    def node(self) -> NodeId:
-        return self.id.node
-
-    @property
-    def alive(self) -> bool:
-        return self.state is not State.GONE
-
-    @property
-    def serving(self) -> bool:
-        return self.state in (State.READY, State.DRAINING)
-
-    @property
-    def owes(self) -> bool:
-        """Whether requests run on it, as it last said."""
-        return self.serving and isinstance(self.stats, AttentionStats) and self.stats.running > 0
 
 
 class Members:
@@ -85,9 +33,7 @@ class Members:
 
     def __init__(self, nodes: tuple[NodeId, ...], version: str, colocated: bool, first: int = 0) -> None:
         """Generations are given out from `first` on."""
-        self._places: dict[NodeId, Member | None] = dict.fromkeys(sorted(nodes))  # always in this order
-        self._of: dict[Role, list[NodeId]] = {}  # the same by role
-        self._order()
+        self._roster = Roster(nodes)
         self._generation: dict[NodeId, int] = {}
         self._first = first
         self._version = version
@@ -95,26 +41,34 @@ class Members:
         self._own_gateway = not any(node.role is Role.GATEWAY for node in nodes)
         self._agreed: tuple[str, dict[str, str]] | None = None
         self._told: dict[str, tuple[str, str]] = {}  # thing of the checkpoint -> who said first what it is
+        self._known_peers: tuple[tuple[int, bool], Peers | None] = ((-1, False), None)
 
     def __iter__(self) -> Iterator[Member]:
         """Attention nodes first, each role in the order of its indices; who is gone is not among them."""
-        return iter([m for m in self._places.values() if m is not None and m.state is not State.GONE])
+        return iter([member for role in Role for member in self.of(role)])
 
-    def places(self, role: Role) -> list[NodeId]:
-        return list(self._of.get(role, ()))
+    def view(self, role: Role) -> View:
+        """Who of a role is there, serves or is missing."""
+        return self._roster.of(role)
+
+    def places(self, role: Role) -> Sequence[NodeId]:
+        return self.view(role).places
+
+    def of(self, role: Role) -> Sequence[Member]:
+        return self.view(role).members
 
     def at(self, node: NodeId) -> Member | None:
         """The last member of a place, also one that is gone."""
-        return self._places.get(node)
+        return self._roster.at(node)
 
     def get(self, member: MemberId) -> Member | None:
         """None for an earlier life, and for one that is gone."""
-        found = self._places.get(member.node)
+        found = self.at(member.node)
         return found if found is not None and found.id == member and found.alive else None
 
-    def of(self, role: Role) -> list[Member]:
-        known = [self._places[node] for node in self._of.get(role, ())]
-        return [m for m in known if m is not None and m.state is not State.GONE]
+    def move(self, member: Member, state: State) -> None:
+        """`member` is in this state from now on."""
+        self._roster.move(member, state)
 
     def add(self, role: Role) -> NodeId:
         """A place with the lowest index that is free."""
@@ -122,27 +76,29 @@ class Members:
         if role is Role.GATEWAY and self._own_gateway:
             taken.add(OWN_GATEWAY)
         node = NodeId(role, next(i for i in range(len(taken) + 1) if i not in taken))
-        self._put(node, None)
+        self._roster.put(node, None)
         return node
 
     def keep(self, node: NodeId) -> None:
         """There is such a place, whoever takes it."""
-        if node not in self._places:
-            self._put(node, None)
+        if node not in self._roster:
+            self._roster.put(node, None)
 
     def remove(self, node: NodeId) -> None:
-        self._places.pop(node, None)
-        self._order()
+        self._roster.remove(node)
 
     def missing(self) -> list[NodeId]:
         """Places without a member."""
-        return [node for node, m in self._places.items() if m is None or m.state is State.GONE]
+        return [node for role in Role for node in self.view(role).missing]
+
+    def vacant(self, node: NodeId) -> bool:
+        """Whether there is such a place, and it has no member."""
+        member = self.at(node)
+        return node in self._roster and (member is None or not member.alive)
 
     def unready(self) -> list[str]:
         """A phrase for everyone that is not ready yet."""
-        never = [
-            f"{node} {'is gone' if self._places[node] else 'never registered'}" for node in self.missing()
-        ]
+        never = [f"{node} {'is gone' if self.at(node) else 'never registered'}" for node in self.missing()]
         slow = [
             f"{m.node} is at {m.progress.fraction:.0%} ({m.progress.what})"
             for m in self
@@ -152,9 +108,9 @@ class Members:
 
     def all_ready(self, besides: Collection[NodeId] = ()) -> bool:
         """Nobody is waited for; `besides` are not waited for anyway."""
-        return all(
-            m is not None and (m.state is State.READY or (m.alive and node in besides))
-            for node, m in self._places.items()
+        views = [self.view(role) for role in Role]
+        return not any(view.missing for view in views) and all(
+            member.node in besides for view in views for member in view.unready
         )
 
     # ---- coming in
@@ -184,18 +140,18 @@ class Members:
 
     def _free(self, role: Role, index: int | None, taken: Collection[NodeId]) -> NodeId:
         places = self.places(role)
-        missing = [node for node in self.missing() if node.role is role and node not in taken]
         if index is None:
+            missing = [node for node in self.view(role).missing if node not in taken]
             if not missing and role is Role.GATEWAY:
                 return self.add(role)  # there may be any number of them
             if not missing:
                 raise RendezvousError(f"index: all {len(places)} places for {role} nodes are taken")
             return missing[0]
         node = NodeId(role, index)
-        if node not in self._places:
+        if node not in self._roster:
             known = ", ".join(str(place.index) for place in places)
             raise RendezvousError(f"index: {index} is none of the places for {role} nodes, which are {known}")
-        if node not in missing:
+        if node in taken or not self.vacant(node):
             raise RendezvousError(f"index: {node} is registered already")
         return node
 
@@ -213,7 +169,7 @@ class Members:
             if standing.identity is not None:
                 self.identify(member, standing.identity.things)
         except RendezvousError:
-            member.state = State.GONE
+            self.move(member, State.GONE)
             raise
         return member
 
@@ -226,25 +182,14 @@ class Members:
         member = Member(MemberId(node, generation), request.pid, request.host, now, progress_at=now)
         if node.role in MODEL_ROLES:
             member.stats = ExpertStats() if node.role is Role.EXPERT else AttentionStats()
-        self._put(node, member)
+        self._roster.put(node, member)
         return member
-
-    def _put(self, node: NodeId, member: Member | None) -> None:
-        """Places are looked through several times per event and hardly ever change: here they are put in order."""
-        new = node not in self._places
-        self._places[node] = member
-        if new:
-            self._places = {known: self._places[known] for known in sorted(self._places)}
-            self._order()
-
-    def _order(self) -> None:
-        self._of = {role: [node for node in self._places if node.role is role] for role in Role}
 
     # ---- what all must have in common
 
     def agree(self, member: Member, endpoint: Endpoint) -> None:
         """Compare what `member` will put on the data plane with what the first member said."""
-        member.address = endpoint.address
+        self._roster.locate(member, endpoint.address)
         if member.node.role is Role.GATEWAY:
             return  # it is not on the data plane
         if self._agreed is None:
@@ -288,7 +233,6 @@ class Members:
     ) -> AttentionNodes:
         """For gateways: who serves, in which phase, and who of them takes what is new. `refusing` says why nobody is
         to."""
-        serving = [member for member in self.of(Role.ATTENTION) if member.serving]
         return AttentionNodes(
             tuple(
                 AttentionPeer(
@@ -298,7 +242,7 @@ class Members:
                     m.address or "",
                     phase(m.node.index),
                 )
-                for m in serving
+                for m in self.view(Role.ATTENTION).serving
             ),
             refusing,
         )
@@ -308,8 +252,15 @@ class Members:
 
         Later only those that serve: rows for one that still loads would wait, and may have another place to go.
         """
-        known = [m for m in self.of(Role.EXPERT) if m.address and (m.serving or not settled)]
-        if not settled and len(known) < len(self.places(Role.EXPERT)):
+        key = self.view(Role.EXPERT).version, settled
+        if key != self._known_peers[0]:  # thousands are told of the same ones: they are one object
+            self._known_peers = key, self._peers(settled)
+        return self._known_peers[1]
+
+    def _peers(self, settled: bool) -> Peers | None:
+        experts = self.view(Role.EXPERT)
+        known = [m for m in (experts.serving if settled else experts.members) if m.address]
+        if not settled and len(known) < len(experts.places):
             return None
         return Peers(tuple(ExpertPeer(m.node.index, m.id.generation, m.address or "") for m in known))
 

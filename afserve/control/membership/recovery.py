@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from afserve.control.membership.desired import SILENCE_SECONDS
 from afserve.control.membership.events import Effect, EndRun, Exited, Happening, Incident, Start
-from afserve.control.membership.members import Member
+from afserve.control.membership.roster import Member
 from afserve.control.wire.values import Stuck, Unheard
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost, UserError
 from afserve.member import NodeId, Role

@@ -10,8 +10,8 @@ from afserve.control.membership.events import (
     Start,
     Tell,
 )
-from afserve.control.membership.members import Member, State
 from afserve.control.membership.phases import check_phases
+from afserve.control.membership.roster import Member, State
 from afserve.control.membership.scaling import Step, check_count
 from afserve.control.wire.values import Shutdown
 from afserve.errors import ConfigError, PeerLost
@@ -23,7 +23,7 @@ class Renewing(Coming):
 
     def check_count(self, role: Role, count: int) -> None:
         """Raises ConfigError where there cannot be so many nodes of a role now."""
-        if self.renewals.busy:
+        if self.renewals.under_way:
             raise ConfigError("scale: nodes are being restarted; try again when all serve", param=role)
         check_count(self.deployment, role, count, room=self._room)
         places = [node for node in self.members.places(role) if node not in self._guests]
@@ -154,7 +154,7 @@ class Renewing(Coming):
 
     def _follow(self, now: float) -> list[Effect]:
         """Those start whose turn has come, but for places that are not wanted any more."""
-        starts = [start for start in self.role_changes.due(now) if start.node in self.members.missing()]
+        starts = [start for start in self.role_changes.due(now) if self.members.vacant(start.node)]
         self._since |= {start.node: now for start in starts}
         return [*starts]
 
@@ -178,7 +178,7 @@ class Renewing(Coming):
         return []
 
     def _check_place(self, node: NodeId) -> None:
-        if self.members.at(node) is None and node not in self.members.missing():
+        if self.members.at(node) is None and not self.members.vacant(node):
             raise ConfigError(f"{node} is no node of this run", param="node")
 
     def waits_for(self, node: NodeId) -> str:

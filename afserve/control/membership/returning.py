@@ -11,9 +11,9 @@ from afserve.control.membership.events import (
     Settled,
     Tell,
 )
-from afserve.control.membership.members import Member, State
 from afserve.control.membership.migration import Phase, asks, holders
 from afserve.control.membership.renewing import Renewing
+from afserve.control.membership.roster import Member, State
 from afserve.control.membership.takeover import Inherited, NodeClaim, Takeover, inherit
 from afserve.control.wire.values import Retire, Standing
 from afserve.errors import RendezvousError
@@ -85,7 +85,8 @@ class Returning(Renewing):
                 continue
             if node.role is Role.GATEWAY and node not in self.deployment.nodes:
                 self._guests.add(node)
-            member.state, member.epoch, member.asked = inherited.state(node.role, claim.standing)
+            state, member.epoch, member.asked = inherited.state(node.role, claim.standing)
+            self.members.move(member, state)
             admitted.append((member, claim.standing))
             effects.append(Admit(claim.connection, member.id, None))
         return effects, admitted

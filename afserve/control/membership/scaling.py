@@ -74,6 +74,12 @@ class Renewals:
     def busy(self) -> bool:
         return self.node is not None or bool(self.waiting)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether somebody is still without a new process. Without that the last one's turn may not be over: gateways
+        are about to hear that it serves, and whoever waited for it has seen it already."""
+        return bool(self.waiting) or (self.node is not None and self.step is not Step.SERVES)
+
     def ask(self, nodes: Iterable[NodeId]) -> None:
         """Each once, however often it is asked for before it serves again."""
         under_way = None if self.step is Step.SERVES else self.node

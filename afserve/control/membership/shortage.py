@@ -7,7 +7,8 @@ What running requests wait for is the link's and the gateways' business. It tell
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from afserve.control.membership.members import Members, State
+from afserve.control.membership.members import Members
+from afserve.control.membership.roster import State
 from afserve.member import NodeId, Role, expert_node
 from afserve.placement.placement import Placement
 from afserve.placement.recovery import LayerExpert, homeless, recovered
@@ -70,7 +71,7 @@ class Shortage:
     def _homeless(self, members: Members, placement: Placement) -> Homeless:
         if not members.places(Role.EXPERT):
             return Homeless()
-        key = placement.epoch, frozenset(m.node.index for m in members.of(Role.EXPERT) if m.serving)
+        key = placement.epoch, members.view(Role.EXPERT).serving_indices
         if key != self._known[0]:
             self._known = key, lacking(placement, key[1], self._room)
         return self._known[1]
@@ -109,6 +110,6 @@ def _reason(members: Members, index: int) -> str:
 
 
 def _why(members: Members, role: Role) -> str:
-    lost = [(node, members.at(node)) for node in members.missing() if node.role is role]
+    lost = [(node, members.at(node)) for node in members.view(role).missing]
     known = [f"{node}: {member.why}" for node, member in lost if member is not None and member.why]
     return f" ({'; '.join(known)})" if known else ""

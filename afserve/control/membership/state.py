@@ -35,9 +35,9 @@ from afserve.control.membership.events import (
     Waited,
     Withdrawn,
 )
-from afserve.control.membership.members import Member, State
 from afserve.control.membership.migration import Outgoing
 from afserve.control.membership.returning import Returning
+from afserve.control.membership.roster import Member, State
 from afserve.control.membership.takeover import REJOIN_SECONDS, Takeover
 from afserve.control.wire.values import (
     Adopted,
@@ -211,14 +211,14 @@ class Membership(Returning):
 
     def _has_drained(self, member: Member) -> list[Effect]:
         if member.state is State.DRAINING:
-            member.state = State.DRAINED
+            self.members.move(member, State.DRAINED)
         return []
 
     def _reconcile(self, now: float) -> list[Effect]:
         """What the difference between what is wanted and what is there asks for, once the event has been obeyed."""
         effects: list[Effect] = []
         if not self.migration.adopting:
-            for member in self.members.of(Role.EXPERT):
+            for member in self.members.view(Role.EXPERT).unready:
                 if member.loaded and member.state is State.LOADING:
                     effects += self._catch_up(member, now)
             waiting, self._waiting = self._waiting, []

@@ -3,22 +3,23 @@
 Who is told what, which expert nodes may hold experts, and phrases for people. Nothing is decided here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from afserve.control.membership.coverage import Coverage
 from afserve.control.membership.desired import Deployment, Desired
 from afserve.control.membership.events import Effect, Joined, Tell
-from afserve.control.membership.members import Member, Members, State
+from afserve.control.membership.members import Members
 from afserve.control.membership.migration import Migration, Outgoing
 from afserve.control.membership.reach import Reach
 from afserve.control.membership.recovery import Recovery, Rules
 from afserve.control.membership.roles import RoleChanges
+from afserve.control.membership.roster import Member, State
 from afserve.control.membership.scaling import Renewals
 from afserve.control.membership.shortage import Patience, Shortage
 from afserve.control.membership.slowness import Slowness
 from afserve.control.membership.takeover import Takeover
 from afserve.control.wire.values import AttentionNodes, Drain
-from afserve.member import NodeId, Role
+from afserve.member import AttentionPhase, NodeId, Role
 
 Assign = Callable[[Deployment, NodeId], Deployment]  # what one node is to run, such as on its own device
 
@@ -81,6 +82,11 @@ class Tables:
         self._lost_at: dict[NodeId, float] = {}  # of places whose member was lost while it served
         self._draining = self._drained = False
         self._restarted = False  # whether somebody was lost before the run had settled
+        # What gateways are told, and what it was made from.
+        self._attending: tuple[tuple[int, str, Mapping[int, AttentionPhase]], AttentionNodes] = (
+            (-1, "", {}),
+            AttentionNodes(),
+        )
 
     @property
     def deployment(self) -> Deployment:
@@ -88,7 +94,11 @@ class Tables:
 
     def attention_nodes(self) -> AttentionNodes:
         """For gateways: who attends, and why new requests are refused, where they are."""
-        return self.members.attention_nodes(self._shortage.refusing, self.deployment.phase)
+        refusing, phases = self._shortage.refusing, self.deployment.phases
+        key = self.members.view(Role.ATTENTION).version, refusing, phases
+        if key != self._attending[0]:
+            self._attending = key, self.members.attention_nodes(refusing, self.deployment.phase)
+        return self._attending[1]
 
     def absent(self) -> list[str]:
         """A phrase for every place whose member is gone."""
@@ -116,19 +126,18 @@ class Tables:
 
     def _answering(self) -> frozenset[int]:
         """Expert nodes that rows are sent to."""
-        return frozenset(m.node.index for m in self.members.of(Role.EXPERT) if m.serving)
+        return self.members.view(Role.EXPERT).serving_indices
 
     def _serving_experts(self) -> frozenset[int]:
         """Also one that is about to have a new process."""
-        return frozenset(
-            m.node.index for m in self.members.of(Role.EXPERT) if m.serving and m.node not in self._leaving
-        )
+        leaving = frozenset(node.index for node in self._leaving if node.role is Role.EXPERT)
+        return self._answering() - leaving if leaving else self._answering()
 
     def _away(self) -> bool:
         """Whether an expert node that holds experts does not serve: what it holds must not change then."""
         return bool(self.migration.holding - self._answering())
 
-    def _announce(self, told: list[Member]) -> list[Effect]:
+    def _announce(self, told: Sequence[Member]) -> list[Effect]:
         peers = self.members.peers(settled=self.settled)
         if peers is None:
             return []
@@ -140,14 +149,14 @@ class Tables:
         ]
 
     def _announce_gateways(self) -> list[Effect]:
-        serving = [member for member in self.members.of(Role.ATTENTION) if member.serving]
-        return [Tell(member.id, self.members.gateways()) for member in serving]
+        gateways = self.members.gateways()
+        return [Tell(member.id, gateways) for member in self.members.view(Role.ATTENTION).serving]
 
     def _drain(self, member: Member) -> list[Effect]:
         """One that still loads has no request, and will not serve."""
         if member.state is not State.READY:
             return []
-        member.state = State.DRAINING
+        self.members.move(member, State.DRAINING)
         return [Tell(member.id, Drain(ends=self._draining))]
 
     def _tell(self, outgoing: Iterable[Outgoing]) -> list[Effect]:
@@ -156,4 +165,4 @@ class Tables:
         return [Tell(member.id, value) for member, value in found if member is not None and member.alive]
 
     def _serving(self, role: Role) -> list[NodeId]:
-        return [member.node for member in self.members.of(role) if member.serving]
+        return [member.node for member in self.members.view(role).serving]

@@ -18,7 +18,8 @@ An expert node that does not hold all that is in force serves once it does, as o
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from afserve.control.membership.members import NO_EPOCH, State
+from afserve.control.membership.members import NO_EPOCH
+from afserve.control.membership.roster import State
 from afserve.control.wire.values import Register, Stage, Standing
 from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from afserve.clock import AwakeClock, Clock, MonotonicClock
-from afserve.comm.kv.socket_wires import address_of
+from afserve.comm.kv.reach import address_of
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.kv import KvSide, Moved, NoKv
 from afserve.control.node.peers import ExpertPeers, Reached
+from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.spans import NodeSpans
 from afserve.control.node.stream import ControlStream
@@ -36,6 +37,7 @@ from afserve.control.wire.values import (
     KvSource,
     Peers,
     Ready,
+    Record,
     Refused,
     Resume,
     Shutdown,
@@ -46,19 +48,16 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import AfserveError, ProtocolError
-from afserve.member import AttentionPhase, Role
+from afserve.member import AttentionPhase, Role, attention_node
 from afserve.placement.placement import Placement
+from afserve.trace import Slice, Trace
 
 PEERS_SECONDS = 330.0  # longer than the controller waits for anyone: it knows who is missing
 _DIALLING = 0.05  # of an idle node that has a gateway to call again
 _IDLE = 1.0  # the stream wakes an idle node at once; this only bounds how late a broken stream is seen
-_TOGETHER = (
-    0.004  # tokens of steps shorter than this go out in one message: each costs a tenth of such a step
-)
+_TOGETHER = 0.004  # tokens of steps shorter than this go out together: a message costs a tenth of such a step
 _MOVING = 0.005  # while KV blocks come or go
-_ROUND = (
-    0.004  # between two looks of a busy node at what is not its step: a tenth of the Python calls of a step
-)
+_ROUND = 0.004  # between two looks of a busy node at what is not its step: a tenth of a step's Python calls
 _PARKED = 0.05  # replies wake a waiting node at once; this bounds how late a new request is seen
 
 
@@ -66,6 +65,9 @@ class AttentionEngine(Protocol):
     """What this loop needs of `engine.attention_node.AttentionNode`."""
 
     stalled: bool
+    trace: Trace | None
+
+    def drawn_open(self) -> list[Slice]: ...
 
     @property
     def busy(self) -> bool: ...
@@ -85,7 +87,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     from afserve.control.node.wiring import build_attention
 
     progress, tell, listener = stream.progress("attention weights"), identify(stream), listen(stream)
-    rendezvous = meet(stream, address_of(listener))
+    rendezvous = meet(stream, address_of(listener, stream.certificates))
     node, first, close = build_attention(assigned, progress, rendezvous, tell, stream.certificates)
     kv = open_disk(open_kv(node, listener, stream, assigned), node, stream, assigned)
     nodes = assigned.deployment.count(Role.ATTENTION)
@@ -172,6 +174,7 @@ class AttentionLoop:
         self._report = report
         self._clock = clock or MonotonicClock()
         self._kept = kept
+        self._recorder = Recorder(node, str(attention_node(index)), stream.send)
         self._running = True
         self._was_busy = False
         self._draining = False
@@ -193,6 +196,7 @@ class AttentionLoop:
             self._report_turn(busy)
             self._gateways.redial()
             self._experts.look()
+            self._recorder.look()
         commands = self._stream.receive(0.0 if busy else self._patience())
         for command in commands:
             self._obey(command)
@@ -230,7 +234,7 @@ class AttentionLoop:
         """Seconds that an idle node waits for a command."""
         if self._kv.eager:
             return 0.0
-        if self._kv_busy:
+        if self._kv_busy or self._recorder.active:
             return _MOVING
         return _DIALLING if self._gateways.waiting else _IDLE
 
@@ -267,6 +271,8 @@ class AttentionLoop:
             case Adopt(placement):
                 self._node.adopt(placement)
                 self._adopting = placement.epoch
+            case Record():
+                self._recorder.begin(command)
             case Drain():
                 self._draining = True
             case AttentionNodes(nodes):

@@ -13,7 +13,7 @@ from afserve.comm.kv.messages import Name
 from afserve.control.copies import buddies
 from afserve.control.wire.values import AttentionPeer
 
-_EVERY = 0.1  # seconds between two looks at what is new, while little is: each offer wakes four threads
+_EVERY = 0.25  # seconds between two looks at what is new, while little is: each offer wakes four threads
 _BACK_OFF = 1.0  # after a buddy that did not keep what it was offered
 _OFFER_BYTES = 4 << 20
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from afserve.control.node.attention import freeze_heap, identify
 from afserve.control.node.heartbeat import HeartbeatThread
+from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
@@ -20,6 +21,7 @@ from afserve.control.wire.values import (
     Filled,
     FillSlots,
     Ready,
+    Record,
     Retire,
     Shutdown,
     ToNode,
@@ -27,15 +29,20 @@ from afserve.control.wire.values import (
 from afserve.engine.filler import Filler
 from afserve.engine.migrate import SlotUse
 from afserve.errors import PeerLost, ProtocolError
-from afserve.member import AttentionPhase
+from afserve.member import AttentionPhase, expert_node
 from afserve.placement.placement import Placement
+from afserve.trace import Slice, Trace
 
 _PARKED = 0.25  # rows wake a waiting node at once; this bounds how late a command is seen
-_PARKED_FILLING = 0.005
+_PARKED_BUSY = 0.005  # while slots are filled, or it records
 
 
 class ExpertEngine(Protocol):
     """What this loop needs of `engine.expert_node.ExpertNode`."""
+
+    trace: Trace | None
+
+    def drawn_open(self) -> list[Slice]: ...
 
     def poll(self) -> int: ...
     def wait(self, timeout: float) -> object: ...
@@ -78,6 +85,7 @@ class ExpertLoop:
         report: Report = silent,
     ) -> None:
         self._node = node
+        self._recorder = Recorder(node, str(expert_node(index)), stream.send)
         self._filler = filler
         self._slots = SlotUse(index, placement)
         self._stream = stream
@@ -92,6 +100,7 @@ class ExpertLoop:
     def turn(self) -> None:
         """What has arrived, and one poll. A lost attention node is the controller's business: the others are served."""
         self._report()
+        self._recorder.look()
         for command in self._stream.receive(0.0):
             self._obey(command)
         if not self._running:
@@ -100,12 +109,14 @@ class ExpertLoop:
             self._report_filled()
         with suppress(PeerLost):
             if not self._node.poll():
-                self._node.wait(_PARKED_FILLING if self._filling else _PARKED)
+                self._node.wait(_PARKED_BUSY if self._filling or self._recorder.active else _PARKED)
 
     def _obey(self, command: ToNode) -> None:
         match command:
             case Shutdown():
                 self._running = False
+            case Record():
+                self._recorder.begin(command)
             case Drain():
                 self._stream.send(Drained())
             case AttentionNodes(nodes):

@@ -7,7 +7,7 @@ Calls come from the thread that steps the node.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from afserve.clock import Clock
@@ -69,7 +69,7 @@ class _Waiting:
 class HandOvers:
     """`straight` tokens are the most that are ever computed here because that is predicted to be faster; `waiting` is
     how many may wait for room, more are the scheduler's to take or to refuse. Counts: `handed` over, `short` ones of
-    those, `seconds` they took, and requests that `went_straight`."""
+    those, `seconds` they took, blocks of them that prefill nodes had (`known`), and requests that `went_straight`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class HandOvers:
         self._block_size, self._straight, self._tell = block_size, straight, tell
         self._queue: deque[_Waiting] = deque()
         self._under_way: dict[int, _Waiting] = {}
-        self.handed = self.short = self.went_straight = 0
+        self.handed = self.short = self.known = self.went_straight = 0
         self.seconds = 0.0
 
     @property
@@ -135,13 +135,14 @@ class HandOvers:
         return late
 
     def ended(self, pulled: Pulled) -> GenerationRequest | None:
-        """The request that it was for, if that is still wanted."""
+        """The request that it was for, if that is still wanted: what was computed for it counts as not cached."""
         one = self._under_way.pop(pulled.transfer, None)
         if one is None:
             return None
         now = self._clock.now()
         self.handed += 1
         self.short += not pulled.complete
+        self.known += pulled.known
         self.seconds += now - one.since
         owner, total = attention_node(one.source.index), len(one.names)
         missing = total - pulled.here - pulled.received
@@ -152,7 +153,7 @@ class HandOvers:
         if pulled.received:
             self._node.draw_arrow("KV blocks", f"prompt {one.request.handle}", "f")
         self._node.draw("KV blocks", f"{pulled.received} blocks from {owner}", one.since)
-        return one.request
+        return replace(one.request, cached_most=(pulled.here + pulled.known) * self._block_size)
 
     def _begin(self, one: _Waiting, now: float) -> None:
         request, source = one.request, one.source

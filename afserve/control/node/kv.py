@@ -153,7 +153,7 @@ class KvMoves:
         self._pulls: dict[int, _Waiting] = {}
         self._rate = 0.0  # bytes per second of the pulls so far
         self._turned = clock.now()
-        self._done = self._failed = self._recomputed = 0
+        self._done = self._failed = self._recomputed = self._peer_blocks = 0
         self._seconds = 0.0
 
     @property
@@ -258,6 +258,7 @@ class KvMoves:
         self._done += 1
         self._seconds += pulled.seconds
         missing = len(waited.names) - pulled.here - pulled.received
+        self._peer_blocks += pulled.received
         if not pulled.complete:
             self._failed += 1
             self._recomputed += missing * self._block_size
@@ -289,6 +290,8 @@ class KvMoves:
             hand_seconds=self._handing.seconds,
             straight=self._handing.went_straight,
             prompts=self._prefilling.prompts,
+            peer_tokens=(self._peer_blocks + self._handing.known) * self._block_size,
+            oldest_lease=moved.oldest,
         )
 
     def tiers(self) -> TierStats:

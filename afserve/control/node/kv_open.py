@@ -1,6 +1,5 @@
 """Puts together how an attention node moves KV blocks: its listening socket, what must agree, and who keeps copies."""
 
-import ipaddress
 import socket
 from dataclasses import fields
 from typing import Any
@@ -8,24 +7,22 @@ from typing import Any
 from afserve.clock import AwakeClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.greeting import PROTOCOL
-from afserve.comm.kv.socket_wires import SocketWires, listen_here, listen_on
+from afserve.comm.kv.reach import listen_here, listen_on
+from afserve.comm.kv.socket_wires import SocketWires
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import KvMoves, Moved
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import Assigned, Noted
 from afserve.engine.attention_node import AttentionNode
+from afserve.tls import is_loopback
 
 _GAP = 0.25  # seconds between two turns that count at the most: a process that was not running judges nobody as late
 
 
 def listen(stream: ControlStream) -> socket.socket:
-    """Inside this host where the controller is on its loopback, else on the address that reaches the controller.
-
-    Blocks are not encrypted, so a run with certificates moves them inside a host only; elsewhere it computes again.
-    """
+    """Inside this host where the controller is on its loopback, else on the address that reaches the controller."""
     host = stream.own_address()
-    inside = ipaddress.ip_address(host).is_loopback or stream.certificates is not None
-    return listen_here() if inside else listen_on(host)
+    return listen_here() if is_loopback(host) else listen_on(host)
 
 
 def open_kv(
@@ -35,7 +32,14 @@ def open_kv(
     clock, kv, engine = AwakeClock(most=_GAP), node.kv, assigned.deployment.engine
     terms = {field.name: str(getattr(kv.fingerprint, field.name)) for field in fields(kv.fingerprint)}
     terms |= {"protocol": str(PROTOCOL), "block bytes": str(kv.block_bytes)}
-    wires = SocketWires(listener, stream.token, terms, kv.block_bytes, wake=lambda: stream.deliver(Moved()))
+    wires = SocketWires(
+        listener,
+        stream.token,
+        terms,
+        kv.block_bytes,
+        lambda: stream.deliver(Moved()),
+        stream.certificates,
+    )
     exchange = Exchange(node.blocks, wires, clock, assigned.generation)
     copier = None
     if engine.kv_copies:

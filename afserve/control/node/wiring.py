@@ -30,7 +30,6 @@ from afserve.engine.build import (
 )
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
-from afserve.engine.meter import ExpertWatch
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.ops import Ops, open_ops
 from afserve.member import MODEL_ROLES, Role
@@ -171,9 +170,9 @@ def build_expert(
     filler = Filler(bank)
     filler.start()
     trace = _trace(assigned)
-    watch = ExpertWatch(trace) if trace else None
     port = ExpertPort(transport, device=ops.device)
-    node = ExpertNode(port, bank, epoch=placement.epoch, watch=watch, phases=deployment.phases)
+    node = ExpertNode(port, bank, epoch=placement.epoch, phases=deployment.phases)
+    node.trace = trace
     node.expert_error = bank.rounding_error
     return node, filler, _closing(transport.close, trace, deployment)
 

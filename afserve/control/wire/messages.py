@@ -47,6 +47,8 @@ from afserve.control.wire.values import (
     Query,
     QueryAnswer,
     Ready,
+    Record,
+    Recorded,
     Refused,
     Register,
     Resume,
@@ -657,6 +659,7 @@ _FROM_NODE: dict[type, Codec] = {
     Stuck: _flat("stuck", Stuck),
     Unheard: _flat("unheard", Unheard),
     Noted: _flat("noted", Noted),
+    Recorded: _flat("recorded", Recorded),
 }
 _TO_NODE: dict[type, Codec] = {
     Peers: ("peers", _put_peers, _take_peers),
@@ -664,6 +667,7 @@ _TO_NODE: dict[type, Codec] = {
     Shutdown: ("shutdown", _put_shutdown, lambda p: Shutdown(_optional_error(p))),
     Retire: _flat("retire", Retire),
     Serve: _flat("serve", Serve),
+    Record: _flat("record", Record),
     Gateways: ("gateways", _put_gateways, _take_gateways),
     AttentionNodes: ("attention_nodes", _put_attention_nodes, _take_attention_nodes),
     QueryAnswer: ("query_answer", _put_answer, _take_answer),

@@ -157,6 +157,25 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """To an attention or expert node: draw what you do for so many seconds from now on, and answer with this number.
+
+    One at a time: the next one takes the place of one that is not answered.
+    """
+
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The answer to `Record`: a packed `afserve.recording.Recording`, which the controller only passes on."""
+
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The node cannot go on and is about to exit."""
 
@@ -424,6 +443,7 @@ FromNode = (
     | Stuck
     | Unheard
     | Noted
+    | Recorded
 )
 ToNode = (
     Assigned
@@ -437,6 +457,7 @@ ToNode = (
     | Retire
     | Serve
     | QueryAnswer
+    | Record
 )
 FromAttention = Attend | Tokens | Refused | Claimed | Given
 ToAttention = Submit | Cancel | Acknowledge | Resume | Halt | Claim

@@ -1,5 +1,6 @@
 """What gateways show of the cluster, as bytes and back: the answer to one question, not a message of its own."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from itertools import chain
 
@@ -92,3 +93,16 @@ def _take_node(proto: Proto) -> NodeView:
         take_stats(proto),
         proto.phase,
     )
+
+
+def encode_recordings(packed: Sequence[bytes]) -> bytes:
+    data: bytes = pb.Recordings(data=packed).SerializeToString()
+    return data
+
+
+def decode_recordings(data: bytes) -> tuple[bytes, ...]:
+    """Raises ProtocolError for bytes that are none."""
+    try:
+        return tuple(pb.Recordings.FromString(data).data)
+    except DecodeError as error:
+        raise ProtocolError(f"{len(data)} bytes are no recordings of nodes: {error}") from error

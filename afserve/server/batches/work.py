@@ -85,7 +85,7 @@ class Worker:
         for batch_id, task in list(self._running.items()):
             if not await self.table.hold(batch_id):
                 task.cancel()
-        if self._service.backend.ready():
+        if any(model.backend.ready() for model in self._service.models):
             for row in await self.table.take():
                 log.warning(
                     "%s goes on here, with %d of %d lines", row.id, row.completed + row.failed, row.total

@@ -1,12 +1,14 @@
 """The events at /live: a frame a second for all who look, made once for all of them, and none while nobody looks.
 
 A frame is the cluster's status with the latencies of the last second. Where experts stand goes along when a
-placement is new to the feed. A reader who is slow misses frames and never holds the others up.
+placement is new to the feed, and every other second what the nodes do in a moment. A reader who is slow misses frames
+and never holds the others up.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,29 +19,53 @@ from afserve.metrics import Histogram, quantile
 from afserve.placement.placement import Placement
 from afserve.server.answer import Writer
 from afserve.server.body import until_gone
+from afserve.server.hosted import Hosted
+from afserve.server.live.timeline import picture
 from afserve.server.service import Service
 from afserve.server.status import status_object
 from afserve.server.wording import encode
 
 log = logging.getLogger("afserve.server")
 SECONDS = 1.0
+TIMELINE_SECONDS = 2.0
 MOST_READERS = 64
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-class Feed:
+class Feeds:
+    """One for each model: GET /live?model=NAME, the first one's without."""
+
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._models = service.models
+        self._feeds = {model.name: Feed(service, model) for model in service.models}
+
+    async def events(self, request: Request) -> Response:
+        name = request.query_params.get("model")
+        model = self._models.first if name is None else self._models.named(name)
+        return await self._feeds[model.name].events()
+
+    async def close(self) -> None:
+        for feed in self._feeds.values():
+            await feed.close()
+
+
+class Feed:
+    """Of one model."""
+
+    def __init__(self, service: Service, model: Hosted) -> None:
+        self._service, self._model = service, model
         self._readers: set[asyncio.Queue[bytes | None]] = set()
-        self._making: asyncio.Task[None] | None = None
+        self._frames = Repeated(SECONDS, self._make, lambda: bool(self._readers))
+        self._timelines = Repeated(TIMELINE_SECONDS, self._draw, lambda: bool(self._readers))
         self._recent = {
-            "first_token": Recent(service.metrics.first_token),
-            "inter_token": Recent(service.metrics.inter_token),
+            "first_token": Recent(model.metrics.first_token),
+            "inter_token": Recent(model.metrics.inter_token),
         }
         self._epoch: int | None = None
         self._holders = b""
+        self._timeline = b""
 
-    async def events(self, request: Request) -> Response:
+    async def events(self) -> Response:
         """Raises OverloadedError where too many look already."""
         if len(self._readers) >= MOST_READERS:
             raise OverloadedError(f"{MOST_READERS} readers look at /live already, the most that it serves")
@@ -49,8 +75,8 @@ class Feed:
 
     async def close(self) -> None:
         """The server stops: every reader is told the end."""
-        if self._making is not None:
-            self._making.cancel()
+        self._frames.cancel()
+        self._timelines.cancel()
         for reader in list(self._readers):
             _put(reader, None)
 
@@ -59,42 +85,74 @@ class Feed:
 
     async def read(self, queue: "asyncio.Queue[bytes | None]", writer: Writer) -> None:
         """Until the client has gone or the server stops."""
-        if self._making is None or self._making.done():
+        if self._frames.start():
             self._epoch = None
-            self._making = asyncio.create_task(self._make())
-        known = b""
+            for recent in self._recent.values():
+                recent.take()
+        if self._timelines.start():
+            self._timeline = b""
+        placed = drawn = b""
         while (frame := await queue.get()) is not None:
-            if self._holders != known:
-                known = self._holders
-                await writer.write(_event("placement", known))
+            if self._holders != placed:
+                placed = self._holders
+                await writer.write(_event("placement", placed))
             await writer.write(_event("frame", frame))
+            if self._timeline != drawn:
+                drawn = self._timeline
+                await writer.write(_event("timeline", drawn))
 
     async def _make(self) -> None:
-        for recent in self._recent.values():
-            recent.take()
-        while self._readers:
-            began = time.monotonic()
-            try:
-                frame = await self._frame()
-            except AfserveError as error:
-                log.debug("no frame for /live: %s", error.message)  # the controller is away; it will be back
-            except Exception:
-                log.exception("no frame for /live: a bug, see below; the next one is made all the same")
-            else:
-                for reader in self._readers:
-                    _put(reader, frame)
-            await asyncio.sleep(max(0.1, SECONDS - (time.monotonic() - began)))
+        frame = await self._frame()
+        for reader in self._readers:
+            _put(reader, frame)
+
+    async def _draw(self) -> None:
+        recordings = await self._model.backend.recordings()
+        drawn = await asyncio.to_thread(picture, recordings)
+        self._timeline = encode({"at": time.time(), **drawn}).encode()
 
     async def _frame(self) -> bytes:
-        status = await status_object(self._service)
+        status = await status_object(self._service, self._model)
         if status["epoch"] != self._epoch:
-            text = await self._service.backend.placement()
+            text = await self._model.backend.placement()
             self._holders = await asyncio.to_thread(_holders, text)
             self._epoch = int(str(status["epoch"]))
         latency = {name: recent.take() for name, recent in self._recent.items()}
         in_flight = len(self._service.inflight)
         frame = {"at": time.time(), "latency": latency, "in_flight": in_flight, "status": status}
         return encode(frame).encode()
+
+
+class Repeated:
+    """Something that is made every few seconds while it is wanted. What fails is made again all the same."""
+
+    def __init__(
+        self, seconds: float, make: Callable[[], Awaitable[None]], wanted: Callable[[], bool]
+    ) -> None:
+        self._seconds, self._make, self._wanted = seconds, make, wanted
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> bool:
+        """False where it goes on already. It begins when the caller waits for something."""
+        if self._task is not None and not self._task.done():
+            return False
+        self._task = asyncio.create_task(self._run())
+        return True
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while self._wanted():
+            began = time.monotonic()
+            try:
+                await self._make()
+            except AfserveError as error:
+                log.debug("no frame for /live: %s", error.message)  # the controller is away; it will be back
+            except Exception:
+                log.exception("no frame for /live: a bug, see below; the next one is made all the same")
+            await asyncio.sleep(max(0.1, self._seconds - (time.monotonic() - began)))
 
 
 class Recent:

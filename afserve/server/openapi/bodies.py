@@ -52,6 +52,8 @@ _SCHEDULING: dict[str, Schema] = {
     "service_tier": _one_of(*TIERS),
     "cache_salt": {"type": "string", "maxLength": MAX_SALT},
     "deadline": _number(0.001, LONGEST_SECONDS),
+    "ttft": _number(0.001, LONGEST_SECONDS),
+    "tpot": _number(0.0001, LONGEST_SECONDS),
 }
 _SAMPLING: dict[str, Schema] = {
     **_SCHEDULING,

@@ -16,6 +16,8 @@ from afserve.server.openapi.bodies import SCHEMAS, Schema, ref
 JSON, TEXT, BYTES, FORM = "application/json", "text/plain", "application/octet-stream", "multipart/form-data"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
+_BY_MODEL = ("/ready", "/status", "/live", "/admin/")  # of a server with several models, of ?model=NAME
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -56,14 +58,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages/count_tokens"): Operation("Tokens of Anthropic's chat.", "MessageRequest"),
     ("POST", "/api/chat"): Operation("Ollama's chat.", "OllamaChatRequest", streams=LINES),
     ("POST", "/api/generate"): Operation("Ollama's completion.", "OllamaRequest", streams=LINES),
-    ("GET", "/api/tags"): Operation("The model in Ollama's words."),
+    ("GET", "/api/tags"): Operation("The models in Ollama's words."),
     ("GET", "/api/version"): Operation("The version in Ollama's words."),
-    ("GET", "/v1/requests/{id}"): Operation("About a request that may be resumed."),
-    ("DELETE", "/v1/requests/{id}"): Operation("End a request that may be resumed."),
+    ("GET", "/v1/requests/{id}"): Operation("About a request that runs or is kept."),
+    ("DELETE", "/v1/requests/{id}"): Operation("End a request that runs or is kept."),
     ("GET", "/v1/requests/{id}/events"): Operation("Go on with its stream.", gives="Stream", media=EVENTS),
     ("GET", "/v1/requests/{id}/answer"): Operation("Its whole answer."),
-    ("GET", "/v1/models"): Operation("The model.", gives="Models"),
-    ("GET", "/v1/models/{name}"): Operation("About the model.", gives="Model"),
+    ("GET", "/v1/models"): Operation("The models.", gives="Models"),
+    ("GET", "/v1/models/{name}"): Operation("About a model.", gives="Model"),
     ("POST", "/tokenize"): Operation("Tokens of a text or chat.", "TokenizeRequest", "Tokens"),
     ("POST", "/detokenize"): Operation("Text of tokens.", "DetokenizeRequest", "Prompt"),
     ("GET", "/health"): Operation("Whether this gateway answers."),
@@ -139,12 +141,15 @@ def _operation(path: str, operation: Operation) -> dict[str, object]:
             "default": {"description": "Refused, and why.", "content": {JSON: {"schema": ref("Error")}}},
         },
     }
-    names = re.findall(r"\{(\w+)\}", path)
-    if names:
-        text: Schema = {"type": "string", "minLength": 1}
-        said["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": text} for name in names
-        ]
+    text: Schema = {"type": "string", "minLength": 1}
+    parameters: list[object] = [
+        {"name": name, "in": "path", "required": True, "schema": text}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    if path.startswith(_BY_MODEL) and path != "/admin/down":
+        parameters.append({"name": "model", "in": "query", "required": False, "schema": text})
+    if parameters:
+        said["parameters"] = parameters
     if operation.takes:
         content = {operation.form: {"schema": ref(operation.takes)}}
         said["requestBody"] = {"required": True, "content": content}

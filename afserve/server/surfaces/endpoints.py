@@ -2,22 +2,26 @@
 
 import json
 import logging
+import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from afserve.clock import WallClock
+from afserve.clock import Clock, WallClock
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import account_of
 from afserve.server.answer import Whole
 from afserve.server.body import Body
 from afserve.server.generation import Task
+from afserve.server.hosted import Hosted
 from afserve.server.prepare import Kind
 from afserve.server.prepared import Prepared
 from afserve.server.refusal import json_response
+from afserve.server.running import Watched
 from afserve.server.service import Service
 from afserve.server.spans import origin_of, span_of
 from afserve.server.surfaces.anthropic_events import MessageSurface
@@ -28,7 +32,8 @@ from afserve.server.surfaces.surface import Keep, Surface, SurfaceAnswer
 from afserve.server.wording import Usage, encode
 
 log = logging.getLogger("afserve.server")
-Make = Callable[[Prepared, Service], Surface]
+Make = Callable[[Prepared, str, Clock], Surface]
+_PREFIX = {Kind.MESSAGE: "msg_", Kind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
 
 
 class Spoken:
@@ -40,34 +45,44 @@ class Spoken:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         with await service.bodies.read(Request(scope, receive)) as body, service.inflight.enter():
-            arrived = service.metrics.clock.now()
+            arrived = service.http.clock.now()
             service.check()
             account = account_of(scope)
             asked = await self._prepare(body, account.owner)
             body.release()
-            await self._answer(asked, arrived, scope)(scope, receive, send)
+            model = service.serving(asked.model)
+            asked = replace(asked, scheduling=account.scheduled(asked.scheduling))
+            service.admit(model, asked.prompts, asked.scheduling)
+            id = f"{_PREFIX.get(self._kind, '')}{uuid.uuid4().hex}"
+            stream = asked.stream is not None
+            watched = Watched(id, account.owner, int(time.time()), asked.model, 1, stream=stream)
+            with service.running.watching(watched):
+                await self._answer(model, asked, arrived, scope, watched)(scope, receive, send)
 
     async def _prepare(self, body: Body, owner: str) -> Prepared:
         asked = await self._service.text.prepare(self._kind, body.data)
         assert isinstance(asked, Prepared)
         return asked
 
-    def _answer(self, asked: Prepared, arrived: float, scope: Scope) -> SurfaceAnswer:
+    def _answer(
+        self, model: Hosted, asked: Prepared, arrived: float, scope: Scope, watched: Watched
+    ) -> SurfaceAnswer:
         service, account = self._service, account_of(scope)
         task = Task(
-            uuid.uuid4().hex,
+            watched.id,
             asked.prompts,
             asked.params,
             arrived,
             asked.skip_special_tokens,
-            account.scheduled(asked.scheduling),
+            asked.scheduling,
             account,
             span_of(scope),
             origin_of(scope),
+            watched,
         )
-        surface = self._make(asked, service)
+        surface = self._make(asked, watched.id, service.http.clock)
         return SurfaceAnswer(
-            service.generator,
+            model.generator,
             service.inflight,
             task,
             surface,
@@ -81,18 +96,16 @@ class Spoken:
         return None
 
 
-def message(asked: Prepared, service: Service) -> Surface:
-    return MessageSurface(
-        f"msg_{uuid.uuid4().hex}", service.backend.model.name, len(asked.prompts[0]), asked.reading
-    )
+def message(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return MessageSurface(id, asked.model, len(asked.prompts[0]), asked.reading)
 
 
-def ollama_chat(asked: Prepared, service: Service) -> Surface:
-    return OllamaSurface(service.backend.model.name, asked.reading, service.metrics.clock.now, chat=True)
+def ollama_chat(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return OllamaSurface(asked.model, asked.reading, clock.now, chat=True)
 
 
-def ollama_generate(asked: Prepared, service: Service) -> Surface:
-    return OllamaSurface(service.backend.model.name, asked.reading, service.metrics.clock.now, chat=False)
+def ollama_generate(asked: Prepared, id: str, clock: Clock) -> Surface:
+    return OllamaSurface(asked.model, asked.reading, clock.now, chat=False)
 
 
 class Responses(Spoken):
@@ -121,10 +134,8 @@ class Responses(Spoken):
         assert isinstance(asked, Prepared)
         return asked
 
-    def _surface(self, asked: Prepared, service: Service) -> Surface:
-        return ResponseSurface(
-            f"resp_{uuid.uuid4().hex}", service.backend.model.name, asked.facts, asked.reading
-        )
+    def _surface(self, asked: Prepared, id: str, clock: Clock) -> Surface:
+        return ResponseSurface(id, asked.model, asked.facts, asked.reading)
 
     def _keeping(self, asked: Prepared, surface: Surface, owner: str) -> Keep | None:
         assert isinstance(surface, ResponseSurface)

@@ -71,12 +71,14 @@ def _message(message: Fields) -> Body:
     return {**plain, "tool_calls": calls} if calls else plain
 
 
+def plain_name(model: str) -> str:
+    """Without the tag that Ollama's clients add."""
+    return model.removesuffix(":latest")
+
+
 def _common(fields: Fields) -> Body:
     """Streams unless it is asked not to."""
-    model = fields.text("model")
     chat: Body = {"stream": fields.flag("stream", True)}
-    if model is not None:
-        chat["model"] = model.removesuffix(":latest")
     options = fields.section("options")
     if options is not None:
         _options(options, chat)

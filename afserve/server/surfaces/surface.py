@@ -74,7 +74,7 @@ class SurfaceAnswer(Response):
     async def _collect(self) -> bytes:
         usage, size, most = Usage(self._task.prompt_tokens), 0, self._limits.max_answer_bytes
         async with (
-            within(self._task.scheduling.deadline),
+            within(self._task.scheduling.deadline, watched=self._task.watched),
             aclosing(self._generator.run(self._task)) as pieces,
         ):
             async for _, piece in pieces:
@@ -109,7 +109,7 @@ class SurfaceAnswer(Response):
         usage, surface = Usage(self._task.prompt_tokens), self._surface
         opening = surface.begin()
         async with (
-            within(self._task.scheduling.deadline),
+            within(self._task.scheduling.deadline, watched=self._task.watched),
             aclosing(self._generator.run(self._task)) as pieces,
         ):
             async for _, piece in pieces:

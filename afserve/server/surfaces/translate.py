@@ -12,7 +12,7 @@ Body = dict[str, object]
 SAMPLING = (
     "model", "seed", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt",
-    "deadline", "service_tier", "chat_template_kwargs", "stream",
+    "deadline", "ttft", "tpot", "service_tier", "chat_template_kwargs", "stream",
 )  # fmt: skip
 
 

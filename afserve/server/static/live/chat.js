@@ -1,7 +1,7 @@
 // A conversation with the model, with the time to its first token and its tokens per second.
 
 import { $, element, seconds } from "./page.js";
-import { events, headers } from "./feed.js";
+import { events, headers, model } from "./feed.js";
 
 let messages = [], answering = null;
 
@@ -16,7 +16,7 @@ async function answer(text) {
   try {
     const reply = await fetch("/v1/chat/completions", {
       method: "POST", signal: answering.signal, headers: { "content-type": "application/json", ...headers() },
-      body: JSON.stringify({ messages: mine, stream: true, temperature: 0.7, stream_options: { include_usage: true } }) });
+      body: JSON.stringify({ ...(model && { model }), messages: mine, stream: true, temperature: 0.7, stream_options: { include_usage: true } }) });
     if (!reply.ok) throw new Error((await reply.json()).error.message);
     for await (const { data } of events(reply)) {
       if (data === "[DONE]") break;

@@ -23,11 +23,15 @@ export async function* events(reply) {
   } finally { reader.cancel().catch(() => {}); }  // who stops listening ends the answer
 }
 
+// Which model this page looks at and talks to, by its address: the server's first where that names none.
+export const model = new URLSearchParams(location.search).get("model");
+
 // `on(name, value)` for each event; `told(state)` of the connection: "open", "needs a key", "no answer".
 export async function follow(on, told) {
   for (;;) {
     try {
-      const reply = await fetch("/live", { headers: headers() });
+      const query = model === null ? "" : "?model=" + encodeURIComponent(model);
+      const reply = await fetch("/live" + query, { headers: headers() });
       if (reply.ok) {
         told("open");
         for await (const { name, data } of events(reply)) on(name, JSON.parse(data));

@@ -6,6 +6,7 @@ import { drawTopology, watchTopology } from "./topology.js";
 import { latencyChart, rateChart, shareChart } from "./charts.js";
 import { drawHeat, placed, watchHeat } from "./heat.js";
 import { drawEvents, drawFigures, drawTime } from "./parts.js";
+import { drawTimeline, watchTimeline } from "./timeline.js";
 import { startChat } from "./chat.js";
 
 const WINDOW = 10, LINES = ["--attention", "--expert", "--good", "--bad", "--wait", "--dim"];
@@ -81,6 +82,7 @@ function drawHead(frame, attention, sum) {
   const { status, latency } = frame, nodes = status.nodes.filter(node => node.role === "attention");
   const total = name => nodes.reduce((all, node) => all + (node.stats?.[name] ?? 0), 0);
   $("model").textContent = document.title = status.model.id;
+  offerModels(status);
   state(status.refusing ? "refusing" : status.ready ? "ready" : "not ready", status.ready && !status.refusing);
   $("about").textContent = `${attention.length} attention, ${status.nodes.filter(n => n.role === "expert").length} expert nodes, ` +
     `afserve ${status.version}`;
@@ -92,6 +94,17 @@ function drawHead(frame, attention, sum) {
     ["First token, p50", seconds(latency.first_token?.p50)], ["Between tokens, p50", seconds(latency.inter_token?.p50)],
   ]);
 }
+
+// Of a server with several models the title is a choice.
+function offerModels({ model, models }) {
+  const several = models.length > 1, box = $("models");
+  $("model").hidden = several;
+  box.hidden = !several;
+  if (box.options.length !== models.length) box.replaceChildren(...models.map(name => new Option(name)));
+  if (document.activeElement !== box) box.value = model.id;
+}
+
+$("models").onchange = () => { location.search = "?model=" + encodeURIComponent($("models").value); };
 
 function state(text, good) {
   $("state").textContent = text;
@@ -106,5 +119,7 @@ function told(text) {
 $("keys").onsubmit = event => { event.preventDefault(); useKey($("key").value.trim()); };
 watchTopology();
 watchHeat();
+watchTimeline();
 startChat();
-follow((name, value) => name === "placement" ? placed(value) : show(value), told);
+const parts = { placement: placed, timeline: drawTimeline, frame: show };
+follow((name, value) => parts[name]?.(value), told);

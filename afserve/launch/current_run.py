@@ -1,0 +1,61 @@
+"""The `Backend` of a model whose run may be followed by another one: everything goes to the run that there is now."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+from afserve.control.admission import Objectives
+from afserve.control.backend import ClusterView, Kept, Opened, ServedModel
+from afserve.control.changes import Change, Changed
+from afserve.control.frontend import Frontend
+from afserve.control.wire.keeping import Keep
+from afserve.engine.request import GenerationRequest, TokenEvent
+
+
+class CurrentRun:
+    """What an earlier run has begun ends with that one."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self.model: ServedModel = frontend.model
+        self._frontend = frontend
+
+    def follow(self, frontend: Frontend) -> None:
+        """Another run of the same model."""
+        self._frontend = frontend
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        return self._frontend.generate(request)
+
+    def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
+        return self._frontend.keep(request, keep)
+
+    async def find(self, id: str, *, take: bool) -> Sequence[Kept]:
+        return await self._frontend.find(id, take=take)
+
+    def ready(self) -> bool:
+        return self._frontend.ready()
+
+    def check(self) -> None:
+        self._frontend.check()
+
+    def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
+        self._frontend.admit(prompts, wanted)
+
+    async def view(self) -> ClusterView:
+        return await self._frontend.view()
+
+    async def placement(self) -> str:
+        return await self._frontend.placement()
+
+    async def apply_placement(self, text: str) -> None:
+        await self._frontend.apply_placement(text)
+
+    async def record_routing(self, on: bool) -> bytes:
+        return await self._frontend.record_routing(on)
+
+    async def recorded_routing(self) -> bytes:
+        return await self._frontend.recorded_routing()
+
+    async def recordings(self) -> Sequence[bytes]:
+        return await self._frontend.recordings()
+
+    async def change(self, change: Change) -> Changed:
+        return await self._frontend.change(change)

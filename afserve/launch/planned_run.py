@@ -1,0 +1,62 @@
+"""One model's run before anything is started: its nodes, where they are, what carries rows, who rebalances."""
+
+from dataclasses import dataclass, replace
+
+from afserve.control.membership.balancing import BalanceRules
+from afserve.errors import DoesNotFitError
+from afserve.families.table import load_spec
+from afserve.launch.gpus import Gpus
+from afserve.launch.hosts import HostAssignment
+from afserve.launch.launcher import Launcher
+from afserve.launch.machine import Machine
+from afserve.launch.models import FoundModel
+from afserve.launch.rebalance import balance_rules
+from afserve.launch.site import RunSite
+from afserve.launch.topology import Topology, choose, needs
+from afserve.launch.transports import choose_transport
+from afserve.launch.wishes import UpFlags
+from afserve.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """`names` are what clients may call the model, the one that answers have first."""
+
+    flags: UpFlags
+    found: FoundModel
+    names: tuple[str, ...]
+    topology: Topology
+    balance: BalanceRules
+    assignment: HostAssignment
+    launcher: Launcher
+
+
+def plan_run(site: RunSite, settings: ServerSettings, launcher: Launcher) -> PlannedRun:
+    """Raises ConfigError or DoesNotFitError for what cannot be."""
+    flags, found, gpus = site.flags, site.found, site.gpus
+    balance = balance_rules(flags.run.rebalance, flags.wishes.redundant_experts)
+    flags = replace(flags, wishes=replace(flags.wishes, rebalance=balance.act))
+    topology = plan_here(flags, found, site.machine, gpus)
+    assignment = site.assigned or HostAssignment.all_here(topology.deployment, gpus)
+    hosted, certified = site.devices or assignment.hosted, flags.run.certs is not None
+    choice = choose_transport(flags.run.transport, hosted, gpus, certified=certified)
+    topology = topology.over(choice.kind, choice.reason).verified(flags.run.verify)
+    topology = topology.told(flags.run.log_level, settings.log_format, settings.otlp_endpoint or "")
+    names = flags.listening.names(found.name)
+    return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, launcher)
+
+
+def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -> Topology:
+    """How many nodes of which size. Raises DoesNotFitError where the machine is too small."""
+    source = replace(flags.source, path=str(found.folder), name=found.name)
+    wishes = flags.wishes
+    spec = load_spec(found.folder)
+    spec = spec if source.layers is None else spec.cut(source.layers)
+    if source.load_format == "safetensors" and not found.weights:
+        raise DoesNotFitError(
+            f"{found.name} is known by its shape only; there are no weights here.\n"
+            f"{needs(spec, source, machine, wishes.engine.expert_dtype)}"
+        )
+    if wishes.engine.device != "cpu" and not wishes.hosts:
+        wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
+    return choose(spec, source, machine, wishes)

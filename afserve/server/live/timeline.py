@@ -1,0 +1,140 @@
+"""The micro-batches of the last steps as a picture: who computes when, whose rows are where, who waits for whom.
+
+From what nodes have recorded of the same moment to a JSON object. It draws nothing and asks nobody.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from afserve.member import Role
+from afserve.recording import Recording
+from afserve.server.live.exchanges import Call, Trip, calls, in_one_clock, is_attention, trips
+from afserve.trace import EXPERTS, WAITING
+
+MOST_STEPS = 6  # of the node that drew most; earlier ones are left out
+_ATTEND = "attend"
+_OWN = ("schedule", "sample")  # parts of "attend" that are drawn apart; the second ends a step
+
+
+class Span(NamedTuple):
+    """Of a lane: `kind` is "attend", "own" (a part of one that no rows depend on) or "experts"."""
+
+    start: int
+    end: int
+    kind: str
+    layer: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds of the clock of all recordings; what is drawn is in microseconds from `begin`."""
+
+    begin: float
+    end: float
+
+    def micros(self, at: float) -> int:
+        return round((min(max(at, self.begin), self.end) - self.begin) * 1e6)
+
+
+def picture(packed: Iterable[bytes]) -> dict[str, object]:
+    """Raises ProtocolError for bytes that no node packs.
+
+    `micros` is its length, 0 where nothing ran; `steps` are ends of steps of the busiest micro-batch; `nodes` have
+    lanes of spans; `trips` say whose rows were away: node, lane, layer, start, end, and who computed them when.
+    """
+    recordings = in_one_clock([one for one in map(Recording.unpack, packed) if one.slices])
+    steps = _steps(recordings)
+    window = _window(recordings, steps)
+    if window is None:
+        return {"micros": 0, "steps": [], "nodes": [], "trips": []}
+    computed = {message: call for one in recordings for call in calls(one) for message in call.messages}
+    sent = [trip for one in recordings for trip in trips(one)]
+    return {
+        "micros": window.micros(window.end),
+        "steps": [window.micros(at) for at in steps if window.begin < at <= window.end],
+        "nodes": [_node(one, window, sent, computed) for one in recordings],
+        "trips": [_trip(trip, window, computed) for trip in sent if trip.end > window.begin],
+    }
+
+
+def _steps(recordings: Sequence[Recording]) -> list[float]:
+    """When the busiest micro-batch of the busiest attention node ended a step."""
+    busiest = max(filter(is_attention, recordings), key=lambda one: len(one.slices), default=None)
+    ends: dict[str, list[float]] = defaultdict(list)
+    for track, name, _, end, _ in busiest.slices if busiest is not None else ():
+        if name == _OWN[-1]:
+            ends[track].append(end)
+    return max(ends.values(), key=len, default=[])
+
+
+def _window(recordings: Sequence[Recording], steps: Sequence[float]) -> Window | None:
+    """What all of them recorded, from the last steps on. None where there is nothing of attention nodes."""
+    if not any(map(is_attention, recordings)):
+        return None
+    begin, end = max(one.began for one in recordings), min(one.ended for one in recordings)
+    if len(steps) > MOST_STEPS:
+        begin = max(begin, steps[-MOST_STEPS - 1])
+    return Window(begin, end) if begin < end else None
+
+
+def _node(
+    recording: Recording, window: Window, sent: Sequence[Trip], computed: Mapping[str, Call]
+) -> dict[str, object]:
+    """`busy` and `waiting` are shares of the window; `last` is who answered last how often, of those it waited for."""
+    lanes: dict[str, list[Span]] = defaultdict(list)
+    waits: list[tuple[int, int]] = []
+    for call in calls(recording):
+        span = Span(window.micros(call.start), window.micros(call.end), EXPERTS, call.layer, call.rows)
+        lanes[EXPERTS].append(span)
+    for track, name, began, ended, _ in recording.slices:
+        start, end = window.micros(began), window.micros(ended)
+        if track == WAITING and start < end:
+            waits.append((start, end))
+        elif name == _ATTEND or name in _OWN:
+            lanes[track].append(Span(start, end, _ATTEND if name == _ATTEND else "own"))
+    seen = {name: sorted((s for s in lanes[name] if s.start < s.end), key=_order) for name in sorted(lanes)}
+    whole = window.micros(window.end) or 1
+    computing = [span for spans in seen.values() for span in spans if span.kind != "own"]
+    return {
+        "name": recording.node,
+        "role": str(Role.ATTENTION if is_attention(recording) else Role.EXPERT),
+        "busy": sum(span.end - span.start for span in computing) / whole,
+        "waiting": sum(end - start for start, end in waits) / whole,
+        "waits": waits,
+        "last": _last(recording.node, sent, computed),
+        "lanes": [{"name": name, "spans": spans} for name, spans in seen.items()],
+    }
+
+
+def _order(span: Span) -> tuple[int, bool]:
+    """What is part of another span comes behind it."""
+    return span.start, span.kind == "own"
+
+
+def _last(node: str, sent: Sequence[Trip], computed: Mapping[str, Call]) -> tuple[str, float] | None:
+    """The expert node that ended last in most exchanges with several, and in which share of them."""
+    counted: Counter[str] = Counter()
+    for trip in sent:
+        found = [computed[message] for message in trip.messages if message in computed]
+        if trip.node == node and len(found) > 1:
+            counted[max(found, key=lambda call: call.end).node] += 1
+    if not counted:
+        return None
+    name, times = counted.most_common(1)[0]
+    return name, times / counted.total()
+
+
+def _trip(trip: Trip, window: Window, computed: Mapping[str, Call]) -> dict[str, object]:
+    found = [computed[message] for message in trip.messages if message in computed]
+    return {
+        "node": trip.node,
+        "lane": trip.lane,
+        "layer": trip.layer,
+        "start": window.micros(trip.start),
+        "end": window.micros(trip.end),
+        "nodes": len(trip.messages),
+        "by": [(call.node, window.micros(call.start), window.micros(call.end)) for call in found],
+    }

@@ -1,0 +1,47 @@
+"""Which of a gateway's models a body asks for: the first where it names none. The model prepares it."""
+
+from collections.abc import Sequence
+
+from afserve.errors import NotFoundError, shown
+from afserve.server.fields import Fields, parse_object
+from afserve.server.prepare import CHANGES, Kind, Preparer
+from afserve.server.prepared import Answer
+from afserve.server.surfaces.ollama import plain_name
+
+_NO_TEXT = {*CHANGES, Kind.PLACEMENT}  # what they are for stands in the address
+_OLLAMA = (Kind.OLLAMA_CHAT, Kind.OLLAMA_GENERATE)
+
+
+class Preparers:
+    """One for each model, the one first that answers requests without a model."""
+
+    def __init__(self, preparers: Sequence[Preparer]) -> None:
+        self._first = preparers[0]
+        self._named = {name: each for each in preparers for name in each.names}
+
+    def prepare(self, kind: Kind, body: bytes) -> Answer:
+        """Raises NotFoundError for a model that is not served, and what `Preparer.prepare` raises."""
+        fields = Fields(parse_object(body))
+        return self._of(_model_of(kind, fields)).prepare(kind, fields)
+
+    def _of(self, name: str | None) -> Preparer:
+        if name is None:
+            return self._first
+        if (found := self._named.get(name)) is None:
+            raise unserved(name, tuple(self._named))
+        return found
+
+
+def unserved(name: str, names: Sequence[str]) -> NotFoundError:
+    """`names` are those that are served."""
+    listed = f"{' and '.join(map(repr, names))} {'are' if len(names) > 1 else 'is'}"
+    return NotFoundError(f"model: {shown(name)} is not served here, {listed}", param="model")
+
+
+def _model_of(kind: Kind, fields: Fields) -> str | None:
+    if kind in _NO_TEXT:
+        return None
+    asked = fields.section("asked") if kind is Kind.FOLLOWING else fields
+    assert asked is not None, "the gateway puts it there"
+    name = asked.text("model")
+    return plain_name(name) if name is not None and kind in _OLLAMA else name

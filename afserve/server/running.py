@@ -1,0 +1,61 @@
+"""Requests that end with their connection, while they run: found by the id that their answer has, and ended by it.
+
+Those that were asked for with `resume` are in `resumables`.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Watched:
+    """One request, and how far it is. `created` in Unix seconds; `owner` is an account's."""
+
+    def __init__(self, id: str, owner: str, created: int, model: str, choices: int, *, stream: bool) -> None:
+        self.id, self.owner, self.created, self.model, self.stream = id, owner, created, model, stream
+        self.tokens = [0] * choices
+        self.reasons: list[str | None] = [None] * choices
+        self.ended = False
+        self._until: asyncio.Timeout | None = None
+
+    def saw(self, index: int, tokens: int, reason: str | None) -> None:
+        """So many tokens of one choice are on their way to the client; `reason` says why they are the last."""
+        self.tokens[index] += tokens
+        self.reasons[index] = reason
+
+    def ends_by(self, until: asyncio.Timeout) -> None:
+        """What its answer is written within."""
+        self._until = until
+        if self.ended:
+            self.end()
+
+    def end(self) -> None:
+        """Its owner wants no more of it: what is computed stops, and whoever waits for it is told so."""
+        self.ended = True
+        if self._until is not None and not self._until.expired():
+            self._until.reschedule(asyncio.get_running_loop().time())
+
+
+class Running:
+    """Those of one gateway, as many as it answers at once."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Watched] = {}
+
+    @contextmanager
+    def watching(self, one: Watched) -> Iterator[None]:
+        """While it is answered."""
+        self._by_id[one.id] = one
+        try:
+            yield
+        finally:
+            del self._by_id[one.id]
+
+    def count(self, model: str) -> int:
+        """Of this model."""
+        return sum(one.model == model for one in self._by_id.values())
+
+    def find(self, id: str, owner: str) -> Watched | None:
+        """None also where it is another owner's: nobody is told which."""
+        one = self._by_id.get(id)
+        return one if one is not None and one.owner == owner else None

@@ -1,0 +1,294 @@
+"""Requests on pools that read prompts and pools that decode, event by event: time to first token, per token, goodput.
+
+One pool does both (prompts in chunks, beside decoding), or prompts go to some and their KV is handed over to others.
+A pool runs one step after the other; what a step lasts is `phase_stages`' to say. A request is let in where it decodes
+once there is room for the KV of its prompt and answer. It draws nothing at random and reads nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from afserve.placement.planner.phase_stages import IDLE, Apart, Pieces, Step, Together, Work
+
+Pool = Together | Apart
+_NEVER = float("inf")
+_DOUBLE = 16384  # tokens before it with which a token takes about twice as long
+_FEWEST = 200  # requests
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Seconds of arrival, tokens of prompt and answer."""
+
+    at: float
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`both` pools do everything, or `reads` and `decodes` share the work. `chunk`: prompt tokens of a rank in a step;
+    they count for more the more they attend to, so that long prompts make steps little longer.
+    `pieces`: the two share expert devices, which compute prompts in such pieces. `first_there`: the pool that reads a
+    prompt also draws its first token."""
+
+    chunk: int
+    both: tuple[Pool, ...] = ()
+    reads: tuple[Pool, ...] = ()
+    decodes: tuple[Pool, ...] = ()
+    pieces: Pieces | None = None
+    first_there: bool = False
+
+
+@dataclass(slots=True)
+class Times:
+    """Of one request, seconds: its first token and its last, since nothing."""
+
+    first: float = _NEVER
+    ended: float = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds to the first token and per further one."""
+
+    ttft: float
+    tpot: float
+
+    def met(self, asked: Asked, times: Times) -> bool:
+        further = max(asked.answer - 1, 1)
+        return times.first - asked.at <= self.ttft and times.ended - times.first <= self.tpot * further
+
+
+@dataclass(slots=True)
+class _Prompt:
+    number: int
+    tokens: int
+    done: int = 0
+
+
+@dataclass
+class _Station:
+    """A pool with what waits there and what it runs."""
+
+    pool: Pool
+    chunk: int
+    asked: Sequence[Asked]
+    free: float = 0.0  # tokens of KV
+    queues: list[deque[_Prompt]] = field(default_factory=list)  # by rank
+    waiting: deque[int] = field(default_factory=deque)  # for room
+    ends: list[tuple[int, int]] = field(default_factory=list)  # (step of its last token, request)
+    running: int = 0
+    context: float = 0.0
+    steps: int = 0
+    until: float = _NEVER
+    step: Step = IDLE
+    read: list[int] = field(default_factory=list)  # prompts that this step completes
+    fresh: list[int] = field(default_factory=list)  # requests whose first step here this is
+
+    def __post_init__(self) -> None:
+        self.queues = [deque() for _ in range(self.pool.ranks)]
+        self.free = self.pool.kv_tokens
+
+    @property
+    def queued(self) -> int:
+        return sum(one.tokens - one.done for queue in self.queues for one in queue)
+
+    def read_prompt(self, number: int) -> None:
+        """On the rank that has the fewest tokens to read."""
+        shortest = min(self.queues, key=lambda queue: sum(one.tokens - one.done for one in queue))
+        shortest.append(_Prompt(number, self.asked[number].prompt))
+
+    def admits(self, number: int) -> bool:
+        """Takes the room for its KV where there is enough."""
+        one = self.asked[number]
+        if one.prompt + one.answer > self.free:
+            return False
+        self.free -= one.prompt + one.answer
+        return True
+
+    def decode(self, number: int, *, had: int) -> None:
+        """`had` tokens of its answer are there."""
+        one = self.asked[number]
+        heappush(self.ends, (self.steps + max(one.answer - had, 1), number))
+        self.running += 1
+        self.context += one.prompt + had
+        self.fresh.append(number)
+
+    def begin(self, now: float, other: Step, pieces: Pieces | None) -> None:
+        """The next step, where there is anything to do."""
+        tokens = pairs = total = 0
+        for queue in self.queues:
+            mine, seen, spent = 0, 0, 0.0
+            while queue and spent < self.chunk:
+                head = queue[0]
+                each = 1 + head.done / _DOUBLE
+                taken = min(head.tokens - head.done, max(1, int((self.chunk - spent) / each)))
+                spent += taken * each
+                seen += taken * head.done + taken * taken // 2
+                mine, head.done = mine + taken, head.done + taken
+                if head.done == head.tokens:
+                    self.read.append(queue.popleft().number)
+            tokens, pairs, total = max(tokens, mine), max(pairs, seen), total + mine
+        if not tokens and not self.running:
+            self.until, self.step = _NEVER, IDLE
+            return
+        ranks = self.pool.ranks
+        fullest = -(-self.running // ranks)
+        context = self.context / self.running if self.running else 0.0
+        work = Work(fullest, self.running, context, tokens, pairs, total)
+        self.step = self.pool.step(work, other, pieces)
+        self.until = now + self.step.seconds
+
+    def end(self) -> tuple[list[int], list[int], list[int]]:
+        """(requests with their first step here, requests that ended, prompts that are read)."""
+        self.steps += 1
+        self.context += self.running
+        ended = []
+        while self.ends and self.ends[0][0] <= self.steps:
+            number = heappop(self.ends)[1]
+            one = self.asked[number]
+            ended.append(number)
+            self.running -= 1
+            self.context -= one.prompt + one.answer
+            self.free += one.prompt + one.answer
+        if not self.running:
+            self.context = 0.0
+        fresh, read = self.fresh, self.read
+        self.fresh, self.read = [], []
+        return fresh, ended, read
+
+
+class Phases:
+    """One run of `asked`, in order of arrival, on `layout`."""
+
+    def __init__(self, layout: Layout, asked: Sequence[Asked]) -> None:
+        self.times = [Times() for _ in asked]
+        self._layout, self._asked = layout, asked
+        self._reads = [_Station(pool, layout.chunk, asked) for pool in layout.both or layout.reads]
+        self._decodes = self._reads if layout.both else [_Station(pool, 0, asked) for pool in layout.decodes]
+        self._stations = self._reads + [one for one in self._decodes if one not in self._reads]
+        self._handed: list[tuple[float, int]] = []  # (when its KV is there, request)
+
+    def play(self) -> Iterator[int]:
+        """Yields the number of each request that ends."""
+        upcoming = 0
+        while True:
+            soonest = min(self._stations, key=lambda one: one.until)
+            arrival = self._asked[upcoming].at if upcoming < len(self._asked) else _NEVER
+            handed = self._handed[0][0] if self._handed else _NEVER
+            now = min(soonest.until, arrival, handed)
+            if now == _NEVER:
+                return
+            if now == arrival:
+                self._arrive(upcoming)
+                upcoming += 1
+            elif now == handed:
+                number = heappop(self._handed)[1]
+                min(self._decodes, key=lambda one: one.running + len(one.waiting)).waiting.append(number)
+            else:
+                yield from self._end(soonest, now)
+            for one in self._stations:
+                if one.until == _NEVER:
+                    self._begin(one, now)
+
+    def _arrive(self, number: int) -> None:
+        station = min(self._reads, key=lambda one: (one.queued + len(one.waiting), one.running))
+        if self._layout.both:
+            station.waiting.append(number)
+        else:
+            station.read_prompt(number)
+
+    def _begin(self, station: _Station, now: float) -> None:
+        while station.waiting and station.admits(station.waiting[0]):
+            number = station.waiting.popleft()
+            if self._layout.both:
+                station.read_prompt(number)
+            else:
+                station.decode(number, had=1 if self._layout.first_there else 0)
+        other = IDLE
+        if self._layout.pieces is not None:
+            other = next(one.step for one in self._stations if one is not station)
+        station.begin(now, other, self._layout.pieces)
+
+    def _end(self, station: _Station, now: float) -> Iterator[int]:
+        fresh, ended, read = station.end()
+        station.until, station.step = _NEVER, IDLE
+        for number in fresh:
+            self.times[number].first = min(self.times[number].first, now)
+        for number in ended:
+            self.times[number].ended = now
+            yield number
+        for number in read:
+            yield from self._was_read(station, number, now)
+
+    def _was_read(self, station: _Station, number: int, now: float) -> Iterator[int]:
+        one, times = self._asked[number], self.times[number]
+        if self._layout.both or self._layout.first_there:
+            times.first = now
+            if one.answer <= 1:
+                times.ended = now
+                if self._layout.both:
+                    station.free += one.prompt + one.answer
+                yield number
+                return
+        if self._layout.both:
+            station.decode(number, had=1)
+        else:
+            heappush(self._handed, (now + station.pool.tables.hand_over(one.prompt), number))
+
+
+def attainment(layout: Layout, asked: Sequence[Asked], targets: Targets, least: float) -> float:
+    """The share of requests that met both targets; at once where that is below `least` for sure."""
+    run, missed = Phases(layout, asked), 0
+    most = (1 - least) * len(asked)
+    for number in run.play():
+        missed += not targets.met(asked[number], run.times[number])
+        if missed > most:
+            return 0.0
+    unserved = sum(times.ended == _NEVER for times in run.times)
+    return 1 - (missed + unserved) / len(asked)
+
+
+def at_rate(asked: Sequence[Asked], rate: float, seconds: float) -> list[Asked]:
+    """So many `seconds` of them, `_FEWEST` at least, sped up or slowed so that `rate` come per second on average."""
+    asked = asked[: max(_FEWEST, round(rate * seconds))]
+    span = max(asked[-1].at - asked[0].at, 1e-9)
+    pace = (len(asked) - 1) / span / rate
+    return [Asked((one.at - asked[0].at) * pace, one.prompt, one.answer) for one in asked]
+
+
+def goodput(
+    layout: Layout,
+    asked: Sequence[Asked],
+    targets: Targets,
+    *,
+    above: float = 0.0,
+    seconds: float = 60.0,
+    least: float = 0.9,
+    within: float = 0.02,
+) -> float:
+    """Requests per second: the highest rate at which the share `least` meets both targets during `seconds`, found by
+    bisection to `within`. 0 where that is not more than `above`, or where targets are missed at any rate."""
+
+    def holds(rate: float) -> bool:
+        return attainment(layout, at_rate(asked, rate, seconds), targets, least) >= least
+
+    low, high = 0.0, max(0.5, above * (1 + within))
+    if above and not holds(high):
+        return 0.0
+    while holds(high):
+        low, high = high, 2 * high
+        if high * seconds > 2 * len(asked):
+            return low
+    while high - low > within * high:
+        middle = (low + high) / 2 if low else high / 2
+        if middle < 1e-2:
+            return 0.0
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,103 @@
+"""Requests that would be too late are refused at once: by what was measured, and never by a guess alone."""
+
+import pytest
+
+from afserve.clock import FakeClock
+from afserve.control.admission import WINDOW_SECONDS, Admission, Objectives
+from afserve.control.attendance import Life
+from afserve.control.requests import Requests
+from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.errors import OverloadedError
+from bench.overload import Case, run
+
+HOME = Life(0, 0)
+PROMPT = 100  # tokens
+
+
+class Scene:
+    """One node that reads a prompt at a time."""
+
+    def __init__(self):
+        self.clock, self.requests = FakeClock(50.0), Requests()
+        self.admission = Admission(self.requests)
+        self.open = []
+
+    def ask(self, count=1):
+        for _ in range(count):
+            request = self.requests.open(GenerationRequest(0, (1,) * PROMPT), self.clock.now())
+            self.requests.place(request, HOME, self.clock.now(), missing=PROMPT)
+            self.open.append(request)
+
+    def say(self, *requests, end=None):
+        self.requests.deliver([TokenEvent(request.number, (7,), end) for request in requests])
+
+    def read(self, count, seconds):
+        """So many prompts, one in `seconds`."""
+        for request in [r for r in self.open if not r.generated][:count]:
+            self.clock.advance(seconds)
+            self.say(request)
+            self.admission.sample(self.clock.now())
+
+    def check(self, **wanted):
+        self.admission.check(PROMPT, Objectives(**wanted), self.clock.now())
+
+
+def test_a_queue_that_is_too_long_refuses_and_says_when_to_come_again():
+    scene = Scene()
+    scene.admission.sample(scene.clock.now())
+    scene.ask(20)
+    scene.admission.sample(scene.clock.now())
+    scene.read(10, 0.1)
+    assert scene.admission.prompt_rate == pytest.approx(1000, rel=0.3)
+    scene.check(ttft=2.0)
+    with pytest.raises(OverloadedError, match=r"first token would come after about 1\.. s") as refused:
+        scene.check(ttft=0.5)
+    assert refused.value.retry_after >= 1.0 and refused.value.status == 429
+    with pytest.raises(OverloadedError, match="deadline"):
+        scene.check(ttft=5.0, deadline=0.5)
+    assert scene.admission.refused == {"ttft": 1, "deadline": 1}
+    scene.check()  # who asks for nothing is taken
+
+
+def test_a_prediction_alone_refuses_nobody():
+    scene = Scene()
+    scene.admission.sample(scene.clock.now())
+    scene.ask(12)
+    scene.admission.sample(scene.clock.now())
+    scene.read(11, 0.1)
+    scene.say(scene.open[-1])
+    scene.ask(50)  # just now: nobody has waited yet
+    scene.check(ttft=0.5)
+    scene.clock.advance(0.3)
+    with pytest.raises(OverloadedError):
+        scene.check(ttft=0.5)
+
+
+def test_tokens_that_come_too_slowly_refuse_until_nobody_runs():
+    scene = Scene()
+    scene.ask(4)
+    scene.say(*scene.open)
+    for _ in range(int(4 * WINDOW_SECONDS / 0.1)):
+        scene.admission.sample(scene.clock.now())
+        scene.clock.advance(0.1)
+        scene.say(*scene.open)
+    assert scene.admission.tpot == pytest.approx(0.1, rel=0.3)
+    scene.check(tpot=0.2)
+    with pytest.raises(OverloadedError, match="a token takes"):
+        scene.check(tpot=0.05)
+    scene.say(*scene.open, end="stop")
+    for request in scene.open:
+        scene.requests.close(request)
+    scene.check(tpot=0.05)
+
+
+@pytest.mark.parametrize("places", [32, 16])
+def test_goodput_stays_under_four_times_the_load(places):
+    """Scripted nodes with the real gateway: the narrow pool is prefill, then decode."""
+    calm, taken, everyone = (
+        run(Case(load, admits, places=places, warm=6.0, period=10.0))
+        for load, admits in ((0.9, True), (4.0, True), (4.0, False))
+    )
+    assert calm["refused"] <= 0.1
+    assert taken["goodput_s"] >= 0.75 * calm["goodput_s"] > 4 * everyone["goodput_s"]
+    assert taken["worst_s"] >= 0.5 * taken["goodput_s"], "no swinging"

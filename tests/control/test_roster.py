@@ -1,0 +1,57 @@
+"""Lists of members: always what a look at all of them finds, and made anew only where something has changed."""
+
+from random import Random
+
+import pytest
+
+from afserve.control.membership.events import MemberId
+from afserve.control.membership.roster import Member, Roster, State
+from afserve.member import MODEL_ROLES, NodeId, Role, attention_node, expert_node
+
+
+def life(node, generation=0):
+    return Member(MemberId(node, generation), 1, "host", 0.0)
+
+
+def test_lists_stay_until_something_changes():
+    roster = Roster([attention_node(0), expert_node(0)])
+    attention = life(attention_node(0))
+    roster.put(attention.node, attention)
+    before, experts = roster.of(Role.ATTENTION), roster.of(Role.EXPERT)
+    assert before.missing == () and not before.serving
+    roster.move(attention, State.LOADING)
+    roster.locate(attention, "")
+    roster.locate(attention, "")
+    assert roster.of(Role.ATTENTION).version == before.version + 1  # the address came, once
+    roster.move(attention, State.READY)
+    assert roster.of(Role.ATTENTION).serving_indices == {0} and roster.of(Role.EXPERT) is experts
+    with pytest.raises(AttributeError):
+        attention.state = State.GONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lists_are_what_a_look_at_all_finds(seed):
+    random, roster, known = Random(seed), Roster([]), {}
+    for turn in range(200):
+        node = NodeId(random.choice(MODEL_ROLES), random.randrange(12))
+        member = known.get(node)
+        match random.randrange(5):
+            case 0:
+                known[node] = random.choice((None, life(node, turn)))
+                roster.put(node, known[node])
+            case 1:
+                known.pop(node, None)
+                roster.remove(node)
+            case _ if member is not None:
+                roster.move(member, random.choice(list(State)))
+        for role in random.sample(MODEL_ROLES, random.randrange(3)):
+            places = sorted(place for place in known if place.role is role)
+            here = [m for place in places if (m := known[place]) is not None and m.alive]
+            view = roster.of(role)
+            assert view.places == tuple(places) and view.members == tuple(here)
+            assert view.missing == tuple(
+                place for place in places if known[place] is None or not known[place].alive
+            )
+            assert view.unready == tuple(m for m in here if m.state is not State.READY)
+            assert view.serving == tuple(m for m in here if m.serving)
+            assert view.serving_indices == {m.node.index for m in view.serving}

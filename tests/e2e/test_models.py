@@ -1,0 +1,59 @@
+"""`afserve up --models FILE`: two models with nodes of their own behind one gateway; one is lost and comes back."""
+
+import time
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = pytest.mark.process
+FILE = """
+[[model]]
+name = "split"
+model = "nano"
+attention = 1
+experts = 2
+kv-tokens = 4096
+
+[[model]]
+name = ["whole", "w"]
+model = "nano"
+colocated = true
+kv-tokens = 2048
+"""
+
+
+def answer(url, model):
+    body = {"model": model, "prompt": "def main():", "max_tokens": 6, "temperature": 0}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def test_two_models_and_one_is_lost_and_comes_back(up, tmp_path):
+    file = tmp_path / "models.toml"
+    file.write_text(FILE)
+    server = up("--models", str(file))
+    assert [model["id"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]] == [
+        "split",
+        "whole",
+        "w",
+    ]
+    answers = {model: answer(server.url, model).json() for model in ("split", "whole", "w")}
+    assert [body["model"] for body in answers.values()] == ["split", "whole", "whole"]
+    assert len({body["choices"][0]["text"] for body in answers.values()}) == 1
+    assert answer(server.url, "nano").status_code == 404
+    nodes = {
+        model: {node["name"] for node in httpx.get(f"{server.url}/status?model={model}").json()["nodes"]}
+        for model in ("split", "whole")
+    }
+    assert nodes == {"split": {"attention-0", "expert-0", "expert-1"}, "whole": {"attention-0"}}
+
+    helpers = psutil.Process(server.process.pid).children()
+    second = [helper for helper in helpers if "fork_server" in " ".join(helper.cmdline())][1]
+    second.kill()  # all of the second model's nodes end with it
+    until = time.monotonic() + 60
+    while "it is started again, the other models go on" not in server.printed() and time.monotonic() < until:
+        assert answer(server.url, "split").json()["choices"] == answers["split"]["choices"]
+    server.wait_ready()
+    assert answer(server.url, "whole").json()["choices"] == answers["whole"]["choices"]
+    code, printed = server.stop()
+    assert code == 0 and "whole: fork-server" in printed

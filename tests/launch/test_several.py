@@ -1,0 +1,73 @@
+"""Several models on one machine: together they fit, or one line says what each needs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afserve.config import ModelSource
+from afserve.errors import DoesNotFitError
+from afserve.launch.gpus import Gpus
+from afserve.launch.machine import Machine
+from afserve.launch.models import CONFIGS, FoundModel
+from afserve.launch.planned_run import plan_here
+from afserve.launch.several import shared
+from afserve.launch.site import RunSite
+from afserve.launch.wishes import RunSettings, UpFlags, Wishes
+from afserve.member import Role
+from afserve.server.settings import Listening, ServerSettings
+
+GIB = 1 << 30
+NANO = FoundModel("nano", CONFIGS / "nano", CONFIGS / "nano", weights=True)
+
+
+def site(machine, **wishes):
+    flags = UpFlags(RunSettings(), ModelSource("", "nano"), Wishes(**wishes), Listening(), ServerSettings())
+    return RunSite(flags, NANO, machine, Gpus())
+
+
+def planned(one):
+    return plan_here(one.flags, one.found, one.machine, one.gpus)
+
+
+def bytes_of(topology):
+    deployment = topology.deployment
+    experts = deployment.count(Role.EXPERT) * topology.expert.total if topology.expert else 0
+    return deployment.count(Role.ATTENTION) * topology.attention.total + experts
+
+
+WISHES = st.fixed_dictionaries(
+    {},
+    optional={
+        "attention": st.integers(1, 3),
+        "kv_tokens": st.sampled_from([512, 4096, 65536]),
+        "colocated": st.just(True),
+    },
+)
+
+
+@given(st.integers(1, 16), st.floats(0.5, 64), st.lists(WISHES, min_size=2, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_they_fit_together_or_are_refused(cores, memory, wishes):
+    machine = Machine(cores, int(memory * GIB), int(memory * GIB))
+    try:
+        topologies = [planned(each) for each in shared([site(machine, **wish) for wish in wishes])]
+    except DoesNotFitError as error:
+        assert error.exit_code == 2
+        return
+    assert sum(map(bytes_of, topologies)) <= machine.memory
+    for wish, topology in zip(wishes, topologies, strict=True):
+        assert topology.kv_tokens >= min(wish.get("kv_tokens", 512), 512)
+
+
+def test_one_alone_has_all_of_it():
+    alone = site(Machine(8, 16 * GIB, 16 * GIB))
+    assert shared([alone]) == [alone]
+
+
+def test_what_is_too_much_together_is_one_line():
+    machine = Machine(4, int(2.2 * GIB), 4 * GIB)
+    with pytest.raises(
+        DoesNotFitError, match=r"together they need .*nano .*nano .* free; leave one out"
+    ) as found:
+        shared([site(machine, attention=3, colocated=True)] * 4)
+    assert "\n" not in found.value.message
