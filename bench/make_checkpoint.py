@@ -67,7 +67,7 @@ DEEPSEEK_V3: Config = {
     "n_shared_experts": 1,
     "num_key_value_heads": 8,
     "num_nextn_predict_layers": 0,
-    "q_lora_rank": None,
+    "q_lora_rank": 192,
     "qk_nope_head_dim": 64,
     "qk_rope_head_dim": 64,
     "rope_interleave": True,
@@ -98,14 +98,17 @@ def qwen3_moe(c: Config) -> Sizes:
 
 
 def deepseek_v3(c: Config) -> Sizes:
-    """Names and sizes of a DeepSeek-V3 checkpoint without a query latent and without an MTP module."""
-    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    """Names and sizes of a DeepSeek-V3 checkpoint without an MTP module."""
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    rank, queries = c["kv_lora_rank"], c["q_lora_rank"]
     nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
     yield from _ends(c)
     for layer in range(c["num_hidden_layers"]):
         p = f"model.layers.{layer}"
         yield from _norms(c, p)
-        yield f"{p}.self_attn.q_proj.weight", (heads * (nope + rope), hidden)
+        yield f"{p}.self_attn.q_a_proj.weight", (queries, hidden)
+        yield f"{p}.self_attn.q_a_layernorm.weight", (queries,)
+        yield f"{p}.self_attn.q_b_proj.weight", (heads * (nope + rope), queries)
         yield f"{p}.self_attn.kv_a_proj_with_mqa.weight", (rank + rope, hidden)
         yield f"{p}.self_attn.kv_a_layernorm.weight", (rank,)
         yield f"{p}.self_attn.kv_b_proj.weight", (heads * (nope + value), rank)
@@ -150,7 +153,7 @@ class Shape:
 
 SHAPES = {
     "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
-    "deepseek-v3-121m": Shape(DEEPSEEK_V3, deepseek_v3),
+    "deepseek-v3-119m": Shape(DEEPSEEK_V3, deepseek_v3),
 }
 
 
