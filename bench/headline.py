@@ -25,8 +25,13 @@ def times(ratio: Row, peer: str) -> str:
     return f"{ratio[name]:.2f} x"
 
 
+def with_vllm() -> list[Row]:
+    """Rows of runs that had vLLM in them."""
+    return [row for row in rows("peers") if any("vllm" in peer for peer in row["ratio"])]
+
+
 def colocated() -> Line:
-    row = one(rows("peers"), engine="colocated", batch=64)
+    row = one(with_vllm(), engine="colocated", batch=64)
     ratio = row["ratio"]
     return (
         f"generated tokens/s, {row['threads']} threads, batch 64, colocated",
@@ -38,7 +43,7 @@ def colocated() -> Line:
 
 
 def disaggregated() -> Line:
-    found = rows("peers")
+    found = with_vllm()
     row = one(found, engine="afd 1x1", batch=64)
     whole = one(found, engine="colocated", batch=64)
     return (

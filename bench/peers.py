@@ -5,7 +5,8 @@
 Every engine is started once and stays; at each batch they take turns, `--rounds` times, so that a machine that slows
 down slows all of them. vLLM runs in a Python of its own (its torch differs) and twice: as it comes, with one core kept
 for its front end, and told to compute on all. llama.cpp runs as `llama-batched-bench` on the same weights as GGUF.
-Rates are of the steady state: prompts processed, nobody finished. Ratios are by round.
+Rates are of the steady state: prompts processed, nobody finished. Ratios are by round. `--prefill 512,2048,3500` adds
+prompts of such lengths, one at a time: tokens of the prompt by the time to the first token.
 
     python -m bench.peers --model DIR --expert-dtype int4 --llama-bench BIN --gguf FILE --gguf-type Q4_0 [--save]
 
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "peers.jsonl"
 OURS = ("colocated", "afd 1x1")
 WORKER_SECONDS = 900
+PHASES = ("batch", "prefill")  # the options that have their sizes
 
 
 class Engine(Protocol):
@@ -40,11 +42,16 @@ class Engine(Protocol):
         """Generated tokens per second of `batch` sequences together."""
         ...
 
+    def prefill(self, prompt: int, seed: int) -> float:
+        """Tokens per second of one prompt of `prompt` tokens."""
+        ...
+
     def close(self) -> None: ...
 
 
 class Worker:
-    """A process that answers {"batch", "seed"} lines with {"rate"} lines; its first line says that it is ready."""
+    """A process that answers {"batch", "seed"} and {"prefill", "seed"} lines with {"rate"} lines; its first line says
+    that it is ready."""
 
     def __init__(
         self, name: str, command: Sequence[str], env: dict[str, str] | None = None, suffix: str = ""
@@ -62,8 +69,14 @@ class Worker:
         self.name = ready.get("name", name) + suffix
 
     def rate(self, batch: int, seed: int) -> float:
+        return self._ask({"batch": batch, "seed": seed})
+
+    def prefill(self, prompt: int, seed: int) -> float:
+        return self._ask({"prefill": prompt, "seed": seed})
+
+    def _ask(self, asked: dict[str, int]) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"batch": batch, "seed": seed}) + "\n")
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         return float(self._read()["rate"])
 
@@ -87,17 +100,25 @@ class Llama:
         self, program: str, gguf: str, prompt: int, output: int, threads: int, kind: str = ""
     ) -> None:
         self.name = f"llama.cpp {kind}".rstrip()
+        self._lengths = prompt, output
         self._command = [
-            program, "-m", gguf, "-c", "16384", "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(output),
-            "-t", str(threads), "-tb", str(threads), "--output-format", "jsonl", "-npl",
+            program, "-m", gguf, "-c", "16384", "-b", "2048", "-ub", "512",
+            "-t", str(threads), "-tb", str(threads), "--output-format", "jsonl",
         ]  # fmt: skip
 
     def rate(self, batch: int, seed: int) -> float:
+        return self._run("speed_tg", *self._lengths, batch)
+
+    def prefill(self, prompt: int, seed: int) -> float:
+        return self._run("speed_pp", prompt, 1, 1)
+
+    def _run(self, figure: str, prompt: int, output: int, batch: int) -> float:
+        asked = ["-npp", str(prompt), "-ntg", str(output), "-npl", str(batch)]
         done = subprocess.run(
-            [*self._command, str(batch)], capture_output=True, text=True, check=True, timeout=WORKER_SECONDS
+            [*self._command, *asked], capture_output=True, text=True, check=True, timeout=WORKER_SECONDS
         )
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        return float(rows[-1]["speed_tg"])
+        return float(rows[-1][figure])
 
     def close(self) -> None:
         """Nothing stays."""
@@ -105,13 +126,13 @@ class Llama:
 
 def main() -> None:
     options = _options()
-    batches = [int(part) for part in options.batch.split(",")]
+    sizes = [(phase, int(size)) for phase in PHASES for size in getattr(options, phase).split(",") if size]
     with ExitStack() as stack:
         engines = _engines(options)
         for engine in engines:
             stack.callback(engine.close)
-        for batch in batches:
-            rows = _measure(engines, batch, options)
+        for phase, size in sizes:
+            rows = _measure(engines, phase, size, options)
             for row in rows:
                 print(json.dumps(row) if options.json else _line(row), flush=True)
             if options.save:
@@ -126,6 +147,7 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
         str(options.output_len),
         str(options.threads),
     ]
+    longest = str(max([0, *(int(size) for size in options.prefill.split(",") if size)]))
     kept = options.expert_dtype
     names, suffix = ((*OURS, "transformers"), "") if kept == "auto" else (OURS, f" {kept}")
     engines: list[Engine] = [
@@ -136,7 +158,7 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
         script = str(ROOT / "bench" / "peers_vllm.py")
         preload = {"LD_PRELOAD": options.vllm_preload} if options.vllm_preload else {}
         # -P: this folder holds a kernels.py, which vLLM's dependencies would take for the package of that name.
-        command = [options.vllm_python, "-P", script, *case]
+        command = [options.vllm_python, "-P", script, *case, longest]
         engines.append(Worker("vllm", command, preload))
         # As it comes, vLLM keeps one core for its front end; on two cores that is half of them.
         whole = {**preload, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
@@ -147,11 +169,16 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
     return engines
 
 
-def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace) -> list[dict[str, object]]:
+def _measure(
+    engines: Sequence[Engine], phase: str, size: int, options: argparse.Namespace
+) -> list[dict[str, object]]:
+    """`size`: sequences together, or tokens of one prompt."""
     rates: dict[str, list[float]] = {engine.name: [] for engine in engines}
     for seed in range(options.rounds):
         for engine in engines:
-            rates[engine.name].append(engine.rate(batch, seed))
+            ask = engine.rate if phase == "batch" else engine.prefill
+            rates[engine.name].append(ask(size, seed))
+    decodes = phase == "batch"
     rows = []
     for name, values in rates.items():
         ratios = {
@@ -161,10 +188,12 @@ def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace)
         }
         rows.append(
             {
-                "bench": "peers", "model": Path(options.model).name, "engine": name, "batch": batch,
+                "bench": "peers", "model": Path(options.model).name, "engine": name,
+                "batch": size if decodes else 1, "phase": "decode" if decodes else "prefill",
                 "tokens_per_second": round(statistics.median(values), 1), "low": round(min(values), 1),
                 "high": round(max(values), 1), "ratio": ratios, "rounds": options.rounds,
-                "prompt_len": options.prompt_len, "output_len": options.output_len, "threads": options.threads,
+                "prompt_len": options.prompt_len if decodes else size,
+                "output_len": options.output_len if decodes else 1, "threads": options.threads,
                 "experts": options.expert_dtype,
                 "load": round(os.getloadavg()[0], 1), **origin(),
             }
@@ -175,13 +204,15 @@ def _measure(engines: Sequence[Engine], batch: int, options: argparse.Namespace)
 def _line(row: dict[str, object]) -> str:
     spread = f"{row['low']} to {row['high']}"
     rate = f"{row['tokens_per_second']:>9} tok/s"
-    return f"batch {row['batch']:>3}  {row['engine']:<26} {rate}  ({spread})  {row['ratio'] or ''}"
+    what = f"batch {row['batch']:>3}" if row["phase"] == "decode" else f"prompt {row['prompt_len']:>4}"
+    return f"{what}  {row['engine']:<26} {rate}  ({spread})  {row['ratio'] or ''}"
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="checkpoint folder (bench.make_checkpoint makes one)")
-    parser.add_argument("--batch", default="1,8,32,64")
+    parser.add_argument("--batch", default="1,8,32,64", help="sequences that decode together")
+    parser.add_argument("--prefill", default="", help="lengths of prompts, such as 512,2048,3500")
     parser.add_argument("--prompt-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument(

@@ -1,7 +1,7 @@
 """vLLM for `bench.peers`, run by vLLM's own Python: it imports nothing of this project.
 
-Arguments: model folder, prompt length, output length, threads. The steady rate is that of all tokens but the first of
-each sequence: a run of the full length less a run of one token.
+Arguments: model folder, prompt length, output length, threads, the longest prompt that is prefilled alone.
+The steady rate is that of all tokens but the first of each sequence: a run of the full length less a run of one token.
 """
 
 import json
@@ -10,18 +10,18 @@ import sys
 import time
 
 
-def main(model: str, prompt: int, output: int, threads: int) -> None:
+def main(model: str, prompt: int, output: int, threads: int, longest: int) -> None:
     import torch
     import vllm
 
     torch.set_num_threads(threads)
     llm = vllm.LLM(
-        model, dtype="bfloat16", max_num_seqs=64, max_model_len=prompt + output + 16, enable_prefix_caching=False,
-        disable_log_stats=True, gpu_memory_utilization=0.3,
+        model, dtype="bfloat16", max_num_seqs=64, max_model_len=max(prompt + output, longest) + 16,
+        enable_prefix_caching=False, disable_log_stats=True, gpu_memory_utilization=0.3,
     )  # fmt: skip
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
 
-    def seconds(batch: int, seed: int, tokens: int) -> float:
+    def seconds(batch: int, seed: int, tokens: int, prompt: int = prompt) -> float:
         source = random.Random(f"{seed}/{batch}/{prompt}")
         ids = [
             {"prompt_token_ids": [source.randrange(16, vocabulary) for _ in range(prompt)]}
@@ -39,8 +39,12 @@ def main(model: str, prompt: int, output: int, threads: int) -> None:
     print(json.dumps({"name": f"vllm {vllm.__version__}"}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps({"rate": rate(asked["batch"], asked["seed"])}), flush=True)
+        if "prefill" in asked:
+            found = asked["prefill"] / seconds(1, asked["seed"], 1, asked["prefill"])
+        else:
+            found = rate(asked["batch"], asked["seed"])
+        print(json.dumps({"rate": found}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(value) for value in sys.argv[2:5]))
+    main(sys.argv[1], *(int(value) for value in sys.argv[2:6]))

@@ -6,12 +6,14 @@ of JSON.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from afserve.cli.bench.case import Case
-from afserve.cli.bench.figures import figures
+from afserve.cli.bench.figures import Timeline, figures
 
-Rate = Callable[[int, int], float]
+UNSEEN = 1000  # seeds of prompts that no other measurement has used: their prefixes are in no cache
+Run = Callable[[Case, int, int], Sequence[Timeline]]  # (what, sequences, seed)
 
 
 def main(name: str, model: str, prompt: int, output: int, threads: int, kept: str) -> None:
@@ -22,12 +24,18 @@ def main(name: str, model: str, prompt: int, output: int, threads: int, kept: st
         _afserve(name, case, kept)
 
 
-def _answer(name: str, rate: Rate) -> None:
-    rate(2, -1)
+def _answer(name: str, case: Case, run: Run) -> None:
+    run(case, 2, -1)
     print(json.dumps({"name": name}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps({"rate": rate(asked["batch"], asked["seed"])}), flush=True)
+        if "prefill" in asked:
+            one = replace(case, prompt_len=asked["prefill"], output_len=1)
+            other = asked["seed"] + UNSEEN
+            rate = one.prompt_len / figures(run(one, 1, other)).ttft
+        else:
+            rate = figures(run(case, asked["batch"], asked["seed"])).tokens_per_second or 0.0
+        print(json.dumps({"rate": rate}), flush=True)
 
 
 def _afserve(name: str, case: Case, kept: str) -> None:
@@ -38,7 +46,7 @@ def _afserve(name: str, case: Case, kept: str) -> None:
     threads = case.threads if colocated else max(1, (case.threads or 2) // 2)
     nodes = {"attention": 1, "experts": None if colocated else 1}
     with LLM(case.model, colocated=colocated, threads=threads, expert_dtype=kept, **nodes) as llm:
-        _answer(name, lambda batch, seed: figures(_batch(llm, case, batch, seed)).tokens_per_second or 0.0)
+        _answer(name, case, lambda asked, batch, seed: _batch(llm, asked, batch, seed))
 
 
 def _transformers(name: str, case: Case) -> None:
@@ -54,12 +62,12 @@ def _transformers(name: str, case: Case) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(case.model, dtype="auto").eval()
     vocabulary = model.config.vocab_size
 
-    def rate(batch: int, seed: int) -> float:
+    def run(asked: Case, batch: int, seed: int) -> Sequence[Timeline]:
         with torch.inference_mode():
-            ids = torch.tensor(prompts(vocabulary, batch, case.prompt_len, seed))
-            return figures(generate(model, ids, case.output_len)).tokens_per_second or 0.0
+            ids = torch.tensor(prompts(vocabulary, batch, asked.prompt_len, seed))
+            return generate(model, ids, asked.output_len)
 
-    _answer(f"transformers {transformers.__version__}", rate)
+    _answer(f"transformers {transformers.__version__}", case, run)
 
 
 if __name__ == "__main__":

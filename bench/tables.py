@@ -10,65 +10,11 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults, tables_hosts
+from bench import tables_faults, tables_hosts, tables_peers
 from bench.headline import headline
 from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
 
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
-
-
-def peers() -> str:
-    found = [row for row in rows("peers") if row.get("experts", "auto") == "auto"]
-    return _beside(
-        "The engine beside its peers",
-        found,
-        'By default vLLM keeps one core for its front end; the row "on all cores" lets it compute on all of them.',
-    )
-
-
-def peers_in_few_bits() -> str:
-    found = [row for row in rows("peers") if row.get("experts", "auto") != "auto"]
-    return _beside(
-        "In few bits beside its peers",
-        found,
-        "afserve keeps routed experts in int8 or int4 and all else in bf16, llama.cpp every matrix in what its row says.",
-    )
-
-
-def _beside(title: str, measured: list[Row], note: str) -> str:
-    found = newest(measured, "model", "engine", "batch")
-    if not found:
-        return ""
-    batches = sorted({row["batch"] for row in found})
-    by = {(row["engine"], row["batch"]): row for row in found}
-    engines = list(dict.fromkeys(row["engine"] for row in found))
-    lines = [
-        [
-            engine,
-            *(f"{by[engine, b]['tokens_per_second']:,.0f}" if (engine, b) in by else "" for b in batches),
-        ]
-        for engine in engines
-    ]
-    ratios = [
-        [f"{engine} / {other}", *(_ratio(by.get((engine, b)), other) for b in batches)]
-        for engine in engines
-        for other in engines
-        if any(_ratio(by.get((engine, b)), other) for b in batches)
-    ]
-    first = found[0]
-    return (
-        f"**{title}** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
-        f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
-        f"tokens per second by batch; `python -m bench.peers`. {note}\n\n"
-        + table(["engine", *map(str, batches)], lines)
-        + "\n\n"
-        + table(["ratio, by round", *map(str, batches)], ratios)
-    )
-
-
-def _ratio(row: Row | None, other: str) -> str:
-    """Empty where the two were not measured in one run."""
-    return f"{row['ratio'][other]:.2f}" if row is not None and other in row["ratio"] else ""
 
 
 def decode() -> str:
@@ -342,8 +288,8 @@ def gateway() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "The engine beside its peers": peers,
-    "In few bits beside its peers": peers_in_few_bits,
+    "The engine beside its peers": tables_peers.peers,
+    "In few bits beside its peers": tables_peers.peers_in_few_bits,
     "Start and memory": decode,
     "Placements that change under load": live,
     "Nodes that are killed and stopped under load": tables_faults.nodes,

@@ -1,0 +1,75 @@
+"""The tables of `bench.peers`: engines beside each other, a table for each checkpoint."""
+
+# ruff: noqa: E501  sentences, easier to read unwrapped
+
+from bench.rows import Row, newest, rows, table, where
+
+
+def peers() -> str:
+    return _beside(
+        "The engine beside its peers",
+        [row for row in rows("peers") if row.get("experts", "auto") == "auto"],
+        'By default vLLM keeps one core for its front end; the row "on all cores" lets it compute on all of them.',
+    )
+
+
+def peers_in_few_bits() -> str:
+    return _beside(
+        "In few bits beside its peers",
+        [row for row in rows("peers") if row.get("experts", "auto") != "auto"],
+        "afserve keeps routed experts in int8 or int4 and all else in bf16, llama.cpp every matrix in what its row says.",
+    )
+
+
+def _beside(title: str, measured: list[Row], note: str) -> str:
+    found = newest(measured, "model", "experts", "engine", "phase", "batch", "prompt_len")
+    cases: dict[tuple[str, str], list[Row]] = {}
+    for row in found:
+        cases.setdefault((row["model"], row.get("experts", "auto")), []).append(row)
+    return "\n\n".join(
+        f"{_says(title, note, of) if i == 0 else _says(title, '', of)}\n\n{_tables(of)}"
+        for i, of in enumerate(cases.values())
+    )
+
+
+def _says(title: str, note: str, found: list[Row]) -> str:
+    first = next((row for row in found if not _prompt(row)), found[0])
+    said = (
+        f"**{title}** ({first['model']}, prompt {first['prompt_len']}, output {first['output_len']}, "
+        f"{first['threads']} threads in all, medians of {first['rounds']} rounds in turn; {where(first)}). Generated "
+        "tokens per second by batch; `python -m bench.peers`."
+    )
+    if any(map(_prompt, found)):
+        said += " Under a prompt's length: its tokens per second until the first token, one prompt at a time."
+    return f"{said} {note}".rstrip()
+
+
+def _tables(found: list[Row]) -> str:
+    columns = sorted({(_prompt(row), row["batch"]) for row in found})
+    heads = [f"prompt {prompt:,}" if prompt else str(batch) for prompt, batch in columns]
+    by = {(row["engine"], _prompt(row), row["batch"]): row for row in found}
+    engines = list(dict.fromkeys(row["engine"] for row in found))
+    lines = [
+        [
+            engine,
+            *(f"{by[engine, *c]['tokens_per_second']:,.0f}" if (engine, *c) in by else "" for c in columns),
+        ]
+        for engine in engines
+    ]
+    ratios = [
+        [f"{engine} / {other}", *(_ratio(by.get((engine, *c)), other) for c in columns)]
+        for engine in engines
+        for other in engines
+        if any(_ratio(by.get((engine, *c)), other) for c in columns)
+    ]
+    return table(["engine", *heads], lines) + "\n\n" + table(["ratio, by round", *heads], ratios)
+
+
+def _prompt(row: Row) -> int:
+    """Tokens of a prompt that is prefilled alone, 0 for a row of decoding."""
+    return int(row["prompt_len"]) if row.get("phase") == "prefill" else 0
+
+
+def _ratio(row: Row | None, other: str) -> str:
+    """Empty where the two were not measured in one run."""
+    return f"{row['ratio'][other]:.2f}" if row is not None and other in row["ratio"] else ""
