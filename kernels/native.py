@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native, tiled
+from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
@@ -205,6 +206,11 @@ class Native(NativeProducts):
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch.with_handle(_batch_handle(batch))
+
+    def delta(
+        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+    ) -> Tensor:
+        return delta_rows(rows, layer, state_NF, block_size, batch)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         dtype, gate = layer.input_norm_H.dtype, self._packed_gate(layer)

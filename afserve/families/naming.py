@@ -45,6 +45,7 @@ class Naming:
     correction_row: bool = False  # stored as a matrix of one row
     dense_ffn: str = "mlp"
     attention: str = "self_attn"
+    linear: str = "linear_attn"
     qkv: str = ""
     out: str = "o_proj"
     q_norm: str = "q_norm.weight"

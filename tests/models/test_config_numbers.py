@@ -51,6 +51,12 @@ CONFIGS = {
         "decoder_sparse_step": 1, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 20,
         "max_window_layers": 2,
     },
+    "qwen3_next": {
+        **COMMON, "num_experts": 12, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "head_dim": 16,
+        "decoder_sparse_step": 1, "mlp_only_layers": [1], "full_attention_interval": 2, "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    },
     "glm4_moe": {
         **COMMON, "head_dim": 16, "n_routed_experts": 12, "moe_intermediate_size": 24, "n_shared_experts": 1,
         "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
