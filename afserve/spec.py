@@ -76,8 +76,11 @@ class ModelSpec:
     def moe_layers(self) -> int:
         return len(self.moe_layer_ids)
 
-    def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        return dtype_bytes * sum(kind.attention.kv_width * layers for kind, layers in self._counted())
+    def kv_bytes_per_token(self, dtype_bytes: int = 2, block_size: int | None = None) -> int:
+        """Of a KV cache with blocks of so many tokens, its part of the states in a block included, rounded up; without
+        a block size that of keys and values alone."""
+        kept = dtype_bytes * sum(kind.attention.kv_width * layers for kind, layers in self._counted())
+        return kept if block_size is None else kept - (-self.state_bytes() // block_size)
 
     def state_bytes(self) -> int:
         """Of a sequence's states, which do not grow with it; a KV cache keeps them once in every block."""

@@ -57,10 +57,10 @@ class DeltaShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
-    """`conv_CW` holds the taps, the newest token's last; float32."""
+    """`conv_WC` holds the taps, the newest token's last; contiguous float32."""
 
     shape: DeltaShape
-    conv_CW: Tensor
+    conv_WC: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _decode(
     state_SF.masked_fill_((position_S == 0)[:, None], 0.0)
     matrix, window = state_SF.split((shape.matrix, shape.numbers - shape.matrix), 1)
     seen_SWC = torch.cat((window.view(count, shape.taps - 1, shape.channels), rows.mixed_TC[:, None]), 1)
-    q, k, v = _heads(F.silu((seen_SWC * layer.conv_CW.T).sum(1)), shape)
+    q, k, v = _heads(F.silu((seen_SWC * layer.conv_WC).sum(1)), shape)
     out, matrix = step(q, k, v, rows.decay_TV, rows.beta_TV, matrix.unflatten(1, _matrix(shape)))
     now = table_SB.gather(1, (position_S // block_size)[:, None])[:, 0]
     state_NF.index_copy_(0, now, torch.cat((matrix.flatten(1), seen_SWC[:, 1:].flatten(1)), 1))
@@ -149,7 +149,7 @@ def _prompt(
         state_F = torch.zeros(shape.numbers, device=state_NF.device)
     matrix_VKD = state_F[: shape.matrix].view(_matrix(shape))
     seen_TC = torch.cat((state_F[shape.matrix :].view(-1, shape.channels), rows.mixed_TC))
-    mixed_TC = (seen_TC.unfold(0, shape.taps, 1) * layer.conv_CW).sum(-1)
+    mixed_TC = (seen_TC.unfold(0, shape.taps, 1) * layer.conv_WC.T).sum(-1)
     q, k, v = (x.transpose(0, 1) for x in _heads(F.silu(mixed_TC), shape))
     decay_VT, beta_VT = rows.decay_TV.T, rows.beta_TV.T
     outs = []

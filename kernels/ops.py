@@ -352,7 +352,7 @@ class Ops:
         expect_shape("mixed_TC", rows.mixed_TC, (batch.tokens, shape.channels))
         for name, x in (("decay_TV", rows.decay_TV), ("beta_TV", rows.beta_TV)):
             expect_shape(name, x, (batch.tokens, shape.value_heads))
-        expect_shape("conv_CW", layer.conv_CW, (shape.channels, shape.taps))
+        expect_shape("conv_WC", layer.conv_WC, (shape.taps, shape.channels))
         expect_rank("cache_NBE", cache_NBE, 3)
         state_NF = StateShape(shape.numbers).of_blocks(cache_NBE)
         expect_last("cache_NBE", state_NF, shape.numbers)

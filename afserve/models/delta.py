@@ -34,7 +34,7 @@ class DeltaHalf:
         self._values = a.heads * a.value_dim
         self._down = ops.pack_linear(_projections(self._shape, h, tensors))
         conv_C1W = tensors.linear("conv1d.weight", self._shape.channels, 1, a.taps)
-        self._layer = DeltaLayer(self._shape, conv_C1W[:, 0].float())
+        self._layer = DeltaLayer(self._shape, conv_C1W[:, 0].T.float().contiguous())
         wide = LayerTensors(tensors.source, tensors.naming, tensors.layer, torch.float32)
         self._rate_V = -wide.linear("A_log", a.heads).exp()
         self._step_V = wide.linear("dt_bias", a.heads)

@@ -138,7 +138,7 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     net = DeltaShape(2, 4, 8, 8, 4)
     (states,) = ops.open_cache([StateShape(net.numbers)], 40, 16, dtype).layers[0]
     per_head = zeros(tokens, 4, dtype=torch.float32)
-    conv = DeltaLayer(net, zeros(net.channels, 4, dtype=torch.float32))
+    conv = DeltaLayer(net, zeros(4, net.channels, dtype=torch.float32))
     ops.delta(DeltaRows(zeros(tokens, net.channels), per_head, per_head), conv, states, batch)
     ops.attend_gqa(q, *caches, batch, 0.25, window=32)
     ops.attend_mla(zeros(tokens, 4, 24), latent, 16, batch, 0.2)

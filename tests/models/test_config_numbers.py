@@ -151,8 +151,8 @@ def check_engine(folder, config, names) -> None:
         assert any(name in error.message for name in names), error.message
         assert str(folder / "config.json") in error.message and len(error.message) < len(str(folder)) + 400
         return
-    rope = spec.layer(0).attention.rope
-    numbers = [spec.eps, rope.theta, rope.factor, spec.moe.scale]
+    turned = [kind.attention.rope for kind in spec.kinds if kind.attention.rope]
+    numbers = [spec.eps, spec.moe.scale, *(n for rope in turned for n in (rope.theta, rope.factor))]
     assert all(math.isfinite(n) and n > 0 for n in numbers)
     source = ModelSource(str(folder), "odd")
     try:
