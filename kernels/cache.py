@@ -44,9 +44,9 @@ class StateShape:
 
     def width(self, block_size: int, dtype: torch.dtype) -> int:
         """Elements of the cache's dtype for each token of a block, so that all of them hold the state; the rest of the
-        block is not used. Blocks begin at whole float32 numbers."""
+        block is not used. It is even, so that blocks begin at whole float32 numbers."""
         elements = self.numbers * torch.float32.itemsize // dtype.itemsize
-        return -(-elements // (block_size * _ALIGNED)) * _ALIGNED
+        return -(-elements // (block_size * 2)) * 2
 
     def of_blocks(self, cache_NBE: Tensor) -> Tensor:
         """(N, numbers) float32: a view of a cache of that width."""

@@ -88,6 +88,14 @@ def test_the_supported_families_are_listed():
         ("minimax-m2", "attn_type_list", [0] * 62, "attn_type_list: .* has layers other than 1"),
         ("hunyuan-a13b", "moe_topk", [8] * 31 + [4], "moe_topk: .* is not the same for all layers"),
         ("phi-3.5-moe", "num_experts_per_tok", 4, "num_experts_per_tok: 4 is not 2"),
+        (
+            "qwen3-next-80b-a3b",
+            "linear_num_key_heads",
+            5,
+            r"linear_num_key_heads: 5 for 32 value heads is not supported; supported: a divisor .*layer 0",
+        ),
+        ("qwen3-next-80b-a3b", "linear_conv_kernel_dim", 1, r"convolution of 1 tokens \(linear_conv_kernel_dim\)"),
+        ("qwen3-next-80b-a3b", "layer_types", ["full_attention", "mamba"], "layer_types: .* for each of 48 layers"),
         ("glm-4.5", "partial_rotary_factor", 0.01, "partial_rotary_factor: 1 of 128 numbers"),
         (
             "llama-4-scout",

@@ -1,5 +1,7 @@
 """The gated delta rule: whole segments against single tokens, and any cutting of a sequence against any other."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,12 +9,20 @@ from hypothesis import strategies as st
 
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import LONGEST, DeltaLayer, DeltaRows, DeltaShape, segment, step
-from afserve.kernels.ops import open_ops
+from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
+from tests.kernels.conftest import ISAS, native
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key=12, value=20, taps=4)
 BLOCK, BLOCKS = 8, 24
-OPS = open_ops("cpu", 1, "torch")
+TRUTH = open_ops("cpu", 1, "torch")
+EVERY = pytest.mark.parametrize("name", ["torch", *ISAS])
+
+
+@functools.cache
+def backend(name: str) -> Ops:
+    """The reference, or an instruction set of the native library with two threads."""
+    return TRUTH if name == "torch" else native(name, 2)
 
 
 def rows_of(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> DeltaRows:
@@ -52,7 +62,7 @@ def batch_of(chunks: list[tuple[int, int, list[int]]]) -> PagedBatch:
 
 def opened(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """States of every block; what nobody wrote is no number."""
-    cache = OPS.open_cache([StateShape(SHAPE.numbers)], BLOCKS, BLOCK, dtype).layers[0][0]
+    cache = TRUTH.open_cache([StateShape(SHAPE.numbers)], BLOCKS, BLOCK, dtype).layers[0][0]
     return cache.fill_(float("nan"))
 
 
@@ -80,8 +90,9 @@ def test_a_segment_is_as_many_steps(tokens, heads, key, value, decay, seed):
     torch.testing.assert_close(left, state, atol=1e-9, rtol=1e-9)
 
 
+@EVERY
 @pytest.mark.parametrize("taps", [2, 4])
-def test_against_transformers(taps):
+def test_against_transformers(name, taps):
     """Convolution, lengths of heads and rule, as Qwen3-Next's own code does them from one prompt and a token."""
     from transformers.models.qwen3_next.modeling_qwen3_next import (
         causal_conv1d_fn,
@@ -96,64 +107,120 @@ def test_against_transformers(taps):
         q.view(1, tokens, -1, shape.key), k.view(1, tokens, -1, shape.key), v.view(1, tokens, -1, shape.value),
         g=rows.decay_TV[None], beta=rows.beta_TV[None], use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
-    cache = OPS.open_cache([StateShape(shape.numbers)], 3, BLOCK, torch.float32).layers[0][0]
-    first = OPS.delta(part(rows, 0, tokens - 1), layer, cache, batch_of([(0, tokens - 1, [2, 0, 1])]))
-    last = OPS.delta(part(rows, tokens - 1, tokens), layer, cache, batch_of([(tokens - 1, tokens, [2, 0, 1])]))
+    ops = backend(name)
+    cache = ops.open_cache([StateShape(shape.numbers)], 3, BLOCK, torch.float32).layers[0][0]
+    first = ops.delta(part(rows, 0, tokens - 1), layer, cache, batch_of([(0, tokens - 1, [2, 0, 1])]))
+    last = ops.delta(part(rows, tokens - 1, tokens), layer, cache, batch_of([(tokens - 1, tokens, [2, 0, 1])]))
     torch.testing.assert_close(torch.cat((first, last)), wanted[0], atol=2e-6, rtol=1e-5)
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=40, deadline=None)
-def test_any_cutting_reads_and_leaves_the_same(counts, dtype):
-    """Chunks of any sizes against one token after the other: every output, and the state of every block that is
-    reached. A second sequence stands beside it in each batch."""
-    tokens = min(sum(counts), 8 * BLOCK)
-    mine, other = list(range(3, 3 + 8)), list(range(12, 12 + 8))
+@EVERY
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    block=st.sampled_from([1, 2, 3, 8, 64, 80]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_cutting_reads_and_leaves_the_same(name, counts, block, dtype):
+    """Chunks of any sizes against the reference's single tokens: every output, and the state of every block that is
+    reached. A second sequence stands beside it in each batch. The native library gives the same bits for any cutting."""
+    ops, tokens = backend(name), min(sum(counts), 40)
+    most = -(-40 // block)
+    mine, other = list(range(1, 1 + most)), list(range(1 + most, 1 + 2 * most))
     rows, layer = rows_of(tokens, dtype=dtype), layer_of()
-    cut, single = opened(dtype), opened(dtype)
-    outs, at = [], 0
+    shape = StateShape(SHAPE.numbers)
+
+    def opened():
+        cache = ops.open_cache([shape], 2 + 2 * most, block, dtype).layers[0][0]
+        return cache.fill_(float("nan"))
+
+    def singly(ops):
+        cache = opened()
+        each = [(t, t + 1) for t in range(tokens)]
+        outs = [ops.delta(part(rows, *at), layer, cache, batch_of([(*at, mine)])) for at in each]
+        return torch.cat(outs), shape.of_blocks(cache)
+
+    cut, outs, at = opened(), [], 0
     for count in counts:
         end = min(at + count, tokens)
         if end > at:
             here = part(rows, at, end)
-            both = OPS.delta(joined([here, here]), layer, cut, batch_of([(at, end, mine), (at, end, other)]))
-            torch.testing.assert_close(both[: end - at], both[end - at :], atol=0, rtol=0)
+            both = ops.delta(joined([here, here]), layer, cut, batch_of([(at, end, mine), (at, end, other)]))
+            assert torch.equal(both[: end - at], both[end - at :])
             outs.append(both[: end - at])
         at = end
-    wanted = [
-        OPS.delta(part(rows, t, t + 1), layer, single, batch_of([(t, t + 1, mine)])) for t in range(tokens)
-    ]
-    torch.testing.assert_close(torch.cat(outs), torch.cat(wanted), atol=1e-5, rtol=1e-4)
-    shape, reached = StateShape(SHAPE.numbers), -(-tokens // BLOCK)
-    states, alone = shape.of_blocks(cut), shape.of_blocks(single)
+    states, reached = shape.of_blocks(cut), -(-tokens // block)
+    wanted, alone = singly(TRUTH)
+    torch.testing.assert_close(torch.cat(outs), wanted, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(states[mine[:reached]], alone[mine[:reached]], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(states[other[:reached]], states[mine[:reached]], atol=0, rtol=0)
-    untouched = [block for block in range(BLOCKS) if block not in (*mine[:reached], *other[:reached])]
-    assert states[untouched].isnan().all()
+    assert torch.equal(states[other[:reached]], states[mine[:reached]])
+    assert states[[0, -1, *mine[reached:], *other[reached:]]].isnan().all()
+    if name != "torch":
+        same, left = singly(ops)
+        assert torch.equal(torch.cat(outs), same) and torch.equal(states[mine[:reached]], left[mine[:reached]])
 
 
-def test_a_batch_of_everything():
+@EVERY
+def test_a_batch_of_everything(name):
     """Tokens that are decoded, at the beginning of a block and inside of one, prompts, and a prompt of one token."""
-    layer, cache, lengths = layer_of(), opened(), [8, 13, 0, 0, 3]
+    ops, layer, cache, lengths = backend(name), layer_of(), opened(), [8, 13, 0, 0, 3]
     tables = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
     rows = [rows_of(24, seed) for seed in range(5)]
     for n, length in enumerate(lengths):
         if length:
-            OPS.delta(part(rows[n], 0, length), layer, cache, batch_of([(0, length, tables[n])]))
+            ops.delta(part(rows[n], 0, length), layer, cache, batch_of([(0, length, tables[n])]))
     alone = cache.clone()
     spans = [(at, at + more) for at, more in zip(lengths, (1, 1, 11, 1, 9), strict=True)]
     chunks = [(start, end, tables[n]) for n, (start, end) in enumerate(spans)]
     parts = [part(rows[n], start, end) for n, (start, end) in enumerate(spans)]
-    together = OPS.delta(joined(parts), layer, cache, batch_of(chunks))
-    one_by_one = [OPS.delta(p, layer, alone, batch_of([c])) for p, c in zip(parts, chunks, strict=True)]
-    torch.testing.assert_close(together, torch.cat(one_by_one), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(cache, alone, atol=1e-6, rtol=1e-5, equal_nan=True)
+    together = ops.delta(joined(parts), layer, cache, batch_of(chunks))
+    one_by_one = [TRUTH.delta(p, layer, alone, batch_of([c])) for p, c in zip(parts, chunks, strict=True)]
+    torch.testing.assert_close(together, torch.cat(one_by_one), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(cache, alone, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def test_heads_wider_than_a_task():
+    """More columns than 64, no multiple of it, with as many keys as no vector has."""
+    shape = DeltaShape(1, 2, 7, 150, 3)
+    g, tokens = torch.Generator().manual_seed(3), 30
+    layer = DeltaLayer(shape, torch.randn(shape.taps, shape.channels, generator=g))
+    rows = DeltaRows(
+        torch.randn(tokens, shape.channels, generator=g),
+        -torch.rand(tokens, 2, generator=g),
+        torch.rand(tokens, 2, generator=g),
+    )
+    outs = []
+    for ops in (TRUTH, native("", 2)):
+        cache = ops.open_cache([StateShape(shape.numbers)], 5, BLOCK, torch.float32).layers[0][0]
+        outs.append((ops.delta(rows, layer, cache, batch_of([(0, tokens, [4, 0, 3, 1])])), cache))
+    torch.testing.assert_close(outs[1], outs[0], atol=1e-5, rtol=1e-4)
+
+
+@EVERY
+def test_a_row_that_is_not_finite_stays_with_its_sequence(name):
+    ops, layer = backend(name), layer_of()
+    rows, spoiled = rows_of(9), rows_of(9)
+    spoiled.mixed_TC[4, 3] = float("nan")
+    tables, caches = ([1, 2], [3, 4]), [opened(), opened()]
+    outs = [
+        ops.delta(joined([rows, other]), layer, cache, batch_of([(0, 9, tables[0]), (0, 9, tables[1])]))
+        for other, cache in zip((rows, spoiled), caches, strict=True)
+    ]
+    assert torch.equal(outs[0][:9], outs[1][:9]) and outs[1][9 + 4 :].isnan().any()
+    assert torch.equal(outs[0][9 : 9 + 4], outs[1][9 : 9 + 4]) or name == "torch"
+    assert torch.equal(caches[0][tables[0]], caches[1][tables[0]])
+
+
+def test_a_block_that_the_cache_has_not():
+    ops = native("", 1)
+    with pytest.raises(IndexError, match="block_table_SB: 24, the cache has 24 blocks"):
+        ops.delta(rows_of(3), layer_of(), opened(), batch_of([(0, 3, [BLOCKS])]))
 
 
 def test_what_does_not_fit_is_refused():
     layer, rows, batch = layer_of(), rows_of(3), batch_of([(0, 3, [1])])
-    small = OPS.open_cache([StateShape(SHAPE.numbers // 2)], 2, BLOCK, torch.float32).layers[0][0]
+    small = TRUTH.open_cache([StateShape(SHAPE.numbers // 2)], 2, BLOCK, torch.float32).layers[0][0]
     with pytest.raises(ValueError, match="cache_NBE: last dimension"):
-        OPS.delta(rows, layer, small, batch)
+        TRUTH.delta(rows, layer, small, batch)
     with pytest.raises(ValueError, match="mixed_TC: shape"):
-        OPS.delta(part(rows, 0, 2), layer, opened(), batch)
+        TRUTH.delta(part(rows, 0, 2), layer, opened(), batch)
