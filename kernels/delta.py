@@ -73,7 +73,9 @@ class DeltaRows:
     beta_TV: Tensor
 
 
-def delta_rows(rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch) -> Tensor:
+def delta_rows(
+    rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+) -> Tensor:
     """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached.
 
     Reads no device's values back, if the batch has its host integers.

@@ -95,7 +95,9 @@ class GroupedQueryHalf:
         if naming.qkv:
             parts = tensors.attention(f"{naming.qkv}.weight", sum(widths), h).split(widths)
         else:
-            k, v = (tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("kv", widths[1:], strict=True))
+            k, v = (
+                tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("kv", widths[1:], strict=True)
+            )
             parts = _query(a, tensors, "weight", h)[0], k, v
         weight = torch.cat((self._ordered(parts[0], d), self._ordered(parts[1], d), parts[2]))
         if not a.qkv_bias:

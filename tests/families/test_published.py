@@ -94,8 +94,18 @@ def test_the_supported_families_are_listed():
             5,
             r"linear_num_key_heads: 5 for 32 value heads is not supported; supported: a divisor .*layer 0",
         ),
-        ("qwen3-next-80b-a3b", "linear_conv_kernel_dim", 1, r"convolution of 1 tokens \(linear_conv_kernel_dim\)"),
-        ("qwen3-next-80b-a3b", "layer_types", ["full_attention", "mamba"], "layer_types: .* for each of 48 layers"),
+        (
+            "qwen3-next-80b-a3b",
+            "linear_conv_kernel_dim",
+            1,
+            r"convolution of 1 tokens \(linear_conv_kernel_dim\)",
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            "layer_types",
+            ["full_attention", "mamba"],
+            "layer_types: .* for each of 48 layers",
+        ),
         ("glm-4.5", "partial_rotary_factor", 0.01, "partial_rotary_factor: 1 of 128 numbers"),
         (
             "llama-4-scout",

@@ -120,7 +120,9 @@ def build(name: str, folder: Path) -> Path:
     with torch.no_grad():
         for key, tensor in (*model.named_parameters(), *model.named_buffers()):
             if key.endswith("A_log"):
-                tensor.sub_(4.0)  # most of a state is left behind every token, or what is in it would hardly matter
+                tensor.sub_(
+                    4.0
+                )  # most of a state is left behind every token, or what is in it would hardly matter
             elif key.endswith(("bias", "sinks")) or (tensor.dim() == 1 and not tensor.any()):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
             elif tensor.dim() == 1 and "inv_freq" not in key:

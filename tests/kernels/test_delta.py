@@ -44,7 +44,9 @@ def part(rows: DeltaRows, start: int, end: int) -> DeltaRows:
 
 
 def joined(parts: list[DeltaRows]) -> DeltaRows:
-    return DeltaRows(*(torch.cat(x) for x in zip(*((p.mixed_TC, p.decay_TV, p.beta_TV) for p in parts), strict=True)))
+    return DeltaRows(
+        *(torch.cat(x) for x in zip(*((p.mixed_TC, p.decay_TV, p.beta_TV) for p in parts), strict=True))
+    )
 
 
 def batch_of(chunks: list[tuple[int, int, list[int]]]) -> PagedBatch:
@@ -52,7 +54,9 @@ def batch_of(chunks: list[tuple[int, int, list[int]]]) -> PagedBatch:
     counts = [end - start for start, end, _ in chunks]
     starts = [sum(counts[:n]) for n in range(len(counts) + 1)]
     width = max(len(blocks) for *_, blocks in chunks)
-    table = torch.tensor([[*blocks, *[0] * (width - len(blocks))] for *_, blocks in chunks], dtype=torch.int32)
+    table = torch.tensor(
+        [[*blocks, *[0] * (width - len(blocks))] for *_, blocks in chunks], dtype=torch.int32
+    )
     position = torch.cat([torch.arange(start, end) for start, end, _ in chunks])
     return PagedBatch(
         position, position, torch.tensor(starts).int(), torch.tensor([end for _, end, _ in chunks]).int(), table,
@@ -67,7 +71,11 @@ def opened(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @given(
-    st.integers(1, LONGEST), st.integers(1, 3), st.integers(1, 17), st.integers(1, 17), st.floats(0.0, 30.0),
+    st.integers(1, LONGEST),
+    st.integers(1, 3),
+    st.integers(1, 17),
+    st.integers(1, 17),
+    st.floats(0.0, 30.0),
     st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
@@ -110,7 +118,9 @@ def test_against_transformers(name, taps):
     ops = backend(name)
     cache = ops.open_cache([StateShape(shape.numbers)], 3, BLOCK, torch.float32).layers[0][0]
     first = ops.delta(part(rows, 0, tokens - 1), layer, cache, batch_of([(0, tokens - 1, [2, 0, 1])]))
-    last = ops.delta(part(rows, tokens - 1, tokens), layer, cache, batch_of([(tokens - 1, tokens, [2, 0, 1])]))
+    last = ops.delta(
+        part(rows, tokens - 1, tokens), layer, cache, batch_of([(tokens - 1, tokens, [2, 0, 1])])
+    )
     torch.testing.assert_close(torch.cat((first, last)), wanted[0], atol=2e-6, rtol=1e-5)
 
 
@@ -157,7 +167,9 @@ def test_any_cutting_reads_and_leaves_the_same(name, counts, block, dtype):
     assert states[[0, -1, *mine[reached:], *other[reached:]]].isnan().all()
     if name != "torch":
         same, left = singly(ops)
-        assert torch.equal(torch.cat(outs), same) and torch.equal(states[mine[:reached]], left[mine[:reached]])
+        assert torch.equal(torch.cat(outs), same) and torch.equal(
+            states[mine[:reached]], left[mine[:reached]]
+        )
 
 
 @EVERY
