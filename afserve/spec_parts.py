@@ -159,8 +159,8 @@ class MoeSpec:
 class Around:
     """What is the same in all layers, and what is before and after them.
 
-    Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Checkpoints hold
-    a norm's weights less one with `norm_less_one`, but for the one inside of a gated delta net. Rows of the
+    Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Checkpoints
+    hold a norm's weights less one with `norm_less_one`, but for the one inside of a gated delta net. Rows of the
     embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first.
     """
 

@@ -1,8 +1,8 @@
 """`python -m bench.make_int4_checkpoint`: a published shape as an INT4 checkpoint of random weights, written directly.
 
-Routed experts are compressed-tensors' `pack-quantized` (W4A16): eight codes of 4 bits in an int32 word and a bfloat16 scale
-for each 128 inputs; all other tensors are bfloat16. One layer is in memory at a time, so a checkpoint may be larger than
-the machine. The tokenizer is small: its ids are the first of the vocabulary.
+Routed experts are compressed-tensors' `pack-quantized` (W4A16): eight codes of 4 bits in an int32 word and a bfloat16
+scale for each 128 inputs; all other tensors are bfloat16. One layer is in memory at a time, so a checkpoint may be
+larger than the machine. The tokenizer is small: its ids are the first of the vocabulary.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _packed(
 
 
 def write(shape: Shape, folder: Path, *, seed: int = 0) -> int:
-    """Config, one file for each layer and one or more for the rest, index, tokenizer; returns the bytes of all tensors."""
+    """Config, a file for each layer and others for the rest, index, tokenizer; returns the bytes of all tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     where, total = {}, 0
     for number, (_, part) in enumerate(groupby(tensors(shape, seed), key=lambda one: _layer(one[0]))):

@@ -2,7 +2,7 @@
 
 A backend may keep blocks in any order (`tiled.py`); bytes outside are always in this one. A block is one row of them:
 layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D), or its state in
-float32, filled up to whole rows; elements are the cache's dtype in the machine's (little-endian) order, with nothing
+float32, filled up to B rows; elements are the cache's dtype in the machine's (little-endian) order, with nothing
 between. `LAYOUT` is this order's version.
 
 It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tokens of a block, D elements, Y bytes.
@@ -43,8 +43,8 @@ class StateShape:
     numbers: int
 
     def width(self, block_size: int, dtype: torch.dtype) -> int:
-        """Elements of the cache's dtype for each token of a block, so that all of them hold the state; the rest of the
-        block is not used. It is even, so that blocks begin at whole float32 numbers."""
+        """Elements of the cache's dtype for each token of a block, so that all of them hold the state; what is left is
+        not used. It is even, so that blocks begin at whole float32 numbers."""
         elements = self.numbers * torch.float32.itemsize // dtype.itemsize
         return -(-elements // (block_size * 2)) * 2
 
@@ -57,7 +57,7 @@ KeptShape = LayerShape | StateShape
 
 
 class PagedCache:
-    """`layers` holds each layer's tensors, (keys, values), (latent,) or (states,): ops take them, nobody else looks inside."""
+    """`layers` holds each layer's tensors, (keys, values), (latent,) or (states,): ops take them, nobody else looks."""
 
     def __init__(self, layers: tuple[LayerCache, ...], block_size: int, dtype: torch.dtype) -> None:
         self.layers = layers

@@ -12,7 +12,10 @@ from afserve.spec_parts import Around, AttentionSpec, LayerSpec, MoeSpec
 _FULL, _LINEAR = "full_attention", "linear_attention"
 
 
-def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+def layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    """Also of Qwen3.5, whose config.json has the same fields."""
+    if not fields.flag("attn_output_gate", True):
+        raise fields.refuse("attn_output_gate", "is not true")
     bias = fields.flag("attention_bias", False)
     full = replace(gqa(fields, theta=10000.0, partial=0.25, qk_norm="head", bias=bias), gated=True)
     moe = MoeSpec(
@@ -25,11 +28,11 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         renormalise=fields.flag("norm_topk_prob", True),
         activation=activation(fields),
     )
-    layers = stack(fields, full, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
+    whole = stack(fields, full, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
     delta = _delta(fields)
     return tuple(
         replace(layer, attention=delta) if kind == _LINEAR else layer
-        for layer, kind in zip(layers, _kinds(fields), strict=True)
+        for layer, kind in zip(whole, _kinds(fields), strict=True)
     )
 
 
@@ -51,4 +54,8 @@ def _delta(fields: ConfigFields) -> AttentionSpec:
     )
 
 
-FAMILY = Family(_layers, Naming(shared="shared_expert"), lambda fields: Around(norm_less_one=True))
+def around(fields: ConfigFields) -> Around:
+    return Around(norm_less_one=True)
+
+
+FAMILY = Family(layers, Naming(shared="shared_expert"), around)

@@ -26,6 +26,7 @@ from afserve.families import (
     phimoe,
     planned,
     qwen2_moe,
+    qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
 )
@@ -42,6 +43,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": deepseek_v2.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
+    "qwen3_5_moe_text": qwen3_5_moe.FAMILY,
+    "qwen3_5_moe": qwen3_5_moe.WITH_VISION,
     "mixtral": mixtral.FAMILY,
     "olmoe": olmoe.FAMILY,
     "qwen2_moe": qwen2_moe.FAMILY,

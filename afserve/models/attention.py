@@ -29,7 +29,7 @@ def load_attention(
     spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
 ) -> AttentionHalf:
     """The half of layer `tensors.layer`; `families/limits.py` has refused what neither of the two computes."""
-    kinds = {"mla": LatentHalf, "linear": DeltaHalf}
+    kinds: dict[str, type[LatentHalf] | type[DeltaHalf]] = {"mla": LatentHalf, "linear": DeltaHalf}
     kind = kinds.get(spec.layer(tensors.layer).attention.kind, GroupedQueryHalf)
     return kind(spec, tensors, ops, rope, router)
 

@@ -68,11 +68,14 @@ class DeltaHalf:
 
 
 def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> Tensor:
-    """One weight for q, k, v, the output's gate, beta and decay, which checkpoints hold key head by key head."""
+    """One weight for q, k, v, the output's gate, beta and decay; checkpoints hold them by key heads, or apart."""
     keys, heads = shape.key_heads, shape.value_heads
+    if tensors.naming.linear_parts:
+        sizes = {"qkv": shape.channels, "z": heads * shape.value, "b": heads, "a": heads}
+        return torch.cat([tensors.linear(f"in_proj_{part}.weight", n, h) for part, n in sizes.items()])
     values = heads // keys * shape.value
-    sizes = (shape.key, shape.key, values, values)
-    four = tensors.linear("in_proj_qkvz.weight", keys * sum(sizes), h).view(keys, -1, h).split(sizes, 1)
+    widths = (shape.key, shape.key, values, values)
+    four = tensors.linear("in_proj_qkvz.weight", keys * sum(widths), h).view(keys, -1, h).split(widths, 1)
     two = tensors.linear("in_proj_ba.weight", 2 * heads, h).view(keys, 2, -1, h).unbind(1)
     return torch.cat([part.reshape(-1, h) for part in (*four, *two)])
 

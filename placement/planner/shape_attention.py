@@ -79,8 +79,8 @@ def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
 def _linear(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     """Lightning attention or a gated delta net: a state of key x value per head instead of a cache.
 
-    Per token the state is decayed, corrected and read: about six FLOPs per element of its matrix. A gated delta net also
-    keeps the last inputs of its convolution.
+    Per token the state is decayed, corrected and read: about six FLOPs per element of its matrix. A gated delta net
+    also keeps the last inputs of its convolution.
     """
     heads, key_heads, key, value = a.heads, a.kv_heads, a.head_dim, a.value_dim
     matrix = heads * key * value

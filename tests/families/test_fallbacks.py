@@ -16,6 +16,7 @@ FALLEN = {
     "olmoe": {("gqa_half", f"clipped projections, {WIDE}")},
     "olmoe-one-group": {("gqa_half", WIDE)},
     "qwen3-next": GATE,
+    "qwen3.5": GATE,
     "qwen3-next-one-group": GATE,
     "hunyuan": {("gqa_half", "norms after the rotary embedding")},
     "phimoe": MIXER,

@@ -133,7 +133,7 @@ def test_against_transformers(name, taps):
 @settings(max_examples=25, deadline=None)
 def test_any_cutting_reads_and_leaves_the_same(name, counts, block, dtype):
     """Chunks of any sizes against the reference's single tokens: every output, and the state of every block that is
-    reached. A second sequence stands beside it in each batch. The native library gives the same bits for any cutting."""
+    reached. A second sequence stands beside it in each batch. The native library gives the same bits for all."""
     ops, tokens = backend(name), min(sum(counts), 40)
     most = -(-40 // block)
     mine, other = list(range(1, 1 + most)), list(range(1 + most, 1 + 2 * most))

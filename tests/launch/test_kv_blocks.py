@@ -44,7 +44,7 @@ def test_a_model_of_states_alone():
 
 @pytest.mark.parametrize("asked", [None, 8, 64])
 def test_what_is_counted_is_what_is_opened(asked, tiny_checkpoint):
-    """A state's row of a block is filled up to an even number of elements; nothing else is there that is not counted."""
+    """A state's row of a block is filled up to an even number of elements; nothing else is not counted."""
     folder = tiny_checkpoint("qwen3-next")
     spec, source = load_spec(folder), ModelSource(str(folder), "tiny")
     wishes = Wishes(kv_tokens=640, engine=EngineSettings(block_size=asked), max_model_len=100)

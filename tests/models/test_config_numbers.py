@@ -91,6 +91,7 @@ CONFIGS = {
 }  # fmt: skip
 CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]
+CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
 MACHINE = Machine(8, 64 << 30, 64 << 30, "")
 PLACES = {
     family: [(name,) for name, value in config.items() if not isinstance(value, dict | str | bool)]

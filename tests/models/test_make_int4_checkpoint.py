@@ -1,4 +1,4 @@
-"""INT4 checkpoints of random weights: what is written is what a reader finds, and a published shape is as large as said."""
+"""INT4 checkpoints of random weights: what is written is what a reader finds, and a published shape has its size."""
 
 import json
 from dataclasses import replace
