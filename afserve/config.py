@@ -7,7 +7,7 @@ the environment or at the machine.
 A new setting of the engine is one field of `EngineSettings` and the code that obeys it.
 """
 
-from dataclasses import MISSING, dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass
 from typing import Any
 
 from afserve.config_ranges import Range
@@ -22,10 +22,11 @@ EXPERT_DTYPES = ("auto", "int8", "int4")
 WIRE_DTYPES = ("auto", "fp8")
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
+BLOCK_TOKENS = Range(1, 4096)
 _SECONDS = Range(0, 3600, whole=False)
 
 
-def _count(default: int, help: str, allowed: Range, metavar: str) -> Any:
+def _count(default: int | None, help: str, allowed: Range, metavar: str) -> Any:
     """A number whose range the help text shows."""
     return setting(default, help, allowed, metavar=metavar, shows_range=True)
 
@@ -64,8 +65,11 @@ class EngineSettings:
     wire_dtype: str = setting(
         "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES
     )
-    block_size: int = _count(
-        16, "Tokens of a KV block; CPUs read multiples of 16 fastest.", Range(1, 1024), "TOKENS"
+    block_size: int | None = _count(
+        None,
+        "Tokens of a KV block; CPUs read multiples of 16 fastest. 16 unless a block also holds states of layers.",
+        BLOCK_TOKENS,
+        "TOKENS",
     )
     prefix_caching: bool = setting(True, "Keep blocks of finished requests for prompts that begin alike.")
     kv_copies: int = _count(
@@ -149,6 +153,8 @@ class EngineConfig(EngineSettings):
     micro_batches: int = setting(2, "In flight at most.", Range(1, MAX_MICRO_BATCHES))
     adaptive: bool = False
     threads: int = setting(1, "Compute threads.", THREADS)
+    _: KW_ONLY
+    block_size: int = setting(16, "Tokens of a KV block.", BLOCK_TOKENS)
 
     def __post_init__(self) -> None:
         check(self)

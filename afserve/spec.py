@@ -76,8 +76,15 @@ class ModelSpec:
     def moe_layers(self) -> int:
         return len(self.moe_layer_ids)
 
-    def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        return dtype_bytes * sum(kind.attention.kv_width * layers for kind, layers in self._counted())
+    def kv_bytes_per_token(self, dtype_bytes: int = 2, block_size: int | None = None) -> int:
+        """Of a KV cache with blocks of so many tokens, its part of the states in a block included, rounded up; without
+        a block size that of keys and values alone."""
+        kept = dtype_bytes * sum(kind.attention.kv_width * layers for kind, layers in self._counted())
+        return kept if block_size is None else kept - (-self.state_bytes() // block_size)
+
+    def state_bytes(self) -> int:
+        """Of a sequence's states, which do not grow with it; a KV cache keeps them once in every block."""
+        return 4 * sum(kind.attention.state_numbers * layers for kind, layers in self._counted())
 
     def expert_parameters(self) -> int:
         """Parameters of one routed expert."""
@@ -122,8 +129,11 @@ def distinct(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], tuple[
 
 
 def _attention_parameters(a: AttentionSpec, h: int) -> int:
+    if a.kind == "linear":
+        keys, values = a.kv_heads * a.head_dim, a.heads * a.value_dim
+        return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps
     if a.kind != "mla":
-        return h * (2 * a.heads * a.head_dim + 2 * a.kv_heads * a.head_dim)
+        return h * ((3 if a.gated else 2) * a.heads * a.head_dim + 2 * a.kv_heads * a.head_dim)
     q_in = a.q_lora_rank or h
     return (
         (h * a.q_lora_rank if a.q_lora_rank else 0)

@@ -53,7 +53,8 @@ class AttentionSpec:
     - `gqa`: `kv_heads` key and value heads shared by `heads` query heads.
     - `mla`: multi-head latent attention; `head_dim` is `nope_dim` + `rope_dim`, and `kv_heads` 1.
     - `mfa`: multi-matrix factorization (Step-3): the query goes through `q_lora_rank`, `kv_heads` are its groups.
-    - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads.
+    - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads. A
+      gated delta net's inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for.
 
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
     `sinks` are learned logits, one a head, that take weight and give no value. `gated`: the query projection also makes
@@ -87,13 +88,24 @@ class AttentionSpec:
     nope_dim: int = 0
     rope_dim: int = 0
     indexer: IndexerSpec | None = None
+    taps: int = 0
 
     @property
     def kv_width(self) -> int:
         """Cached numbers per token and layer."""
+        if self.kind == "linear":
+            return 0
         if self.kind == "mla":
             return self.kv_lora_rank + self.rope_dim
         return self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of a sequence's state, whatever its length; they are kept in float32."""
+        if self.kind != "linear":
+            return 0
+        channels = 2 * self.kv_heads * self.head_dim + self.heads * self.value_dim
+        return self.heads * self.head_dim * self.value_dim + max(self.taps - 1, 0) * channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +159,14 @@ class MoeSpec:
 class Around:
     """What is the same in all layers, and what is before and after them.
 
-    Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Rows of the
+    Norms subtract the mean first where they are `centred` (LayerNorm), and add a bias with `norm_bias`. Checkpoints
+    hold a norm's weights less one with `norm_less_one`, but for the one inside of a gated delta net. Rows of the
     embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first.
     """
 
     centred: bool = False
     norm_bias: bool = False
+    norm_less_one: bool = False
     head_bias: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0

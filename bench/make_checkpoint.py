@@ -160,17 +160,21 @@ SHAPES = {
 def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Every named tensor: norms one, the router bias a small float32 spread, matrices normal in bfloat16."""
     random = torch.Generator().manual_seed(seed)
-    damp = math.sqrt(2 * shape.config["num_hidden_layers"])
     for name, size in shape.sizes(shape.config):
         if name.endswith("bias"):
             yield name, torch.randn(size, generator=random) * 0.02
         elif len(size) == 1:
             yield name, torch.ones(size, dtype=torch.bfloat16)
         else:
-            spread = 1.0 if "embed_tokens" in name else size[1] ** -0.5
-            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            value = torch.randn(size, generator=random) * (spread / damp if residual else spread)
-            yield name, value.bfloat16()
+            spread = matrix_spread(name, size, shape.config)
+            yield name, (torch.randn(size, generator=random) * spread).bfloat16()
+
+
+def matrix_spread(name: str, size: tuple[int, ...], c: Config) -> float:
+    """Standard deviation of a matrix; what adds to the residual stream is smaller the more layers there are."""
+    spread = 1.0 if "embed_tokens" in name else size[1] ** -0.5
+    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    return spread / math.sqrt(2 * c["num_hidden_layers"]) if residual else spread
 
 
 def write(shape: Shape, folder: Path, *, seed: int = 0, shards: int = 1) -> int:
@@ -179,12 +183,16 @@ def write(shape: Shape, folder: Path, *, seed: int = 0, shards: int = 1) -> int:
     everything = dict(tensors(shape, seed))
     _write_weights(everything, folder, shards)
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
-    ids = {key: shape.config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_tokenizer(shape.config, folder)
+    return sum(value.numel() for value in everything.values())
+
+
+def write_tokenizer(c: Config, folder: Path) -> None:
+    """Of so many ids as config has in its vocabulary, with the file that says which end a text."""
+    ids = {key: c[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
     texts = (doc.text for doc in corpus.documents() if "test" not in doc.path)
-    bpe = tokenizer.build(texts, shape.config["vocab_size"])
-    tokenizer.save(bpe, folder, shape.config["max_position_embeddings"])
-    return sum(value.numel() for value in everything.values())
+    tokenizer.save(tokenizer.build(texts, c["vocab_size"]), folder, c["max_position_embeddings"])
 
 
 def _write_weights(everything: dict[str, Tensor], folder: Path, shards: int) -> None:

@@ -137,6 +137,20 @@ def stream(engine: Engine, data: int, bytes: int) -> int: ...
 def rms_norm(
     engine: Engine, dtype: int, x: int, stride: int, rows: int, size: int, weight: int, eps: float, out: int
 ) -> None: ...
+def delta(
+    engine: Engine,
+    sizes: tuple[int, int, int, int, int],
+    conv: int,
+    mixed: int,
+    decay: int,
+    beta: int,
+    out: int,
+    state: int,
+    stride: int,
+    blocks: int,
+    block_size: int,
+    batch: Batch,
+) -> None: ...
 def add_sums(
     engine: Engine, dtype: int, x: int, y_dtype: int, y: int, rows: int, size: int, bad: int, layer: int
 ) -> None: ...

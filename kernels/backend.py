@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
@@ -116,6 +117,10 @@ class Backend(Protocol):
     ) -> Tensor: ...
     def attend_mla(
         self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
+    ) -> Tensor: ...
+
+    def delta(
+        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
     ) -> Tensor: ...
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa: ...

@@ -1,8 +1,9 @@
 """A node's whole KV cache as paged tensors, and its blocks as bytes that mean the same on every backend.
 
 A backend may keep blocks in any order (`tiled.py`); bytes outside are always in this one. A block is one row of them:
-layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D); elements are the
-cache's dtype in the machine's (little-endian) order, with nothing between. `LAYOUT` is this order's version.
+layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D), or its state in
+float32, filled up to B rows; elements are the cache's dtype in the machine's (little-endian) order, with nothing
+between. `LAYOUT` is this order's version.
 
 It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tokens of a block, D elements, Y bytes.
 """
@@ -35,8 +36,28 @@ class LayerShape:
         return self.heads * (self.key + (self.value or 0))
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What one layer keeps once in every block: `numbers` of float32, its state behind the block's last token."""
+
+    numbers: int
+
+    def width(self, block_size: int, dtype: torch.dtype) -> int:
+        """Elements of the cache's dtype for each token of a block, so that all of them hold the state; what is left is
+        not used. It is even, so that blocks begin at whole float32 numbers."""
+        elements = self.numbers * torch.float32.itemsize // dtype.itemsize
+        return -(-elements // (block_size * 2)) * 2
+
+    def of_blocks(self, cache_NBE: Tensor) -> Tensor:
+        """(N, numbers) float32: a view of a cache of that width."""
+        return cache_NBE.flatten(1).view(torch.float32)[:, : self.numbers]
+
+
+KeptShape = LayerShape | StateShape
+
+
 class PagedCache:
-    """`layers` holds each layer's tensors, (keys, values) or (latent,): ops take them, nobody else looks inside."""
+    """`layers` holds each layer's tensors, (keys, values), (latent,) or (states,): ops take them, nobody else looks."""
 
     def __init__(self, layers: tuple[LayerCache, ...], block_size: int, dtype: torch.dtype) -> None:
         self.layers = layers

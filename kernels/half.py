@@ -14,7 +14,8 @@ from afserve.kernels.tiled import shape_of
 
 def half_of_ops(ops: Backend, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
     layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
-    q, k, v = _heads(ops, x_TH, layer)
+    normed_TH = _normed(ops, x_TH, layer)
+    q, k, v = _heads(ops, normed_TH, layer)
     if not layer.steps.late:
         q, k = _head_norms(ops, q, k, layer)
     q = ops.rope(q, layer.cos_PD, layer.sin_PD, batch.position_T, False)
@@ -27,17 +28,21 @@ def half_of_ops(ops: Backend, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) 
     if layer.steps.chunk is not None:
         batch = cut(batch, layer.steps.chunk, shape_of(k_NGBD)[2])
     seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
+    if layer.steps.gate is not None:
+        seen = seen * ops.linear(normed_TH, layer.steps.gate).view(seen.shape).sigmoid()
     return routed_half(ops, x_TH, layer, seen)
 
 
-def _heads(ops: Backend, x_TH: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor, Tensor]:
+def _normed(ops: Backend, x_TH: Tensor, layer: GqaLayer) -> Tensor:
+    if layer.steps.centred:
+        return ops.layer_norm(x_TH, layer.input_norm_H, layer.steps.input_bias_H, layer.eps)
+    return ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
+
+
+def _heads(ops: Backend, normed_TH: Tensor, layer: GqaLayer) -> tuple[Tensor, Tensor, Tensor]:
     """(T, A, D), (T, G, D) and (T, G, D): queries, keys and values before norms of heads and rotary embedding."""
     heads, groups, size = layer.heads, layer.groups, layer.head_dim
-    if layer.steps.centred:
-        normed = ops.layer_norm(x_TH, layer.input_norm_H, layer.steps.input_bias_H, layer.eps)
-    else:
-        normed = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
-    qkv = ops.linear(normed, layer.qkv)
+    qkv = ops.linear(normed_TH, layer.qkv)
     q, k, v = qkv.split((heads * size, groups * size, groups * size), dim=1)
     if layer.wide_norms and layer.q_norm_D is not None and layer.k_norm_D is not None:
         q = ops.rms_norm(q, layer.q_norm_D, layer.eps)

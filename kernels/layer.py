@@ -19,6 +19,7 @@ class Steps:
     `centred`: both norms subtract the mean (LayerNorm) and add their biases, if they have any. `clip` bounds q, k and v
     on both sides. `late`: the norms of q and k follow the rotary embedding. `chunk`: attention ends at the beginning of
     an aligned chunk of so many positions; a multiple of the block size. `q_scale_P` multiplies queries by position.
+    The sigmoid of what `gate` makes of the normalised row, a number for each of a head's, multiplies what heads saw.
     """
 
     centred: bool = False
@@ -28,6 +29,7 @@ class Steps:
     late: bool = False
     chunk: int | None = None
     q_scale_P: Tensor | None = None
+    gate: PackedLinear | None = None
 
     def names(self) -> str:
         """For the log; empty where there is none."""
@@ -37,6 +39,7 @@ class Steps:
             (self.late, "norms after the rotary embedding"),
             (self.chunk is not None, "attention in chunks"),
             (self.q_scale_P is not None, "queries scaled by position"),
+            (self.gate is not None, "a gate for the output"),
         )
         return ", ".join(name for there, name in told if there)
 

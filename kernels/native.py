@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native, tiled
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.half import half_of_ops
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
@@ -205,6 +206,28 @@ class Native(NativeProducts):
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch.with_handle(_batch_handle(batch))
+
+    def delta(
+        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+    ) -> Tensor:
+        shape, decay, beta = layer.shape, plain(rows.decay_TV, FLOAT32), plain(rows.beta_TV, FLOAT32)
+        mixed, conv = plain(rows.mixed_TC, FLOAT32), plain(layer.conv_WC, FLOAT32)
+        out = torch.empty(batch.tokens, shape.value_heads, shape.value)
+        _native.delta(
+            self._engine,
+            (shape.key_heads, shape.value_heads, shape.key, shape.value, shape.taps),
+            conv.data_ptr(),
+            mixed.data_ptr(),
+            decay.data_ptr(),
+            beta.data_ptr(),
+            out.data_ptr(),
+            state_NF.data_ptr(),
+            state_NF.stride(0),
+            state_NF.shape[0],
+            block_size,
+            _batch_handle(batch),
+        )
+        return out
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         dtype, gate = layer.input_norm_H.dtype, self._packed_gate(layer)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.backend import Backend
-from afserve.kernels.cache import LayerCache, LayerShape, PagedCache
+from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
     cache_shapes,
@@ -26,6 +26,7 @@ from afserve.kernels.checks import (
     expect_slot,
     expect_tokens,
 )
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.gating import SWIGLU, Gating
 from afserve.kernels.grouped import STEP, Grouped, Groups, quantised_groups
@@ -269,14 +270,16 @@ class Ops:
         return self._backend.empty_kv((blocks, groups, block_size), sizes, dtype)
 
     def open_cache(
-        self, layers: Sequence[LayerShape], blocks: int, block_size: int, dtype: torch.dtype
+        self, layers: Sequence[KeptShape], blocks: int, block_size: int, dtype: torch.dtype
     ) -> PagedCache:
         """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
         return PagedCache(
             tuple(self._open_layer(shape, blocks, block_size, dtype) for shape in layers), block_size, dtype
         )
 
-    def _open_layer(self, shape: LayerShape, blocks: int, block_size: int, dtype: torch.dtype) -> LayerCache:
+    def _open_layer(self, shape: KeptShape, blocks: int, block_size: int, dtype: torch.dtype) -> LayerCache:
+        if isinstance(shape, StateShape):
+            return (self.empty_cache((blocks, block_size, shape.width(block_size, dtype)), dtype),)
         if shape.value is None:
             return (self.empty_cache((blocks, block_size, shape.key), dtype),)
         return self.empty_kv(blocks, shape.heads, block_size, (shape.key, shape.value), dtype)
@@ -339,6 +342,21 @@ class Ops:
         expect_last("q_TAC", q_TAC, cache_NBC.shape[2])
         expect_tokens("q_TAC", q_TAC, batch)
         return self._backend.attend_mla(q_TAC, cache_NBC, rank, batch, scale)
+
+    def delta(self, rows: DeltaRows, layer: DeltaLayer, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
+        """A gated delta net between its projections -> (T, V, D) float32; states in the cache are read and written.
+
+        `cache_NBE` is that of `StateShape(layer.shape.numbers)`. See `delta.py`.
+        """
+        shape = layer.shape
+        expect_shape("mixed_TC", rows.mixed_TC, (batch.tokens, shape.channels))
+        for name, x in (("decay_TV", rows.decay_TV), ("beta_TV", rows.beta_TV)):
+            expect_shape(name, x, (batch.tokens, shape.value_heads))
+        expect_shape("conv_WC", layer.conv_WC, (shape.taps, shape.channels))
+        expect_rank("cache_NBE", cache_NBE, 3)
+        state_NF = StateShape(shape.numbers).of_blocks(cache_NBE)
+        expect_last("cache_NBE", state_NF, shape.numbers)
+        return self._backend.delta(rows, layer, state_NF, cache_NBE.shape[1], batch)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         """Called once at load: checks the layer, and lets the backend pack what it wants of it."""

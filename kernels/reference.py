@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups, int8_rounded
 from afserve.kernels.half import half_of_ops
@@ -237,6 +238,11 @@ class Reference:
             scores = scores.masked_fill(~visible(stop - start, context, None, q_TAC.device), float("-inf"))
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)
         return out
+
+    def delta(
+        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+    ) -> Tensor:
+        return delta_rows(rows, layer, state_NF, block_size, batch)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         return PreparedGqa(layer)

@@ -68,6 +68,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "intermediate_size": 40, "num_key_value_heads": 1, "num_local_experts": 4,
          "num_experts_per_tok": 2, "sliding_window": 20},
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_key_value_heads": 2, "head_dim": 16,
+         "num_experts": 10, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 32,
+         "full_attention_interval": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 12, "linear_value_head_dim": 20},
+    ),
 }  # fmt: skip
 
 
@@ -131,6 +138,10 @@ def _build(name: str, folder: Path) -> Path:
     for key, buffer in model.named_buffers():
         if key.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.1)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("A_log"):
+                parameter.sub_(4.0)  # a state keeps most of itself, or what is in it would hardly matter
     model.save_pretrained(folder)
     return folder
 

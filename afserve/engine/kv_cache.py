@@ -15,7 +15,7 @@ from torch import Tensor
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash, OnEvict, OnIdle, root_hash
 from afserve.errors import ProtocolError, RendezvousError
-from afserve.kernels.cache import LAYOUT, LayerShape
+from afserve.kernels.cache import LAYOUT, KeptShape, StateShape
 from afserve.models.decoder import AttentionModel
 
 
@@ -134,11 +134,13 @@ class KvCache:
             self.on_idle(blocks)
 
 
-def layout_of(layers: Iterable[LayerShape]) -> str:
-    """E.g. "v1: 24 x 2 heads of 64 + 64, 3 x 1 heads of 576"."""
+def layout_of(layers: Iterable[KeptShape]) -> str:
+    """E.g. "v1: 24 x 2 heads of 64 + 64, 3 x 1 heads of 576, 9 x a state of 548864"."""
     runs = [(shape, len(list(run))) for shape, run in itertools.groupby(layers)]
-    parts = (
-        f"{count} x {shape.heads} heads of {shape.key}" + ("" if shape.value is None else f" + {shape.value}")
-        for shape, count in runs
-    )
-    return f"v{LAYOUT}: {', '.join(parts)}"
+    return f"v{LAYOUT}: {', '.join(f'{count} x {_kept(shape)}' for shape, count in runs)}"
+
+
+def _kept(shape: KeptShape) -> str:
+    if isinstance(shape, StateShape):
+        return f"a state of {shape.numbers}"
+    return f"{shape.heads} heads of {shape.key}" + ("" if shape.value is None else f" + {shape.value}")

@@ -46,8 +46,11 @@ def _not_run(layer: LayerSpec) -> Iterator[str]:
 
 
 def _attention(a: AttentionSpec) -> Iterator[str]:
+    if a.kind == "linear":
+        yield from _delta(a)
+        return
     if a.kind not in ("gqa", "mla"):
-        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla")
+        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla", "linear")
     if a.rope is not None and a.rope.kind not in _ROPE_KINDS:
         yield _unsupported(f"rope_type {shown(a.rope.kind)}", *_ROPE_KINDS)
     elif a.rope is not None and not _divided(a.rope):
@@ -57,8 +60,6 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
     if a.indexer:
         yield _unsupported(f"index_topk: {a.indexer.top}", "attention without an indexer")
-    if a.gated:
-        yield _unsupported("attn_output_gate", "attention without a gate")
     yield from _latent(a) if a.kind == "mla" else _grouped(a)
 
 
@@ -87,6 +88,19 @@ def _grouped(a: AttentionSpec) -> Iterator[str]:
         )
 
 
+def _delta(a: AttentionSpec) -> Iterator[str]:
+    if a.taps < 2:
+        yield _unsupported(
+            f"linear attention with a convolution of {a.taps} tokens (linear_conv_kernel_dim)",
+            "gated delta nets, of 2 tokens or more",
+        )
+    if a.heads % a.kv_heads:
+        yield _unsupported(
+            f"linear_num_key_heads: {a.kv_heads} for {a.heads} value heads",
+            "a divisor of linear_num_value_heads",
+        )
+
+
 def _latent(a: AttentionSpec) -> Iterator[str]:
     if a.rope is None:
         yield _unsupported("latent attention without rotary embedding", "a rope_type in every layer")
@@ -105,6 +119,8 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"attention_chunk_size: {a.chunk} with latent attention", "all of the context")
     if a.clip is not None or a.scale is not None or a.out_scale != 1.0 or a.temperature is not None:
         yield _unsupported("clipped or scaled latent attention", "grouped-query attention")
+    if a.gated:
+        yield _unsupported("a gated output of latent attention", "grouped-query attention")
     if a.qk_norm:
         yield _unsupported("norms on the heads of latent attention", "norms on its two latents")
 

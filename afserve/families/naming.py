@@ -14,7 +14,8 @@ class Stacked:
 
     `gate_up` holds both, gate first, or every other one where they are `interleaved`; or `up` is a tensor of its own.
     With `transposed` the last two dimensions of what both hold are swapped. `flat`: no dimension for experts, their
-    rows lie one after the other, and down is stored as gate and up are. Biases are called `NAME_bias`.
+    rows lie one after the other, and down is stored as gate and up are. Biases are called `NAME_bias`. `sometimes`:
+    other checkpoints of the family have a gate, an up and a down for each expert.
     """
 
     gate_up: str
@@ -23,6 +24,7 @@ class Stacked:
     transposed: bool = False
     interleaved: bool = False
     flat: bool = False
+    sometimes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Naming:
     correction_row: bool = False  # stored as a matrix of one row
     dense_ffn: str = "mlp"
     attention: str = "self_attn"
+    linear: str = "linear_attn"
+    linear_parts: bool = False  # a gated delta net has a tensor for each of its projections
     qkv: str = ""
     out: str = "o_proj"
     q_norm: str = "q_norm.weight"

@@ -26,7 +26,9 @@ from afserve.families import (
     phimoe,
     planned,
     qwen2_moe,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
 )
 from afserve.families.family import Family
 from afserve.families.naming import Naming
@@ -40,6 +42,9 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": deepseek_v3.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
+    "qwen3_5_moe_text": qwen3_5_moe.FAMILY,
+    "qwen3_5_moe": qwen3_5_moe.WITH_VISION,
     "mixtral": mixtral.FAMILY,
     "olmoe": olmoe.FAMILY,
     "qwen2_moe": qwen2_moe.FAMILY,

@@ -13,6 +13,7 @@ from afserve.control.membership.desired import MOST_NODES, Deployment, shortest_
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.gpus import Gpus
+from afserve.launch.kv_blocks import block_size, per_token
 from afserve.launch.machine import Machine
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
@@ -107,16 +108,17 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     threads = _threads(machine, wishes, nodes, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
     weights = _weights(spec, source, wishes, nodes, slots.total)
+    block = _block(spec, source, wishes)
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, picked)
     engine = EngineConfig(
         max_model_len=longest,
-        kv_blocks=kv_tokens // wishes.engine.block_size,
+        kv_blocks=kv_tokens // block,
         max_sequences=wishes.batch or _SEQUENCES,
         max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
         threads=threads,
-        **asdict(wishes.engine),
+        **(asdict(wishes.engine) | {"block_size": block}),
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
     counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
@@ -130,7 +132,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         most_attention=_most_attention(wishes, nodes),
         phases=wishes.phases,
     )
-    kv = kv_tokens * spec.kv_bytes_per_token(_element(source, spec))
+    kv = kv_tokens * per_token(spec, _element(source, spec), block)
     expert = Need(weights.expert) if nodes.experts else None
     need = Need(weights.attention, kv)
     return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
@@ -233,6 +235,10 @@ def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, s
     return threads
 
 
+def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
+    return block_size(spec, _element(source, spec), wishes.engine.block_size)
+
+
 def _element(source: ModelSource, spec: ModelSpec) -> int:
     """Bytes of one number once loaded; FP8 is computed in 16 bits."""
     return max(2, BYTES[_dtype(spec, source)])
@@ -263,7 +269,7 @@ def _affordable(
     """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
     weights = _weights(spec, source, wishes, nodes, slots.total)
     one = _role_bytes(spec, source, _kept(spec, source, wishes))[1] // spec.experts
-    kv = (wishes.kv_tokens or 0) * spec.kv_bytes_per_token(_element(source, spec))
+    kv = (wishes.kv_tokens or 0) * per_token(spec, _element(source, spec), wishes.engine.block_size)
     free = [
         (_free(machine, share, weights) - share.attention * kv) / share.experts
         for share in wishes.shares(nodes)
@@ -290,21 +296,23 @@ def _kv(
     picked: dict[str, str],
 ) -> tuple[int, int]:
     """(KV tokens of one attention node, in whole blocks; longest sequence)."""
-    per_token = spec.kv_bytes_per_token(_element(source, spec))
+    block = _block(spec, source, wishes)
+    each = per_token(spec, _element(source, spec), block)
+    if spec.state_bytes() and wishes.engine.block_size is None:
+        picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
     shares = wishes.shares(nodes)
     room = min(_room(machine, share, weights) for share in shares if share.attention)
     longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        most = min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) // per_token
-        tokens = min(most, _KV_SEQUENCES * longest)
+        most = min(int(room * _KV_SHARE), _KV_DEFAULT_MAX) // each
+        tokens = min(most, max(block, _KV_SEQUENCES * longest))
         picked["kv-tokens"] = (
-            f"{tokens} per attention node, {gib(tokens * per_token)} of {gib(machine.memory)} free"
+            f"{tokens} per attention node, {gib(tokens * each)} of {gib(machine.memory)} free"
         )
-    block = wishes.engine.block_size
     tokens = tokens // block * block
-    used = max(0, tokens) * per_token
+    used = max(0, tokens) * each
     full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
     if tokens < block or full:
         needed = needs(spec, source, machine, _kept(spec, source, wishes))
@@ -333,7 +341,7 @@ def _room(machine: Machine, share: Share, weights: _Weights) -> int:
 def needs(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str = "auto") -> str:
     """What a model needs by role, what there is, and the ways on."""
     own, routed = _role_bytes(spec, source, expert_dtype)
-    kv = spec.kv_bytes_per_token(_element(source, spec)) * 1000
+    kv = per_token(spec, _element(source, spec)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
     fewest = _fewest_bits(spec, expert_dtype)

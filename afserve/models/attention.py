@@ -6,74 +6,31 @@ rope size, V value size.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import LayerCache, LayerShape
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
+from afserve.models.delta import DeltaHalf
+from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
 from afserve.models.router import Router
-from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec
 
 LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whatever config.json says
 
 
-class BoundHalf(Protocol):
-    """An attention half with the layer's part of one cache."""
-
-    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
-        """x_TH becomes, in place, the residual stream after attention; keys and values are written."""
-        ...
-
-
-class AttentionHalf(Protocol):
-    @property
-    def keeps(self) -> LayerShape:
-        """What it writes to a cache for each token."""
-        ...
-
-    def bind(self, cache: LayerCache) -> BoundHalf:
-        """The same weights may be bound to several caches."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTensors:
-    """One layer's tensors by their short names."""
-
-    source: TensorSource
-    naming: Naming
-    layer: int
-    dtype: torch.dtype
-
-    def __call__(self, part: str, *shape: int) -> Tensor:
-        return self.source.tensor(self.naming.layer(self.layer, part), shape, self.dtype)
-
-    def attention(self, part: str, *shape: int) -> Tensor:
-        return self(f"{self.naming.attention}.{part}", *shape)
-
-    def norm_biases(self, hidden: int) -> tuple[Tensor, Tensor]:
-        names = bias_of(self.naming.input_norm), bias_of(self.naming.post_norm)
-        return self(names[0], hidden), self(names[1], hidden)
-
-    def norms(self, hidden: int) -> tuple[Tensor, Tensor]:
-        """The one before attention and the one before the FFN."""
-        return self(self.naming.input_norm, hidden), self(self.naming.post_norm, hidden)
-
-
 def load_attention(
     spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
 ) -> AttentionHalf:
     """The half of layer `tensors.layer`; `families/limits.py` has refused what neither of the two computes."""
-    kind = LatentHalf if spec.layer(tensors.layer).attention.kind == "mla" else GroupedQueryHalf
+    kinds: dict[str, type[LatentHalf] | type[DeltaHalf]] = {"mla": LatentHalf, "linear": DeltaHalf}
+    kind = kinds.get(spec.layer(tensors.layer).attention.kind, GroupedQueryHalf)
     return kind(spec, tensors, ops, rope, router)
 
 
@@ -123,7 +80,14 @@ class GroupedQueryHalf:
             late=a.qk_norm == "late",
             chunk=a.chunk if a.chunk is not None and a.chunk < positions else None,
             q_scale_P=None if scale_P is None else scale_P.to(self._ops.device),
+            gate=self._gate(a, spec.hidden, tensors),
         )
+
+    def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
+        if not a.gated:
+            return None
+        bias = _query(a, tensors, "bias")[1] if a.qkv_bias else None
+        return self._ops.pack_linear(_query(a, tensors, "weight", h)[1], bias)
 
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         d, naming = a.head_dim, tensors.naming
@@ -131,13 +95,15 @@ class GroupedQueryHalf:
         if naming.qkv:
             parts = tensors.attention(f"{naming.qkv}.weight", sum(widths), h).split(widths)
         else:
-            parts = tuple(
-                tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("qkv", widths, strict=True)
+            k, v = (
+                tensors.attention(f"{p}_proj.weight", n, h) for p, n in zip("kv", widths[1:], strict=True)
             )
+            parts = _query(a, tensors, "weight", h)[0], k, v
         weight = torch.cat((self._ordered(parts[0], d), self._ordered(parts[1], d), parts[2]))
         if not a.qkv_bias:
             return self._ops.pack_linear(weight)
-        q, k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("qkv", widths, strict=True))
+        k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("kv", widths[1:], strict=True))
+        q = _query(a, tensors, "bias")[0]
         return self._ops.pack_linear(weight, torch.cat((self._ordered(q, d), self._ordered(k, d), v)))
 
     def _head_norm(self, a: AttentionSpec, name: str, heads: int, tensors: LayerTensors) -> Tensor | None:
@@ -147,7 +113,7 @@ class GroupedQueryHalf:
         if a.qk_norm == "unit":
             return torch.ones(a.head_dim, dtype=tensors.dtype, device=self._ops.device)
         size = a.head_dim * (heads if a.qk_norm == "width" else 1)
-        return self._ordered(tensors.attention(name, size), a.head_dim)
+        return self._ordered(tensors.norm(f"{tensors.naming.attention}.{name}", size), a.head_dim)
 
     def _ordered(self, x_R: Tensor, head_dim: int) -> Tensor:
         """Rows, or numbers, of one head after the other in the kernels' order."""
@@ -167,6 +133,16 @@ class GroupedQueryHalf:
     def bind(self, cache: LayerCache) -> BoundHalf:
         k_NGBD, v_NGBD = cache
         return _BoundGroupedQuery(self._ops, self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD))
+
+
+def _query(a: AttentionSpec, tensors: LayerTensors, what: str, *inputs: int) -> tuple[Tensor, Tensor]:
+    """Rows of the query's projection, and those of the output's gate, which follow the query's head by head."""
+    size = a.heads * a.head_dim
+    if not a.gated:
+        whole = tensors.attention(f"q_proj.{what}", size, *inputs)
+        return whole, whole[:0]
+    both = tensors.attention(f"q_proj.{what}", 2 * size, *inputs).view(a.heads, 2, a.head_dim, *inputs)
+    return both[:, 0].flatten(0, 1), both[:, 1].flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from afserve.families.naming import Naming, bias_of
-from afserve.kernels.cache import LayerCache, LayerShape
+from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
-from afserve.models.attention import BoundHalf, LayerTensors, load_attention
+from afserve.models.attention import load_attention
+from afserve.models.halves import BoundHalf, LayerTensors, norm_weights
 from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
@@ -55,8 +56,8 @@ class DecoderLayer:
         return self._ops.pack_linear(gate_up, both_bias), self._ops.pack_linear(down_weight, down_bias)
 
     @property
-    def keeps(self) -> LayerShape:
-        """What the attention half writes to a cache for each token."""
+    def keeps(self) -> KeptShape:
+        """What the attention half writes to a cache."""
         return self._half.keeps
 
     def bind(self, cache: LayerCache) -> BoundHalf:
@@ -91,7 +92,8 @@ class AttentionModel:
         around, hidden = spec.around, (spec.hidden,)
         head_bias = source.tensor(bias_of(naming.head), shape[:1], dtype) if around.head_bias else None
         self._head = ops.pack_linear(head, head_bias)
-        self._norm = source.tensor(naming.final_norm, hidden, dtype)
+        less_one = around.norm_less_one
+        self._norm = norm_weights(source, naming.final_norm, spec.hidden, dtype, less_one)
         self._norm_bias = (
             source.tensor(bias_of(naming.final_norm), hidden, dtype) if around.norm_bias else None
         )
@@ -102,7 +104,7 @@ class AttentionModel:
             kind = attention.rope, attention.head_dim
             if kind not in made:
                 made[kind] = _rotary(attention, max_positions, dtype, ops.device)
-            tensors = LayerTensors(source, naming, layer, dtype)
+            tensors = LayerTensors(source, naming, layer, dtype, less_one)
             self.layers.append(DecoderLayer(spec, tensors, ops, made[kind]))
             progress((layer + 1) / spec.layers)
 

@@ -27,8 +27,9 @@ def read_expert(
     spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
 ) -> ExpertTensors:
     """Of decoder layer `layer`. Raises CheckpointError."""
-    if naming.stacked is not None:
-        return _Reader(spec, source, naming, naming.stacked, layer, expert, dtype).read()
+    stacked = naming.stacked
+    if stacked is not None and not (stacked.sometimes and source.has(naming.expert(layer, expert)[0])):
+        return _Reader(spec, source, naming, stacked, layer, expert, dtype).read()
     hidden, inner = spec.hidden, spec.moe.inner
     gate, up, down = naming.expert(layer, expert)
     both = torch.cat([source.tensor(name, (inner, hidden), dtype) for name in (gate, up)])

@@ -82,7 +82,8 @@ class Keeping:
 
     def _gate(self, layer: int) -> str | None:
         """A checkpoint may leave some layers' experts in 16 bits, so each layer is asked for its first expert."""
-        if self._naming.stacked is not None:
+        stacked = self._naming.stacked
+        if stacked is not None and not stacked.sometimes:
             return None
         return self._naming.expert(self._spec.moe_layer_ids[layer], 0)[0]
 

@@ -1,6 +1,7 @@
 // Bindings of attention, rows and the router.
 #include "attention.h"
 #include "bind.h"
+#include "delta.h"
 #include "router.h"
 #include "rows.h"
 #include "stream.h"
@@ -42,6 +43,17 @@ void bind_attention(py::module_& m) {
                                   cache(c.values, c.value_place, c.value_size), c.blocks, c.block_size, scale, window,
                                   at<E>(out)}, batch);
     });
+  });
+}
+
+void bind_delta(py::module_& m) {
+  m.def("delta", [](Engine& engine, const std::array<int, 5>& sizes, Address conv, Address mixed, Address decay,
+                    Address beta, Address out, Address state, size_t stride, int blocks, int block_size,
+                    const Batch& batch) {
+    DeltaNet net{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], at<float>(conv)};
+    py::gil_scoped_release released;
+    delta(engine, net, {at<float>(mixed), at<float>(decay), at<float>(beta), at<float>(out)},
+          {at<float>(state), stride, blocks, block_size}, batch);
   });
 }
 
@@ -130,6 +142,7 @@ void bind_router(py::module_& m) {
 
 void bind_ops(py::module_& m) {
   bind_attention(m);
+  bind_delta(m);
   bind_rows(m);
   bind_router(m);
 }

@@ -107,6 +107,13 @@ struct Isa {
   bool (*all_finite)(const float* x, int size);
   int (*argmax)(const float* x, int size);  // the first of the highest; -1 where any is not finite
   void (*sigmoid_all)(float* x, int size);
+  void (*silu_all)(float* x, int size);
+  void (*add_product)(float* out, const float* a, const float* b, int size);  // out += a * b
+  void (*unit)(float* x, int size, float length);                            // x becomes a vector of that length
+  // The gated delta rule (delta.h) for 64 columns of a state of so many rows: v is what k should say. The state keeps a part
+  // of itself, a share of the difference is added along k, and q reads it into out.
+  void (*delta_token)(float* state, int rows, const float* q, const float* k, const float* v, float keep, float share,
+                      float* out);
   void (*enter)();  // before a thread's first product of an op: sets up wide registers
   void (*leave)();  // after its last: gives them back
   // Units of compact weights (compact.h), to and fro; null where expansion would be slower than reading whole weights.

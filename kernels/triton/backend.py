@@ -12,6 +12,7 @@ from torch import Tensor
 
 import triton
 from afserve.errors import ConfigError
+from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import half_of_ops, routed_half
@@ -39,7 +40,8 @@ CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are mu
 
 
 class TritonBackend:
-    """Dense products, LayerNorm, argmax and the caches' memory are PyTorch's by choice, which is no fallback.
+    """Dense products, LayerNorm, gated delta nets, argmax and the caches' memory are PyTorch's by choice, which is no
+    fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip.
@@ -117,6 +119,11 @@ class TritonBackend:
 
     def clear_blocks(self, cache: tuple[Tensor, ...], block_B: Tensor) -> None:
         self._plain.clear_blocks(cache, block_B)
+
+    def delta(
+        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+    ) -> Tensor:
+        return delta_rows(rows, layer, state_NF, block_size, batch)
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
         return PreparedGqa(layer)

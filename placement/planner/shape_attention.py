@@ -79,10 +79,11 @@ def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
 def _linear(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     """Lightning attention or a gated delta net: a state of key x value per head instead of a cache.
 
-    Per token the state is decayed, corrected and read: about six FLOPs per state element.
+    Per token the state is decayed, corrected and read: about six FLOPs per element of its matrix. A gated delta net
+    also keeps the last inputs of its convolution.
     """
     heads, key_heads, key, value = a.heads, a.kv_heads, a.head_dim, a.value_dim
-    state = heads * key * value
+    matrix = heads * key * value
     return AttentionLayers(
         kind="linear",
         layers=layers,
@@ -92,7 +93,7 @@ def _linear(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
         prefill_pair_flops=0.0,
         heads=heads,
         kv_heads=heads,
-        scan_flops=6.0 * state,
-        state_elems=state,
+        scan_flops=6.0 * matrix,
+        state_elems=a.state_numbers,
         row_elems=2 * hidden + 4 * heads * value + 4 * key_heads * key,
     )

@@ -7,7 +7,7 @@ from afserve.engine.request import GenerationRequest, SamplingParams
 
 NEW = 64
 LENGTHS = (5, 17, 33)
-FAMILIES = ("v3", "v2-groups", "qwen3", "mixtral-window")
+FAMILIES = ("v3", "v2-groups", "qwen3", "mixtral-window", "qwen3-next")
 GREEDY = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 
 

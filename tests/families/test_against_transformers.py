@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from afserve.config import ModelSource
 from afserve.engine.local import LocalCluster, colocated
@@ -73,3 +74,20 @@ def test_a_move_between_nodes(name, checkpoint, continued):
     while second.busy:
         tokens += [token for event in cluster.step() for token in event.token_ids]
     assert tokens == continued(name)[2]
+
+
+def test_experts_of_qwen3_5_in_tensors_of_all(checkpoint, continued, tmp_path):
+    """What some checkpoints of a family have stacked gives the tokens of those that have it apart."""
+    stored = load_file(checkpoint("qwen3.5") / "model.safetensors")
+    for layer in range(4):
+        stem = f"model.layers.{layer}.mlp.experts"
+        gates, ups, downs = (
+            [stored.pop(f"{stem}.{expert}.{part}_proj.weight") for expert in range(7)]
+            for part in ("gate", "up", "down")
+        )
+        stored[f"{stem}.gate_up_proj"] = torch.cat((torch.stack(gates), torch.stack(ups)), 1)
+        stored[f"{stem}.down_proj"] = torch.stack(downs)
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((checkpoint("qwen3.5") / "config.json").read_text())
+    cluster = LocalCluster.build(ModelSource(str(tmp_path), "stacked"), config(), attention=1, experts=2)
+    assert collect(cluster.run(asked())) == continued("qwen3.5")

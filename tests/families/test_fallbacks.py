@@ -10,10 +10,14 @@ from tests.engine.driving import collect, config, prompts, requests
 from tests.families.tiny import TINY
 
 WIDE, NORM, CHUNKS = "norms of all heads together", "LayerNorm", "attention in chunks"
+GATE = {("gqa_half", "a gate for the output")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
     "olmoe": {("gqa_half", f"clipped projections, {WIDE}")},
     "olmoe-one-group": {("gqa_half", WIDE)},
+    "qwen3-next": GATE,
+    "qwen3.5": GATE,
+    "qwen3-next-one-group": GATE,
     "hunyuan": {("gqa_half", "norms after the rotary embedding")},
     "phimoe": MIXER,
     "phimoe-window": MIXER,

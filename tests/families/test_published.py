@@ -31,7 +31,7 @@ def test_a_family_is_a_short_file(name):
 
 def test_every_family_has_a_published_model():
     covered = {MODELS[name]["model_type"] for name in SERVED}
-    assert covered == {*FAMILIES} - {"llama4"}, "llama4 is llama4_text beside a vision model"
+    assert covered == {*FAMILIES} - {"llama4", "qwen3_5_moe"}, "these are text models beside a vision model"
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -64,6 +64,16 @@ def test_llama4_beside_a_vision_model():
     assert naming_of(spec).embedding == "language_model.model.embed_tokens.weight"
 
 
+def test_qwen3_5_beside_a_vision_model():
+    text = MODELS["qwen3.5-397b-a17b"]
+    spec = spec_from_config({"model_type": "qwen3_5_moe", "text_config": text, "vision_config": {"depth": 7}})
+    assert spec.hidden == 4096 and [spec.layer(i).attention.kind for i in range(4)] == ["linear"] * 3 + [
+        "gqa"
+    ]
+    naming = naming_of(spec)
+    assert naming.embedding == "model.language_model.embed_tokens.weight" and naming.head == "lm_head.weight"
+
+
 @pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "dbrx", "llama4_text"])
 def test_stacked_experts_are_read_by_expert_nodes(name):
     naming = FAMILIES[name].naming
@@ -88,6 +98,25 @@ def test_the_supported_families_are_listed():
         ("minimax-m2", "attn_type_list", [0] * 62, "attn_type_list: .* has layers other than 1"),
         ("hunyuan-a13b", "moe_topk", [8] * 31 + [4], "moe_topk: .* is not the same for all layers"),
         ("phi-3.5-moe", "num_experts_per_tok", 4, "num_experts_per_tok: 4 is not 2"),
+        (
+            "qwen3-next-80b-a3b",
+            "linear_num_key_heads",
+            5,
+            r"linear_num_key_heads: 5 for 32 value heads is not supported; supported: a divisor .*layer 0",
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            "linear_conv_kernel_dim",
+            1,
+            r"convolution of 1 tokens \(linear_conv_kernel_dim\)",
+        ),
+        ("qwen3.5-397b-a17b", "attn_output_gate", False, "attn_output_gate: False is not true"),
+        (
+            "qwen3-next-80b-a3b",
+            "layer_types",
+            ["full_attention", "mamba"],
+            "layer_types: .* for each of 48 layers",
+        ),
         ("glm-4.5", "partial_rotary_factor", 0.01, "partial_rotary_factor: 1 of 128 numbers"),
         (
             "llama-4-scout",

@@ -40,6 +40,12 @@ GLM = {
     "num_experts_per_tok": 3, "first_k_dense_replace": 1,
 }  # fmt: skip
 ERNIE = {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 2}
+NEXT_ALL_MOE = {
+    **SIZES, "num_hidden_layers": 4, "head_dim": 16, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32, "num_experts": 7, "num_experts_per_tok": 3, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+}  # fmt: skip
+NEXT = {**NEXT_ALL_MOE, "intermediate_size": 80}
 LOCAL = {**SIZES, "intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 2}
 OLMOE = {**SIZES, "intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
 
@@ -52,6 +58,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         {**QWEN2, **ONE_GROUP, "use_sliding_window": True, "sliding_window": 5, "norm_topk_prob": True},
     ),
+    "qwen3-next": ("Qwen3Next", {**NEXT, "full_attention_interval": 2}),
+    "qwen3-next-one-group": (
+        "Qwen3Next",
+        {**NEXT, **ONE_GROUP, "attention_bias": True, "mlp_only_layers": [1], "linear_num_key_heads": 3,
+         "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3, "norm_topk_prob": False,
+         "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+    ),
+    "qwen3.5": ("Qwen3_5Moe", {**NEXT_ALL_MOE, "full_attention_interval": 3}),
     "glm4": ("Glm4Moe", {**GLM, "attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
     "glm4-no-shared": (
         "Glm4Moe",
@@ -101,13 +115,17 @@ def build(name: str, folder: Path) -> Path:
     transformers.utils.logging.disable_progress_bar()
     family, fields = TINY[name]
     torch.manual_seed(len(name))
-    config = "Llama4TextConfig" if family == "Llama4" else family + "Config"
+    config = family + ("TextConfig" if family in ("Llama4", "Qwen3_5Moe") else "Config")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # a shared expert of no width
         model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, config)(**fields))
     with torch.no_grad():
         for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if key.endswith(("bias", "sinks")):
+            if key.endswith("A_log"):
+                tensor.sub_(
+                    4.0
+                )  # most of a state is left behind every token, or what is in it would hardly matter
+            elif key.endswith(("bias", "sinks")) or (tensor.dim() == 1 and not tensor.any()):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
             elif tensor.dim() == 1 and "inv_freq" not in key:
                 tensor.mul_(1 + torch.randn_like(tensor) * 0.2)

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from afserve.config import ModelSource
 from afserve.engine.build import spec_of
 from afserve.families.table import naming_of
+from afserve.kernels.cache import StateShape
+from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -133,6 +135,11 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.write_kv(kv, kv, *caches, batch.kv_slot_T)
     ops.write_latent(zeros(tokens, 24), latent, batch.kv_slot_T)
     ops.clear_blocks((*caches, latent), (3, 5))
+    net = DeltaShape(2, 4, 8, 8, 4)
+    (states,) = ops.open_cache([StateShape(net.numbers)], 40, 16, dtype).layers[0]
+    per_head = zeros(tokens, 4, dtype=torch.float32)
+    conv = DeltaLayer(net, zeros(4, net.channels, dtype=torch.float32))
+    ops.delta(DeltaRows(zeros(tokens, net.channels), per_head, per_head), conv, states, batch)
     ops.attend_gqa(q, *caches, batch, 0.25, window=32)
     ops.attend_mla(zeros(tokens, 4, 24), latent, 16, batch, 0.2)
     half = ops.gqa_half(x, ops.bind_gqa(layer, *caches), ops.bind_batch(batch))

@@ -91,7 +91,7 @@ def test_what_the_user_fixed_is_not_explained():
             "--wire-dtype: 'int8' is not one of auto, fp8",
         ),
         (lambda: Wishes(engine=EngineSettings(max_waiting=0)), "--max-waiting: 0 is outside [1, 1048576]"),
-        (lambda: Wishes(engine=EngineSettings(block_size=1025)), "--block-size: 1025 is outside [1, 1024]"),
+        (lambda: Wishes(engine=EngineSettings(block_size=4097)), "--block-size: 4097 is outside [1, 4096]"),
     ],
 )
 def test_a_bad_wish_is_named(wishes, said):

@@ -51,6 +51,12 @@ CONFIGS = {
         "decoder_sparse_step": 1, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 20,
         "max_window_layers": 2,
     },
+    "qwen3_next": {
+        **COMMON, "num_experts": 12, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "head_dim": 16,
+        "decoder_sparse_step": 1, "mlp_only_layers": [1], "full_attention_interval": 2, "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    },
     "glm4_moe": {
         **COMMON, "head_dim": 16, "n_routed_experts": 12, "moe_intermediate_size": 24, "n_shared_experts": 1,
         "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
@@ -85,6 +91,7 @@ CONFIGS = {
 }  # fmt: skip
 CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]
+CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
 MACHINE = Machine(8, 64 << 30, 64 << 30, "")
 PLACES = {
     family: [(name,) for name, value in config.items() if not isinstance(value, dict | str | bool)]
@@ -145,8 +152,8 @@ def check_engine(folder, config, names) -> None:
         assert any(name in error.message for name in names), error.message
         assert str(folder / "config.json") in error.message and len(error.message) < len(str(folder)) + 400
         return
-    rope = spec.layer(0).attention.rope
-    numbers = [spec.eps, rope.theta, rope.factor, spec.moe.scale]
+    turned = [kind.attention.rope for kind in spec.kinds if kind.attention.rope]
+    numbers = [spec.eps, spec.moe.scale, *(n for rope in turned for n in (rope.theta, rope.factor))]
     assert all(math.isfinite(n) and n > 0 for n in numbers)
     source = ModelSource(str(folder), "odd")
     try:

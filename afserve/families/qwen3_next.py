@@ -1,0 +1,61 @@
+"""Qwen3-Next (`Qwen3NextForCausalLM`): gated delta nets, every fourth layer gated attention; a gated shared expert."""
+
+from dataclasses import replace
+
+from afserve.config_json import ConfigFields
+from afserve.families.family import Family
+from afserve.families.naming import Naming
+from afserve.families.read_attention import gqa, layer_types
+from afserve.families.read_ffn import activation, sparse_steps, stack
+from afserve.spec_parts import Around, AttentionSpec, LayerSpec, MoeSpec
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+
+
+def layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
+    """Also of Qwen3.5, whose config.json has the same fields."""
+    if not fields.flag("attn_output_gate", True):
+        raise fields.refuse("attn_output_gate", "is not true")
+    bias = fields.flag("attention_bias", False)
+    full = replace(gqa(fields, theta=10000.0, partial=0.25, qk_norm="head", bias=bias), gated=True)
+    moe = MoeSpec(
+        experts=fields.integer("num_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("moe_intermediate_size"),
+        shared_inner=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+        scoring="softmax",
+        renormalise=fields.flag("norm_topk_prob", True),
+        activation=activation(fields),
+    )
+    whole = stack(fields, full, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
+    delta = _delta(fields)
+    return tuple(
+        replace(layer, attention=delta) if kind == _LINEAR else layer
+        for layer, kind in zip(whole, _kinds(fields), strict=True)
+    )
+
+
+def _kinds(fields: ConfigFields) -> tuple[str, ...]:
+    if fields.has("layer_types"):
+        return layer_types(fields, _FULL, _LINEAR)
+    every = fields.integer("full_attention_interval", default=4)
+    return tuple(_LINEAR if (i + 1) % every else _FULL for i in range(fields.integer("num_hidden_layers")))
+
+
+def _delta(fields: ConfigFields) -> AttentionSpec:
+    return AttentionSpec(
+        kind="linear",
+        heads=fields.integer("linear_num_value_heads", default=32),
+        kv_heads=fields.integer("linear_num_key_heads", default=16),
+        head_dim=fields.integer("linear_key_head_dim", default=128),
+        value_dim=fields.integer("linear_value_head_dim", default=128),
+        taps=fields.integer("linear_conv_kernel_dim", default=4),
+    )
+
+
+def around(fields: ConfigFields) -> Around:
+    return Around(norm_less_one=True)
+
+
+FAMILY = Family(layers, Naming(shared="shared_expert"), around)

@@ -1,0 +1,27 @@
+"""How many tokens a block of the KV cache has, and what a token costs there.
+
+A block also holds the states of layers that have them (kernels/delta.py). Unless the user says how long blocks are,
+they are so long that states take no more memory than keys and values do. It knows no machine.
+"""
+
+from afserve.config import BLOCK_TOKENS
+from afserve.spec import ModelSpec
+
+_PLAIN = 16  # tokens: a tile of the native kernels
+
+
+def block_size(spec: ModelSpec, element: int, asked: int | None) -> int:
+    """Tokens, `asked` if that is a number. `element`: bytes of a key's or a value's number."""
+    if asked is not None:
+        return asked
+    states, token = spec.state_bytes(), spec.kv_bytes_per_token(element)
+    if not states:
+        return _PLAIN
+    longest = int(BLOCK_TOKENS.high)
+    balanced = -(-states // (token * _PLAIN)) * _PLAIN if token else longest
+    return min(balanced, longest)
+
+
+def per_token(spec: ModelSpec, element: int, asked: int | None = None) -> int:
+    """Bytes of a cache of such blocks for each token that it holds."""
+    return spec.kv_bytes_per_token(element, block_size(spec, element, asked))

@@ -1,0 +1,76 @@
+"""What an attention half is, whatever its layer computes, and how one reads its layer's tensors.
+
+Shapes: T tokens, H hidden.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from afserve.families.naming import Naming, bias_of
+from afserve.kernels.cache import KeptShape, LayerCache
+from afserve.kernels.layer import Half
+from afserve.kernels.paged import PagedBatch
+from afserve.models.weights import TensorSource
+
+
+class BoundHalf(Protocol):
+    """An attention half with the layer's part of one cache."""
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        """x_TH becomes, in place, the residual stream after attention; keys and values are written."""
+        ...
+
+
+class AttentionHalf(Protocol):
+    @property
+    def keeps(self) -> KeptShape:
+        """What it writes to a cache."""
+        ...
+
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        """The same weights may be bound to several caches."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer's tensors by their short names."""
+
+    source: TensorSource
+    naming: Naming
+    layer: int
+    dtype: torch.dtype
+    norm_less_one: bool = False
+
+    def __call__(self, part: str, *shape: int) -> Tensor:
+        return self.source.tensor(self.naming.layer(self.layer, part), shape, self.dtype)
+
+    def attention(self, part: str, *shape: int) -> Tensor:
+        return self(f"{self.naming.attention}.{part}", *shape)
+
+    def linear(self, part: str, *shape: int) -> Tensor:
+        """Of a gated delta net."""
+        return self(f"{self.naming.linear}.{part}", *shape)
+
+    def norm(self, part: str, size: int) -> Tensor:
+        """A norm's weights, what is added to one included. Added in float32: they are rounded once."""
+        name = self.naming.layer(self.layer, part)
+        return norm_weights(self.source, name, size, self.dtype, self.norm_less_one)
+
+    def norm_biases(self, hidden: int) -> tuple[Tensor, Tensor]:
+        names = bias_of(self.naming.input_norm), bias_of(self.naming.post_norm)
+        return self(names[0], hidden), self(names[1], hidden)
+
+    def norms(self, hidden: int) -> tuple[Tensor, Tensor]:
+        """The one before attention and the one before the FFN."""
+        return self.norm(self.naming.input_norm, hidden), self.norm(self.naming.post_norm, hidden)
+
+
+def norm_weights(source: TensorSource, name: str, size: int, dtype: torch.dtype, less_one: bool) -> Tensor:
+    """Weights of an RMS norm; checkpoints of some families hold them `less_one`."""
+    if not less_one:
+        return source.tensor(name, (size,), dtype)
+    return (source.tensor(name, (size,), torch.float32) + 1.0).to(dtype)

@@ -1,0 +1,231 @@
+"""A gated delta net's middle: a short convolution, then the gated delta rule, over states that lie in a paged cache.
+
+A layer keeps one state a block: that after the last token that the block has. So a full block's state is a snapshot at
+its end, whoever holds the block may go on behind it, and a block's bytes carry its state wherever they go. A chunk of a
+sequence begins with the state of the block before it and leaves one in every block that it reaches.
+
+Sources: Gated Delta Networks (arXiv 2412.06464), equation 10, and section 3.3 for the form of whole chunks; the order
+of heads and the constants are those of transformers' `modeling_qwen3_next`. All of it is computed in float32.
+
+Shapes: T tokens, S sequences, L tokens of a segment, C channels of the convolution, W its taps, G key heads, V value
+heads, K key size, D value size, N blocks, F numbers of a state.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from afserve.kernels.paged import PagedBatch
+
+LONGEST = 64  # tokens of a segment: products of so many rows, and a triangle of so many to solve
+_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Sizes of one layer. `key_heads` divide `value_heads`; neighbours among those share a key head."""
+
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+    taps: int
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values."""
+        keys = self.key_heads * self.key
+        return keys, keys, self.value_heads * self.value
+
+    @property
+    def channels(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def matrix(self) -> int:
+        """Numbers of all heads' (K, D) matrices."""
+        return self.value_heads * self.key * self.value
+
+    @property
+    def numbers(self) -> int:
+        """Float32 numbers of a state: the matrices, then the last W - 1 inputs of the convolution, eldest first."""
+        return self.matrix + (self.taps - 1) * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLayer:
+    """`conv_WC` holds the taps, the newest token's last; contiguous float32."""
+
+    shape: DeltaShape
+    conv_WC: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRows:
+    """What a layer's projections say of T tokens: `mixed_TC` are queries, keys and values before the convolution,
+    `decay_TV` the logarithms, at most 0, of what a state keeps, `beta_TV` in 0 to 1 how much of it is replaced."""
+
+    mixed_TC: Tensor
+    decay_TV: Tensor
+    beta_TV: Tensor
+
+
+def delta_rows(
+    rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+) -> Tensor:
+    """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached.
+
+    Reads no device's values back, if the batch has its host integers.
+    """
+    shape = layer.shape
+    out_TVD = torch.empty(
+        (batch.tokens, shape.value_heads, shape.value), dtype=torch.float32, device=rows.mixed_TC.device
+    )
+    starts, contexts = _host(batch)
+    for first, end in _runs(starts):
+        part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end].long()
+        if part.stop - part.start == end - first:
+            position_S = batch.position_T[part]
+            out_TVD[part] = _decode(_part(rows, part), layer, state_NF, table_SB, position_S, block_size)
+        else:
+            position = contexts[first] - (part.stop - part.start)
+            out_TVD[part] = _prompt(_part(rows, part), layer, state_NF, table_SB[0], position, block_size)
+    return out_TVD
+
+
+def _host(batch: PagedBatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if batch.starts:
+        return batch.starts, batch.contexts
+    return tuple(batch.query_start_S1.tolist()), tuple(batch.context_S.tolist())
+
+
+def _runs(starts: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Sequences that are computed at once, first and end: neighbours with one token each, or one with several."""
+    first, last = 0, len(starts) - 1
+    while first < last:
+        end = first
+        while end < last and starts[end + 1] - starts[end] == 1:
+            end += 1
+        end = max(end, first + 1)
+        yield first, end
+        first = end
+
+
+def _part(rows: DeltaRows, which: slice) -> DeltaRows:
+    return DeltaRows(rows.mixed_TC[which].float(), rows.decay_TV[which], rows.beta_TV[which])
+
+
+def _decode(
+    rows: DeltaRows,
+    layer: DeltaLayer,
+    state_NF: Tensor,
+    table_SB: Tensor,
+    position_S: Tensor,
+    block_size: int,
+) -> Tensor:
+    """One token of each of S sequences, at once: (S, V, D)."""
+    shape, count = layer.shape, len(position_S)
+    before = (position_S - 1).clamp_min(0) // block_size
+    state_SF = state_NF.index_select(0, table_SB.gather(1, before[:, None])[:, 0])
+    state_SF.masked_fill_((position_S == 0)[:, None], 0.0)
+    matrix, window = state_SF.split((shape.matrix, shape.numbers - shape.matrix), 1)
+    seen_SWC = torch.cat((window.view(count, shape.taps - 1, shape.channels), rows.mixed_TC[:, None]), 1)
+    q, k, v = _heads(F.silu((seen_SWC * layer.conv_WC).sum(1)), shape)
+    out, matrix = step(q, k, v, rows.decay_TV, rows.beta_TV, matrix.unflatten(1, _matrix(shape)))
+    now = table_SB.gather(1, (position_S // block_size)[:, None])[:, 0]
+    state_NF.index_copy_(0, now, torch.cat((matrix.flatten(1), seen_SWC[:, 1:].flatten(1)), 1))
+    return out
+
+
+def _prompt(
+    rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, table_B: Tensor, first: int, block_size: int
+) -> Tensor:
+    """Tokens of one sequence from position `first` on: (T, V, D)."""
+    shape, count = layer.shape, len(rows.mixed_TC)
+    if first:
+        state_F = state_NF.index_select(0, _block_of(table_B, first - 1, block_size))[0]
+    else:
+        state_F = torch.zeros(shape.numbers, device=state_NF.device)
+    matrix_VKD = state_F[: shape.matrix].view(_matrix(shape))
+    seen_TC = torch.cat((state_F[shape.matrix :].view(-1, shape.channels), rows.mixed_TC))
+    mixed_TC = (seen_TC.unfold(0, shape.taps, 1) * layer.conv_WC.T).sum(-1)
+    q, k, v = (x.transpose(0, 1) for x in _heads(F.silu(mixed_TC), shape))
+    decay_VT, beta_VT = rows.decay_TV.T, rows.beta_TV.T
+    outs = []
+    for start, end in _segments(first, count, block_size):
+        part = slice(start, end)
+        out, matrix_VKD = segment(
+            q[:, part], k[:, part], v[:, part], decay_VT[:, part], beta_VT[:, part], matrix_VKD
+        )
+        outs.append(out)
+        if end == count or not (first + end) % block_size:
+            kept = torch.cat((matrix_VKD.flatten(), seen_TC[end : end + shape.taps - 1].flatten()))
+            state_NF.index_copy_(0, _block_of(table_B, first + end - 1, block_size), kept[None])
+    return torch.cat(outs, 1).transpose(0, 1)
+
+
+def _block_of(table_B: Tensor, position: int, block_size: int) -> Tensor:
+    """As a tensor of one: what a device knows is not waited for."""
+    block = position // block_size
+    return table_B[block : block + 1]
+
+
+def _segments(first: int, count: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """Places in a chunk: every segment lies in one block, and in one part of LONGEST tokens of it."""
+    start = 0
+    while start < count:
+        inside = (first + start) % block_size
+        end = min(start + min(LONGEST - inside % LONGEST, block_size - inside), count)
+        yield start, end
+        start = end
+
+
+def _matrix(shape: DeltaShape) -> tuple[int, int, int]:
+    return shape.value_heads, shape.key, shape.value
+
+
+def _heads(mixed_TC: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, V, K), (T, V, K) and (T, V, D): queries and keys of length 1, queries scaled."""
+    q, k, v = mixed_TC.split(shape.widths, 1)
+    repeats = shape.value_heads // shape.key_heads
+    both = [_unit(x.unflatten(1, (shape.key_heads, shape.key))).repeat_interleave(repeats, 1) for x in (q, k)]
+    return both[0] * shape.key**-0.5, both[1], v.unflatten(1, (shape.value_heads, shape.value))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
+
+
+def step(
+    q_SVK: Tensor, k_SVK: Tensor, v_SVD: Tensor, decay_SV: Tensor, beta_SV: Tensor, state_SVKD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token: what it reads, (S, V, D), and the new state. The state forgets, what it says for the key is replaced
+    by a share of the value, then the query reads it."""
+    state = state_SVKD * decay_SV.exp()[..., None, None]
+    delta = (v_SVD - (state * k_SVK[..., None]).sum(-2)) * beta_SV[..., None]
+    state = state + k_SVK[..., None] * delta[..., None, :]
+    return (state * q_SVK[..., None]).sum(-2), state
+
+
+def segment(
+    q_VLK: Tensor, k_VLK: Tensor, v_VLD: Tensor, decay_VL: Tensor, beta_VL: Tensor, state_VKD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """L times `step`, as products of matrices: what all tokens read, (V, L, D), and the state behind the last.
+
+    What every token adds to the state depends on what those before it added. That is a triangle of equations, solved
+    once (the UT transform); sums then take what is in the state and what is added within the segment.
+    """
+    total = decay_VL.cumsum(1)  # logarithm of what is left of the old state at each token
+    between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
+    weighted = k_VLK * beta_VL[..., None]
+    triangle = (weighted @ k_VLK.transpose(1, 2)) * between
+    old = (weighted * total.exp()[..., None]) @ state_VKD
+    delta = torch.linalg.solve_triangular(
+        triangle, v_VLD * beta_VL[..., None] - old, upper=False, unitriangular=True
+    )
+    out = (q_VLK * total.exp()[..., None]) @ state_VKD + ((q_VLK @ k_VLK.transpose(1, 2)) * between) @ delta
+    left = (total[:, -1:] - total).exp()[..., None]
+    return out, state_VKD * total[:, -1].exp()[:, None, None] + (k_VLK * left).transpose(1, 2) @ delta

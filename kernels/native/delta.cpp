@@ -1,0 +1,151 @@
+#include "delta.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+// Of a head's values that one task computes: with 128 keys 32 KiB, which stay in the first-level cache.
+constexpr int COLUMNS = PANEL;
+
+// One sequence's tokens of a call.
+struct Span {
+  int first, count;  // among the call's tokens
+  int position;      // of the first
+  const int32_t* table;
+
+  int block(int position, int size) const { return table[position / size]; }
+};
+
+Span span_of(const Batch& batch, int s) {
+  int first = batch.query_start[s], count = batch.query_start[s + 1] - first;
+  return {first, count, batch.context[s] - count, batch.table + s * batch.table_stride};
+}
+
+void check(const Span& span, const States& states) {
+  int first = (span.position ? span.position - 1 : 0) / states.block_size;
+  for (int b = first; b <= (span.position + span.count - 1) / states.block_size; b++)
+    if (span.table[b] < 0 || span.table[b] >= states.blocks)
+      throw std::out_of_range("block_table_SB: " + std::to_string(span.table[b]) + ", the cache has " +
+                              std::to_string(states.blocks) + " blocks");
+}
+
+// The state before a sequence's first token; null for one that begins.
+const float* before(const Span& span, const States& states) {
+  if (!span.position) return nullptr;
+  return states.data + size_t(span.block(span.position - 1, states.block_size)) * states.stride;
+}
+
+// Queries, keys and values of one token: convolution, SiLU, queries and keys of length 1, queries scaled.
+void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mixed, const float* state, int token,
+         float* out) {
+  int channels = net.channels();
+  memset(out, 0, channels * sizeof(float));
+  for (int tap = 0; tap < net.taps; tap++) {
+    int from = token - (net.taps - 1) + tap;  // a token of this span, or below 0 a row of the state's window
+    const float* row = nullptr;
+    if (from >= 0)
+      row = mixed + size_t(span.first + from) * channels;
+    else if (state)
+      row = state + net.matrix() + size_t(net.taps - 1 + from) * channels;
+    if (row) isa.add_product(out, row, net.conv + size_t(tap) * channels, channels);
+  }
+  isa.silu_all(out, channels);
+  for (int h = 0; h < 2 * net.key_heads; h++)
+    isa.unit(out + h * net.key, net.key, h < net.key_heads ? 1.0f / sqrtf(float(net.key)) : 1.0f);
+}
+
+// Columns of one head, of all tokens of one sequence. `scratch` has COLUMNS numbers for each key, and twice that many more.
+struct Columns {
+  const DeltaNet& net;
+  const Span& span;
+  const States& states;
+  int head, first, count;
+  float* scratch;
+
+  size_t place() const { return size_t(head) * net.key * net.value + first; }
+
+  void read(const float* state) const {
+    for (int i = 0; i < net.key; i++) {
+      float* row = scratch + i * COLUMNS;
+      memset(row, 0, COLUMNS * sizeof(float));
+      if (state) memcpy(row, state + place() + size_t(i) * net.value, count * sizeof(float));
+    }
+  }
+
+  void leave(int position) const {
+    float* state = states.data + size_t(span.block(position, states.block_size)) * states.stride + place();
+    for (int i = 0; i < net.key; i++)
+      memcpy(state + size_t(i) * net.value, scratch + i * COLUMNS, count * sizeof(float));
+  }
+
+  void run(const Isa& isa, const DeltaTokens& rows, const float* mixed) const {
+    float *value = scratch + net.key * COLUMNS, *out = value + COLUMNS;
+    int keys = net.key_heads * net.key, key = head / (net.value_heads / net.key_heads) * net.key;
+    memset(value, 0, COLUMNS * sizeof(float));
+    for (int t = 0; t < span.count; t++) {
+      const float* row = mixed + size_t(span.first + t) * net.channels();
+      size_t at = size_t(span.first + t) * net.value_heads + head;
+      memcpy(value, row + 2 * keys + head * net.value + first, count * sizeof(float));
+      isa.delta_token(scratch, net.key, row + key, row + keys + key, value, expf(rows.decay[at]), rows.beta[at], out);
+      memcpy(rows.out + at * net.value + first, out, count * sizeof(float));
+      int position = span.position + t;
+      if (t == span.count - 1 || (position + 1) % states.block_size == 0) leave(position);
+    }
+  }
+};
+
+// The last inputs of the convolution, in every block that a sequence reaches. From the last block to the first: the
+// first one may be where the window of before lies.
+void leave_windows(const DeltaNet& net, const Span& span, const float* mixed, const States& states, const float* state) {
+  size_t channels = net.channels();
+  for (int end = span.count; end > 0; end = (span.position + end - 1) / states.block_size * states.block_size - span.position) {
+    float* block = states.data + size_t(span.block(span.position + end - 1, states.block_size)) * states.stride;
+    for (int r = 0; r < net.taps - 1; r++) {
+      int from = end - (net.taps - 1) + r;
+      float* to = block + net.matrix() + r * channels;
+      if (from >= 0)
+        memcpy(to, mixed + (span.first + from) * channels, channels * sizeof(float));
+      else if (state)
+        memmove(to, state + net.matrix() + (net.taps - 1 + from) * channels, channels * sizeof(float));
+      else
+        memset(to, 0, channels * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+void delta(Engine& engine, const DeltaNet& net, const DeltaTokens& rows, const States& states, const Batch& batch) {
+  std::vector<Span> spans;
+  std::vector<int> span_of_token(batch.tokens);
+  for (int s = 0; s < batch.sequences; s++) {
+    spans.push_back(span_of(batch, s));
+    check(spans[s], states);
+    for (int t = 0; t < spans[s].count; t++) span_of_token[spans[s].first + t] = s;
+  }
+  size_t channels = net.channels();
+  float* mixed = engine.shared[0].at_least<float>(batch.tokens * channels);
+  engine.pool.run(batch.tokens, [&](int t, int) {
+    const Span& span = spans[span_of_token[t]];
+    mix(*engine.isa, net, span, rows.mixed, before(span, states), t - span.first, mixed + t * channels);
+  });
+  int parts = ceil_div(net.value, COLUMNS), tasks = net.value_heads * parts;
+  engine.reserve((net.key + 2) * COLUMNS * sizeof(float));
+  engine.pool.run(batch.sequences * tasks, [&](int index, int worker) {
+    const Span& span = spans[index / tasks];
+    if (!span.count) return;
+    int head = index % tasks / parts, first = index % parts * COLUMNS;
+    int count = net.value - first < COLUMNS ? net.value - first : COLUMNS;
+    Columns columns{net, span, states, head, first, count, engine.scratch<float>(worker)};
+    columns.read(before(span, states));
+    columns.run(*engine.isa, rows, mixed);
+  });
+  engine.pool.run(batch.sequences, [&](int s, int) {
+    leave_windows(net, spans[s], rows.mixed, states, before(spans[s], states));
+  });
+}

@@ -1,0 +1,58 @@
+"""How long blocks are, and that memory is counted with the states in them."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from afserve.config import EngineSettings, ModelSource
+from afserve.engine.local import colocated
+from afserve.families.table import load_spec, spec_from_config
+from afserve.launch.kv_blocks import block_size, per_token
+from afserve.launch.machine import Machine
+from afserve.launch.topology import choose
+from afserve.launch.wishes import Wishes
+
+MODELS = Path(__file__).parents[2] / "configs/models"
+GIB = 1 << 30
+
+
+def known(name):
+    return spec_from_config(tomllib.loads((MODELS / f"{name}.toml").read_text())["config"])
+
+
+def test_states_take_no_more_than_keys_and_values():
+    spec = known("qwen3-next-80b-a3b")
+    assert spec.state_bytes() == 36 * 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
+    size = block_size(spec, 2, None)
+    assert size % 16 == 0 and (size - 16) * spec.kv_bytes_per_token(2) < spec.state_bytes()
+    assert per_token(spec, 2) <= 2 * spec.kv_bytes_per_token(2) < per_token(spec, 2, 64)
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_others_have_blocks_of_16(name):
+    spec = known(name)
+    assert block_size(spec, 2, None) == 16 and block_size(spec, 2, 48) == 48
+    assert per_token(spec, 2) == spec.kv_bytes_per_token(2)
+
+
+def test_a_model_of_states_alone():
+    spec = known("qwen3-next-80b-a3b")
+    assert block_size(replace(spec, pattern=spec.pattern[:3]), 2, None) == 4096
+
+
+@pytest.mark.parametrize("asked", [None, 8, 64])
+def test_what_is_counted_is_what_is_opened(asked, tiny_checkpoint):
+    """A state's row of a block is filled up to an even number of elements; nothing else is not counted."""
+    folder = tiny_checkpoint("qwen3-next")
+    spec, source = load_spec(folder), ModelSource(str(folder), "tiny")
+    wishes = Wishes(kv_tokens=640, engine=EngineSettings(block_size=asked), max_model_len=100)
+    found = choose(spec, source, Machine(2, 8 * GIB, 8 * GIB), wishes)
+    engine = found.deployment.engine
+    assert engine.block_size == block_size(spec, 4, asked) and engine.kv_blocks == 640 // engine.block_size
+    assert ("block-size" in found.picked) == (asked is None)
+    states = sum(spec.layer(layer).attention.kind == "linear" for layer in range(spec.layers))
+    counted, filling = per_token(spec, 4, asked) * engine.block_size, states * 2 * 4 * engine.block_size
+    assert counted <= colocated(source, engine).kv.block_bytes + engine.block_size
+    assert colocated(source, engine).kv.block_bytes <= counted + filling
