@@ -211,11 +211,11 @@ def loss_text(values: dict[str, Any]) -> list[str]:
 
 def _long_line(run: dict[str, Any]) -> str:
     each = ", ".join(f"{count / run['days']:,.3g} of {name}" for name, count in run["losses"].items())
-    share = (1 - run["kept"]) * 1e6
+    share, lost = (1 - run["kept"]) * 1e6, f"{run['tokens_lost_per_day']:,} tokens a day are lost"
+    still, fewer = _long(run["still_s_per_day"]), _long(run["fewer_s_per_day"])
     return (
-        f"with a device lost every {_long(run['mtbf_s'] / 3600)} h ({each} a day): {run['tokens_lost_per_day']:,} tokens "
-        f"a day are lost, {_long(share)} in a million; a day has {_long(run['still_s_per_day'])} s in which nothing is "
-        f"served, and {_long(run['fewer_s_per_day'])} s with fewer devices"
+        f"with a device lost every {_long(run['mtbf_s'] / 3600)} h ({each} a day): {lost}, {_long(share)} in a "
+        f"million; a day has {still} s in which nothing is served, and {fewer} s with fewer devices"
     )
 
 
