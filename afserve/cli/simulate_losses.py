@@ -1,6 +1,7 @@
 """The flags of `afserve simulate` that say what is lost and how it is recovered, and what is printed of it."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ def long_run(
     }
 
 
-def said_of(outages: "list[Outage]") -> list[dict[str, Any]]:
+def said_of(outages: "Sequence[Outage]") -> list[dict[str, Any]]:
     """Each loss, for JSON."""
     return [
         {
