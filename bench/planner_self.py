@@ -3,14 +3,15 @@
     afserve bench calibrate --model DIR --threads 1 --out one.jsonl        and with --threads 2 for the colocated mode
     python -m bench.planner_self --model DIR --calibration one.jsonl two.jsonl [--measured FILE] [--out FILE]
 
-Nothing is fitted to the measured runs. The planner's curves give the stage times of each layout; colocated, its closed
-form gives the step. Disaggregated, the closed form gives every process hardware of its own, but here all processes
-(and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the same stage times
-over so many cores, longer where another core is busy by as much as the calibration measured; where processes outnumber
-cores, all of it takes longer by as much as the calibration's own run of such a kind did. The rate is that of the
-steady state, while the whole batch decodes; TPOT is what a client saw, median over requests. Calibrations with equal
-threads are fitted together: made before and after the runs they bridge a machine whose speed drifts. The threads of a
-run are taken, else the nearest.
+Layouts are colocated, AFD, and AFD with prompts on a node of their own, which hands their KV over and is idle while
+the batch decodes. Nothing is fitted to the measured runs. The planner's curves give the stage times of each layout;
+colocated, its closed form gives the step. Disaggregated, the closed form gives every process hardware of its own, but
+here all processes (and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the
+same stage times over so many cores, longer where another core is busy by as much as the calibration measured; where
+processes outnumber cores, all of it takes longer by as much as the calibration's own run of such a kind did. The rate
+is that of the steady state, while the whole batch decodes; TPOT is what a client saw, median over requests.
+Calibrations with equal threads are fitted together: made before and after the runs they bridge a machine whose speed
+drifts. The threads of a run are taken, else the nearest.
 """
 
 import argparse
@@ -37,8 +38,10 @@ from bench.origin import origin
 from bench.shared_cores import Stages, step_seconds
 
 CHIP = "cpu-host"
-LAYOUTS = ((1, 0), (1, 1), (1, 2), (2, 1))  # attention nodes, expert nodes; 0 is colocated
+LAYOUTS = ((0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))
+"""Nodes that only compute prompts, attention nodes, expert nodes; 0 expert nodes are colocated."""
 PROMPT = 16  # short: prompts of late sequences are in the TPOT of early ones
+PROMPT_APART = 64  # four blocks to hand over
 WIDTH = Precision("bf16", "bf16", "bf16")
 
 Row = dict[str, object]
@@ -47,7 +50,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One batch of one layout, medians over repeats. `batch` counts the requests of all attention nodes."""
+    """One batch of one layout, medians over repeats. `batch` counts the requests of all attention nodes; `prefill`
+    nodes compute their prompts and are idle while the batch decodes."""
 
     attention: int
     experts: int
@@ -59,6 +63,7 @@ class Measured:
     tok_s: float
     low: float = 0.0
     high: float = 0.0
+    prefill: int = 0
 
 
 class Predictor:
@@ -171,14 +176,17 @@ def one_round(case: Case, micro_batches: int, colocated_threads: int) -> Iterato
     """Real processes, as `afserve bench decode` starts them."""
     from afserve.cli.bench.ours import Shape, measure
 
-    context = case.prompt_len + case.output_len / 2
-    for attention, experts in LAYOUTS:
+    for prefill, attention, experts in LAYOUTS:
         m, threads = (micro_batches, 1) if experts else (1, colocated_threads)
-        shape = Shape(not experts, attention, experts or None, str(m))
-        for row in measure(replace(case, threads=threads, repeats=1), shape):
+        shape = Shape(not experts, attention, experts or None, str(m), prefill)
+        length = PROMPT_APART if prefill else case.prompt_len
+        context = length + case.output_len / 2
+        for row in measure(replace(case, prompt_len=length, threads=threads, repeats=1), shape):
             assert row.tpot is not None
             rate = row.tokens_per_second or row.batch / row.tpot
-            yield Measured(attention, experts, m, threads, row.batch, context, row.tpot * 1e3, rate)
+            yield Measured(
+                attention, experts, m, threads, row.batch, context, row.tpot * 1e3, rate, prefill=prefill
+            )
 
 
 def middle(runs: Sequence[Measured]) -> Measured:
@@ -191,6 +199,8 @@ def middle(runs: Sequence[Measured]) -> Measured:
 def judged(predictor: Predictor, run: Measured) -> Row:
     tpot = predictor.tpot(run)
     layout = f"{run.attention}x{run.experts}" if run.experts else "colocated"
+    if run.prefill:
+        layout = f"prefill {run.prefill}, decode {layout}"
     return {
         "claim": "afserve on this CPU",
         "case": f"{layout}, m {run.micro_batches}, batch {run.batch}",
@@ -217,11 +227,24 @@ def _measured(row: Mapping[str, float]) -> Measured:
     return Measured(**{name: row[name] for name in Measured.__slots__ if name in row})  # type: ignore[arg-type]
 
 
-def summary(rows: list[Row]) -> Row:
+def kind(row: Mapping[str, object]) -> str:
+    """Of a judged row: colocated, AFD, or AFD with prompts apart."""
+    if row.get("prefill"):
+        return "prompts apart"
+    return "AFD" if row["experts"] else "colocated"
+
+
+def summaries(rows: list[Row]) -> list[Row]:
+    """Of each kind of layout, and of all."""
+    kinds = dict.fromkeys(kind(row) for row in rows)
+    return [*(summary([row for row in rows if kind(row) == one], one) for one in kinds), summary(rows)]
+
+
+def summary(rows: list[Row], of: str = "all") -> Row:
     """Medians of absolute errors."""
     return {
         "claim": "afserve on this CPU",
-        "case": f"median of {len(rows)}",
+        "case": f"median of {len(rows)}" if of == "all" else f"{of}, median of {len(rows)}",
         "tpot_error": round(median(abs(float(str(row["tpot_error"]))) for row in rows), 4),
         "tok_s_error": round(median(abs(float(str(row["tok_s_error"]))) for row in rows), 4),
     }
@@ -229,7 +252,7 @@ def summary(rows: list[Row]) -> Row:
 
 def show(row: Row) -> None:
     print(
-        f"{row['case']:<28}{row['tpot_ms']:>10.2f}{row['predicted_tpot_ms']:>10.2f}{row['tpot_error']:>+9.1%}"
+        f"{row['case']:<34}{row['tpot_ms']:>10.2f}{row['predicted_tpot_ms']:>10.2f}{row['tpot_error']:>+9.1%}"
         f"{row['tok_s']:>10.0f}{row['predicted_tok_s']:>10.0f}{row['tok_s_error']:>+9.1%}",
         flush=True,
     )
@@ -254,16 +277,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     batches = tuple(int(batch) for batch in given.batch.split(","))
     case = Case(given.model, batches, PROMPT, given.output_len, given.repeats)
     found = earlier(given.measured) if given.measured else runs(case, given.micro_batches, predictor.threads)
-    print(f"{'':<28}{'TPOT ms':>10}{'planned':>10}{'error':>9}{'tok/s':>10}{'planned':>10}{'error':>9}")
+    print(f"{'':<34}{'TPOT ms':>10}{'planned':>10}{'error':>9}{'tok/s':>10}{'planned':>10}{'error':>9}")
     rows = []
     for run in found:
         rows.append(judged(predictor, run))
         show(rows[-1])
-    total = summary(rows)
-    print(f"median absolute error: TPOT {total['tpot_error']:.1%}, throughput {total['tok_s_error']:.1%}")
+    totals = summaries(rows)
+    for one in totals:
+        errors = f"TPOT {one['tpot_error']:.1%}, throughput {one['tok_s_error']:.1%}"
+        print(f"{one['case']}, absolute errors: {errors}")
     if given.out:
         known = {"model": Path(given.model).name, **origin()}
-        given.out.write_text("".join(json.dumps(row | known) + "\n" for row in [*rows, total]))
+        given.out.write_text("".join(json.dumps(row | known) + "\n" for row in [*rows, *totals]))
 
 
 if __name__ == "__main__":

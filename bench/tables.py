@@ -6,13 +6,12 @@ Nothing is typed by hand; what has no rows is left out. Each function reads one 
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
 import argparse
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults, tables_hosts, tables_peers
+from bench import tables_faults, tables_hosts, tables_peers, tables_planner
 from bench.headline import headline
-from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
+from bench.rows import ROOT, Row, newest, rows, table, where
 
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
 
@@ -178,40 +177,6 @@ def placement() -> str:
     )
 
 
-def planner() -> str:
-    from bench.planner import markdown
-
-    path = RESULTS / "planner.jsonl"
-    if not path.exists():
-        return ""
-    return (
-        "**Planner** against published tables and measured rows; `python -m bench.planner`.\n\n"
-        + markdown(path)
-    )
-
-
-def planner_self() -> str:
-    found = newest([r for r in rows("planner_self") if "tpot_ms" in r], "case")
-    if not found:
-        return ""
-    lines = [
-        [
-            r["case"],
-            f"{r['tpot_ms']:.1f}",
-            f"{r['predicted_tpot_ms']:.1f}",
-            f"{r['tpot_error']:+.0%}",
-            f"{r['tok_s_error']:+.0%}",
-        ]
-        for r in found
-    ]
-    median = [statistics.median(abs(r[key]) for r in found) for key in ("tpot_error", "tok_s_error")]
-    return (
-        f"**afserve itself, predicted and measured** ({found[-1]['model']}, {where(found[-1])}); `afserve bench calibrate`, then "
-        f"`python -m bench.planner_self`. Median absolute error: TPOT {median[0]:.1%}, throughput {median[1]:.1%} (aim: 10 %).\n\n"
-        + table(["layout", "TPOT ms", "predicted", "error", "error of tok/s"], lines)
-    )
-
-
 def kernels() -> str:
     found = newest(rows("kernels"), "op", "case", "threads")
     limits = {r["threads"]: r for r in found if r["op"] == "limits"}
@@ -305,8 +270,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
     "A gateway with the attention side scripted": gateway,
-    "Planner against published tables and measured rows": planner,
-    "Planner against afserve itself": planner_self,
+    "Planner against published tables and measured rows": tables_planner.published,
+    "Planner against afserve itself": tables_planner.itself,
 }
 GPU = (
     "**GPU**: not measured. The Triton kernels are tested in the interpreter and compiled for sm_90 by a test; the path around them (which "

@@ -46,7 +46,8 @@ class LayoutFlags:
     expert_slices: bool = option(
         default=False,
         is_flag=True,
-        help="Colocated under one tensor-parallel rank: a slice of every expert per device, not whole experts.",
+        help="A slice of every expert per device, not whole experts: AFD's expert side, and colocated under one "
+        "tensor-parallel rank, which may then span hosts of one device.",
     )
     concurrency: float | None = option(
         type=Within(1, 1e7), help="Requests that clients keep in flight.  [default: as many as fit]"
@@ -84,6 +85,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
         devices=flags.devices or 0,
         tensor_parallel=flags.tensor_parallel or 0,
         running=flags.max_running or 0,
+        slices=flags.expert_slices,
     )
 
 

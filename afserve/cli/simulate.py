@@ -1,26 +1,31 @@
 """`afserve simulate`: play the best plan event by event, layers first, then requests."""
 
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from afserve.cli.options import Within
+from afserve.cli.options import Within, gather_group, group_options
 from afserve.cli.plan_options import asked_question, question_flags
+from afserve.cli.simulate_losses import (
+    LossFlags,
+    long_run,
+    loss_text,
+    recovery_of,
+    said_of,
+    typed_losses,
+)
+from afserve.cli.simulate_play import Requests, play_layers
 
 if TYPE_CHECKING:
     from afserve.placement.planner.plan import Plan
     from afserve.placement.planner.planner import Question
     from afserve.placement.planner.simulate import Played
+    from afserve.placement.planner.simulate_losses import Struck
     from afserve.placement.planner.simulate_requests import Served
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
-_SHOWN_RANKS = 8
-_FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
 
 
 @click.command("simulate", short_help="Play a plan event by event.")
@@ -54,6 +59,7 @@ _FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what en
     type=Within(0, 1),
     help="Chance that a stage takes five times as long.  [default: 0]",
 )
+@group_options(LossFlags)
 @click.option("--seed", default=0, type=_SEED, help="Random seed.")
 @click.option("--timeline", type=Path, metavar="FILE", help="Write a timeline for ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -68,88 +74,38 @@ def simulate(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Play the best plan event by event: ping-pong, random lengths, stragglers, arrivals.
+    """Play the best plan event by event: ping-pong, random lengths, stragglers, arrivals, lost devices.
 
     \b
     afserve simulate --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --input 2000 --output 500
     """
     from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
+    from afserve.placement.planner.losses import again_second, outages, roles_of
     from afserve.placement.planner.planner import answer
+    from afserve.placement.planner.simulate_losses import Struck
 
+    losses = gather_group(LossFlags, flags)
+    recovery = recovery_of(losses)
     question = asked_question(flags)
     best = answer(question).best()
     if best is None:
         raise DoesNotFitError(explain(question))
-    calm = _play_layers(question, best, steps, 0.0, 0.0, seed) if best.kind == "afd" else None
-    played = _play_layers(question, best, steps, jitter, stall, seed) if calm and (jitter or stall) else calm
-    served = _play_requests(question, best, played, requests, load, seed)
-    values = _values(question, best, (calm, played), served, load)
+    roles = roles_of(question, best, recovery) if losses.asked else ()
+    happened = outages(roles, typed_losses(losses, roles))
+    endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None
+    calm = play_layers(question, best, steps, 0.0, 0.0, seed) if best.kind == "afd" else None
+    played = play_layers(question, best, steps, jitter, stall, seed) if calm and (jitter or stall) else calm
+    requested = Requests(question, best, played, requests, load, seed)
+    values = _values(question, best, (calm, played), requested.play(Struck((), recovery, 0.0))[0], load)
+    if happened:
+        struck = Struck(happened, recovery, again_second(question, best))
+        values |= _with_losses(question, values, requested, struck)
+    if endured is not None:
+        values["long_run"] = endured
     click.echo(json.dumps(values, indent=2) if as_json else _text(best, values))
     if timeline is not None:
         _write_timeline(timeline, played)
-
-
-def _play_layers(
-    question: "Question", plan: "Plan", steps: int, jitter: float, stall: float, seed: int
-) -> "Played":
-    from afserve.placement.planner.simulate import Script, Simulation
-    from afserve.placement.planner.simulate_stages import StageTable
-
-    chips = {pool.chip.name: pool.chip for pool in question.pools}
-    stages = StageTable(
-        question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
-    )
-    script = Script(
-        plan.ranks,
-        plan.micro_batches,
-        plan.layers,
-        steps=steps,
-        warm=max(2, steps // 4),
-        jitter=jitter,
-        stall_chance=stall,
-        seed=seed,
-    )
-    simulation = Simulation(script, stages)
-    _progress("layers", simulation.play())
-    return simulation.result
-
-
-def _play_requests(
-    question: "Question", plan: "Plan", played: "Played | None", requests: int | None, load: float, seed: int
-) -> "Served":
-    import numpy as np
-
-    from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of, reading_pool
-    from afserve.placement.planner.simulate_requests import Served, read_first, serve, together
-
-    rng = np.random.default_rng(seed)
-    rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
-    shown, ranks = min(plan.ranks, _SHOWN_RANKS), []
-    pool = reading_pool(question, plan)
-    if requests is None:
-        requests = shown * max(_FILLINGS * rank.slots, _LEAST)
-    shares = [max(requests // shown + (number < requests % shown), 1) for number in range(shown)]
-    sent = [arrivals_for(question, plan, load, share, number, rng) for number, share in enumerate(shares)]
-    if pool is not None:
-        workers = max(round(pool.workers * shown / plan.ranks), 1)
-        sent = read_first(replace(pool, workers=workers), sent)
-    for number, arrivals in enumerate(sent):
-        ranks.append(Served())
-        _progress(f"requests, rank {number + 1} of {shown}", serve(rank, arrivals, rng, ranks[-1]))
-    return together(ranks, _WARM)
-
-
-def _progress(what: str, steps: Iterator[float]) -> None:
-    for share in steps:
-        _show(what, share)
-    _show(what, 1.0)
-
-
-def _show(what: str, share: float) -> None:
-    if sys.stderr.isatty():
-        end = "\r" if share < 1 else "\r\033[K"
-        print(f"{what}: {share:4.0%}", end=end, file=sys.stderr, flush=True)
 
 
 def _values(
@@ -162,25 +118,14 @@ def _values(
     import numpy as np
 
     from afserve.placement.planner.infeasible import describe
-    from afserve.placement.planner.simulate_requests import goodput
 
-    def percentiles(seconds: list[float]) -> dict[str, float]:
-        return {f"p{p}": round(float(np.percentile(seconds, p)) * 1e3, 3) for p in (50, 90, 99)}
-
-    scale = plan.ranks / min(plan.ranks, _SHOWN_RANKS)
     values: dict[str, Any] = {
         "plan": describe(plan),
         "micro_batches": plan.micro_batches,
         "batch": plan.batch,
         "closed_form_tpot_ms": round(plan.tpot * 1e3, 3),
         "load": load,
-        "requests": len(served.ended),
-        "tpot_ms": percentiles(served.tpot),
-        "ttft_ms": percentiles(served.ttft),
-        "tok_s": round(scale * served.tokens / served.seconds, 1),
-        "goodput_requests_per_s": round(
-            scale * goodput(served, question.targets.tpot, question.targets.ttft), 3
-        ),
+        **_of_requests(question, served),
     }
     calm, played = runs
     if calm is not None and played is not None:
@@ -194,6 +139,54 @@ def _values(
         values["stragglers"] = round(slower / step - 1, 4)
         values["idle"] = {name: round(1 - share, 4) for name, share in played.busy.items()}
     return values
+
+
+def _of_requests(question: "Question", served: "Served") -> dict[str, Any]:
+    from afserve.placement.planner.simulate_requests import goodput, percentile
+
+    def percentiles(seconds: list[float]) -> dict[str, float]:
+        return {f"p{p}": round(percentile(seconds, served.weight, p / 100) * 1e3, 3) for p in (50, 90, 99)}
+
+    targets = question.targets
+    return {
+        "requests": len(served.ended),
+        "tpot_ms": percentiles(served.tpot),
+        "ttft_ms": percentiles(served.ttft),
+        "tok_s": round(served.tokens / served.seconds, 1),
+        "goodput_requests_per_s": round(goodput(served, targets.tpot, targets.ttft), 3),
+    }
+
+
+def _with_losses(
+    question: "Question", calm: dict[str, Any], requested: Requests, struck: "Struck"
+) -> dict[str, Any]:
+    """The values of requests with losses; the `calm` ones are kept as `undisturbed`. Raises ConfigError where a device
+    is lost when nothing is played any more."""
+    from afserve.errors import ConfigError
+    from afserve.placement.planner.simulate_requests import percentile
+
+    last, ends = struck.outages[-1].at, requested.ends
+    if last >= ends:
+        raise ConfigError(
+            f"--lose: {last:g} s is after the last request, which ends at {ends:.1f} s; add --requests N",
+            param="lose",
+        )
+    served, losing = requested.play(struck)
+    values = _of_requests(question, served)
+    stalls = {
+        f"p{p}": round(percentile(served.stalls, [1.0] * len(served.stalls), p / 100), 3)
+        for p in (50, 99)
+        if served.stalls
+    }
+    return values | {
+        "losses": said_of(struck.outages),
+        "moved": {
+            "requests": losing.moved,
+            "next_token_s": stalls or None,
+            "tokens_again": round(losing.again),
+        },
+        "undisturbed": {name: calm[name] for name in values},
+    }
 
 
 def _text(plan: "Plan", values: dict[str, Any]) -> str:
@@ -224,7 +217,7 @@ def _text(plan: "Plan", values: dict[str, Any]) -> str:
         f"{values['tok_s']:,.0f} tok/s, {values['goodput_requests_per_s']:,.2f} requests/s inside the targets, "
         f"{values['requests']:,} requests played"
     )
-    return "\n".join(lines)
+    return "\n".join(lines + loss_text(values))
 
 
 def _write_timeline(path: Path, played: "Played | None") -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.closed_loop import Crowd, crowd_of, first_token
 from afserve.placement.planner.engine import PLAIN, Engine, Rates, Wait
-from afserve.placement.planner.engine_rows import Like, MeasuredRows, learned, likeness, local_error
+from afserve.placement.planner.engine_rows import REACH, Like, MeasuredRows, learned, likeness, local_error
 from afserve.placement.planner.fit import Fit, fit_positive
 from afserve.placement.planner.perf_curve import CurveSet
 from afserve.placement.planner.served import ServedRow
@@ -184,7 +184,8 @@ def _fit_wait(found: Evidence, ratio: Array) -> tuple[Wait, Mapping[str, float],
 
     fit = _fitted(predict, found.ttft, start, list(_WAIT_PRIOR), len(named.labels))
     errors = np.log(found.ttft / predict(fit.values))
-    weights, _ = learned(likeness(found.like, found.requests, found.devices), errors, found.series)
+    alike = likeness(found.like, found.requests, found.devices) ** REACH["ttft"]
+    weights, _ = learned(alike, errors, found.series)
     wait = Wait(*(round(float(value), 5) for value in fit.values[:count]))
     return wait, named.values(np.log(fit.values[count:])), weights
 

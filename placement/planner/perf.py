@@ -68,14 +68,15 @@ def afd_stages(
     """AFD: `ranks` attention ranks of `tensor_parallel` devices, `batch` requests per rank and micro-batch.
     other_work: seconds per step that the experts spend for others than these ranks.
 
-    A row travels once to each expert node that holds one of its experts and fans out there over the node's own link.
+    A row travels once to each expert node that holds one of its experts, or a slice of them, and fans out there over
+    the node's own link.
     """
     shape, layers = setting.shape, setting.shape.experts.layers
     times = attention_half(
         setting, attention_chip, tensor_parallel, ranks, batch, not setting.shared_on_experts
     )
     tokens = ranks * batch * setting.rows_per_request
-    experts = expert_half(setting, expert_chip, tokens, expert_devices)
+    experts = expert_half(setting, expert_chip, tokens, expert_devices, slices=setting.split_experts)
     if setting.shared_on_experts:
         experts = experts + ffn_there(
             setting, expert_chip, tokens, expert_devices, shape.experts.shared_elems
@@ -90,7 +91,7 @@ def afd_stages(
         batch * setting.rows_per_request,
     )
     sent = batch * setting.rows_per_request
-    here = sent * distinct_targets(shape.experts.top_k, expert_devices) / expert_devices
+    here = sent * setting.targets(expert_devices) / expert_devices
     attention = times.moe_layers / layers + setting.exchange_at_attention(sent, expert_devices)
     experts = experts + setting.exchange_at_experts(here, ranks) + other_work / (layers * micro_batches)
     period = layer_period(attention, experts, dispatch, combine, micro_batches)
@@ -261,25 +262,24 @@ def m2n_transfer(
     rows: Array,
 ) -> tuple[Array, Array]:
     """(dispatch, combine) seconds of one layer; `rows` per rank."""
-    shape, top_k = setting.shape, setting.shape.experts.top_k
     total = ranks * tensor_parallel + expert_devices
     domain = min(attention_chip.fast_domain, expert_chip.fast_domain)
     shared = domain > 8 and attention_chip.name == expert_chip.name
     per_node = expert_chip.devices if expert_chip.fast_domain > 1 else 1
     nodes = np.ceil(expert_devices / per_node)
-    copies = distinct_targets(top_k, nodes)
+    copies = setting.targets(nodes)
     results = []
     for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
-        row = shape.hidden * element
+        row = setting.shape.hidden * element
         sent = rows * row * copies / tensor_parallel
         received = ranks * rows * row * copies / expert_devices
         seconds = transfer(attention_chip, expert_chip, setting.decode_curves, sent, received)
         if per_node > 1:
-            fan = distinct_targets(top_k, expert_devices) / copies
+            fan = setting.targets(expert_devices) / copies
             spread = setting.decode_curves.pick("fast_link", "bf16")
             seconds = seconds + received * np.maximum(fan - 1, 0.0) / (expert_chip.link * spread.memory)
         if shared:
-            near_copies = distinct_targets(top_k, expert_devices)
+            near_copies = setting.targets(expert_devices)
             near = transfer(
                 attention_chip,
                 expert_chip,

@@ -131,6 +131,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
         tok_s = min(tok_s, setting.concurrency / tpot)
     half_width = _half_width(one, _decoding_setting(one, setting), times, core, batch)
     expert_chip = family.experts if family.kind == "afd" else family.attention
+    sliced = experts if setting.split_experts and experts else _columns(setting, experts or attention_devices)
     cost = attention_devices * family.attention.usd_per_hour + experts * expert_chip.usd_per_hour
     watts = attention_devices * family.attention.watts + experts * expert_chip.watts
     reading = None
@@ -143,9 +144,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     return Plan(
         kind=family.kind,
         attention=_side(family.attention, attention_devices, family.tensor_parallel),
-        experts=_side(
-            expert_chip, experts or attention_devices, _columns(setting, experts or attention_devices)
-        ),
+        experts=_side(expert_chip, experts or attention_devices, sliced),
         micro_batches=family.micro_batches,
         batch=int(batch),
         ranks=ranks,
@@ -252,7 +251,9 @@ def _attention_seconds(family: PlanFamily, setting: Setting, chip: Hardware, bat
 
 def _expert_seconds(family: PlanFamily, setting: Setting, chip: Hardware, batch: float) -> float:
     devices = family.expert_devices if family.kind == "afd" else family.ranks * family.tensor_parallel
-    return float(expert_half(setting, chip, family.ranks * batch * setting.rows_per_request, devices)[0])
+    rows, sliced = family.ranks * batch * setting.rows_per_request, setting.split_experts
+    slices = sliced if family.kind == "afd" else sliced & (family.ranks == 1)
+    return float(expert_half(setting, chip, rows, devices, slices=slices)[0])
 
 
 def _step_seconds(setting: Setting) -> float:

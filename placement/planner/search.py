@@ -46,13 +46,15 @@ class Targets:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What of a layout is given and not sought; 0 = sought. devices: of a colocated deployment. running: requests that
-    an engine is configured to decode at once."""
+    an engine is configured to decode at once. slices: each device has a slice of every expert; hosts of one device then
+    split attention over the network too."""
 
     attention_devices: int = 0
     expert_devices: int = 0
     devices: int = 0
     tensor_parallel: int = 0
     running: int = 0
+    slices: bool = False
 
 
 ANY = Layout()
@@ -198,7 +200,8 @@ def _without_readers(
 def _parallel(pool: Pool, layout: Layout) -> list[int]:
     if layout.tensor_parallel:
         return [layout.tensor_parallel]
-    return [t for t in TENSOR_PARALLEL if t <= min(max(pool.chip.fast_domain, 1), pool.count, 8)]
+    joined = 8 if layout.slices and pool.chip.devices == 1 else max(pool.chip.fast_domain, 1)
+    return [t for t in TENSOR_PARALLEL if t <= min(joined, pool.count, 8)]
 
 
 def _counts(pool: Pool, group: int, devices: int = 0) -> Array:

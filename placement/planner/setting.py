@@ -43,7 +43,8 @@ class Setting:
     steps_ahead: scheduling and sampling of the next step hide behind this one (FastAFD; device-time measurements).
     percentile99: the slowest rank's sum of lengths is taken at its 99th percentile instead of its mean.
     engine: how much longer than its kernels it takes; `reached` are the curves that its decoding reaches.
-    split_experts: where one rank spans all devices, each has a slice of every expert (else some experts whole).
+    split_experts: each expert device of AFD has a slice of every expert (else some experts whole), and so has each
+        colocated device where one rank spans all of them.
     concurrency: requests that clients keep in flight, 0 where they come at random. prefill: who reads their prompts.
     """
 
@@ -100,6 +101,10 @@ class Setting:
     def rows_per_request(self) -> float:
         return 1.0 + self.draft_tokens
 
+    def targets(self, holders: Array) -> Array:
+        """To how many of these expert devices (or nodes) of AFD a row goes: all of them where each has a slice."""
+        return holders if self.split_experts else distinct_targets(self.shape.experts.top_k, holders)
+
     @property
     def exchange(self) -> float:
         """Device seconds of one send or receive kernel, whatever its size."""
@@ -111,7 +116,7 @@ class Setting:
         seconds = np.asarray(2 * self.exchange + 0.0 * (rows + nodes))
         if not self.exchange_kernels or not (kernel.per_row or kernel.per_group):
             return seconds
-        copies = distinct_targets(self.shape.experts.top_k, nodes)
+        copies = self.targets(nodes)
         return seconds + 2 * (kernel.per_row * rows * copies + kernel.per_group * (nodes - 1))
 
     def exchange_at_experts(self, rows: Array, messages: Array) -> Array:

@@ -17,8 +17,9 @@ Array = NDArray[np.float64]
 
 def rank_of(question: Question, plan: Plan, simulated: Array | None) -> Rank:
     """One rank of `plan`. `simulated` step seconds of the full batch give the factors; without them, 1."""
-    setting, family = question.setting_for(plan.kind), _family(question, plan)
-    slots = plan.batch * plan.micro_batches
+    setting, slots = question.setting_for(plan.kind), plan.batch * plan.micro_batches
+    devices = float(plan.experts.devices if plan.kind == "afd" else 0)
+    family = family_of(question, plan, np.full(slots, float(plan.ranks)), np.full(slots, devices))
     held = np.arange(1, slots + 1, dtype=np.float64)
     stages = family.stages(setting, held / plan.micro_batches)
     decode = stages.iteration * (1 - stages.prefill_share)
@@ -71,18 +72,16 @@ def reading_pool(question: Question, plan: Plan) -> Pool | None:
     )
 
 
-def _family(question: Question, plan: Plan) -> PlanFamily:
+def family_of(question: Question, plan: Plan, ranks: Array, expert_devices: Array) -> PlanFamily:
+    """Layouts like the plan's with so many ranks and expert devices (0: colocated)."""
     chips = {pool.chip.name: pool.chip for pool in question.pools}
-    apart = plan.kind == "afd"
-    slots = plan.batch * plan.micro_batches
-    devices = float(plan.experts.devices if apart else 0)
     return PlanFamily(
         plan.kind,
         chips[plan.attention.hardware],
         chips[plan.experts.hardware],
         plan.attention.tensor_parallel,
         plan.micro_batches,
-        np.full(slots, float(plan.ranks)),
-        np.full(slots, devices),
+        ranks,
+        expert_devices,
         chips[plan.prefill.hardware] if plan.prefill else None,
     )

@@ -2,7 +2,11 @@
 
 It gives TTFT, TPOT and goodput. Ranks are independent queues, fed in turn. A step of a rank lasts what the closed form
 says for the requests that it holds then, times a random factor from the layer-level simulation, plus the prompts that
-it admits. Values in, values out.
+it admits. A rank can give away what it holds, and take what others held. Values in, values out.
+
+A request is a row of a table; the columns are AT (when it is there to be admitted), ASKED (when it was sent), PROMPT,
+ANSWER, LEFT (tokens), FIRST (when its first token came, NaN before), READ (tokens to compute when it is admitted),
+SECOND (seconds for each of them), LOST (when its rank was lost, NaN but until the next token).
 """
 
 import heapq
@@ -12,7 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.pace import ALWAYS, Pace
+
 Array = NDArray[np.float64]
+AT, ASKED, PROMPT, ANSWER, LEFT, FIRST, READ, SECOND, LOST = range(9)
+COLUMNS = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,14 +44,15 @@ class Pool:
     latency: float
 
 
-def read_first(pool: Pool, sent: Sequence[Arrivals]) -> list[Arrivals]:
-    """Each rank's arrivals once one pool has read the prompts of all of them, first come, first served."""
+def read_first(pool: Pool, sent: Sequence[Arrivals], pace: Pace = ALWAYS) -> list[Arrivals]:
+    """Each rank's arrivals once one pool has read the prompts of all of them, first come, first served; pace: when it
+    stands still or is slow."""
     seconds, prompt = (np.concatenate([getattr(one, name) for one in sent]) for name in ("seconds", "prompt"))
     done, free = np.empty_like(seconds), [0.0] * pool.workers
     for place in np.argsort(seconds, kind="stable"):
         begun = max(float(seconds[place]), heapq.heappop(free))
-        heapq.heappush(free, begun + pool.busy * float(prompt[place]))
-        done[place] = begun + pool.latency * float(prompt[place])
+        heapq.heappush(free, pace.end(begun, pool.busy * float(prompt[place])))
+        done[place] = pace.end(begun, pool.latency * float(prompt[place]))
     found = []
     for one, ready in zip(
         sent, np.split(done, np.cumsum([len(one.seconds) for one in sent])[:-1]), strict=True
@@ -70,12 +79,17 @@ class Rank:
 
 @dataclass(slots=True)
 class Served:
-    """Per finished request, seconds: time to first token, per output token, and when it ended."""
+    """Per finished request, seconds: time to first token, per output token, and when it ended. weight: what one of
+    them counts; requests, tokens: what ended. stalls: from the loss of a rank to the next token, of those that
+    went on."""
 
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
+    weight: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
     tokens: float = 0.0
+    requests: float = 0.0
     seconds: float = 0.0
 
 
@@ -85,61 +99,142 @@ def poisson(rate: float, count: int, prompt: Array, answer: Array, rng: np.rando
     return Arrivals(np.cumsum(rng.exponential(1 / rate, count)), prompt[picked], answer[picked])
 
 
+class Serving:
+    """One rank, adding what ends to `done`. pace: when it stands still or is slow."""
+
+    def __init__(
+        self, rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served, pace: Pace = ALWAYS
+    ) -> None:
+        self._rank, self._rng, self._done, self._pace = rank, rng, done, pace
+        self._queue = _table(arrivals, rank.prompt_second)
+        self._held = self._queue[:0]
+        self._upcoming, self._now, self._before = 0, 0.0, 0.0
+
+    def play(self, until: float = np.inf) -> Iterator[float]:
+        """Every step that ends by then; yields the share of requests admitted."""
+        told = self._upcoming
+        while (self._upcoming < len(self._queue) or len(self._held)) and self._step(until):
+            if self._upcoming != told:
+                told = self._upcoming
+                yield told / len(self._queue)
+
+    def take(self, until: float) -> tuple[Array, Array]:
+        """(what it holds, with the tokens that were computed of it as READ; what waits or would come before `until`).
+        It holds nothing afterwards, and does nothing before `until`."""
+        held = self._held.copy()
+        held[:, READ] = held[:, PROMPT] + held[:, ANSWER] - held[:, LEFT]
+        coming = self._queue[self._upcoming :]
+        early = coming[:, AT] < until
+        self._queue, self._upcoming, self._held = coming[~early], 0, held[:0]
+        self._now = self._before = max(until, self._now)
+        return held, coming[early].copy()
+
+    def give(self, more: Array) -> None:
+        """Further requests, none of them before what it has played."""
+        together = np.concatenate([self._queue[self._upcoming :], more])
+        self._queue = together[np.argsort(together[:, AT], kind="stable")]
+        self._upcoming = 0
+
+    def _step(self, until: float) -> bool:
+        """The next step, if it ends in time."""
+        now, before = self._now, self._before
+        if not len(self._held):
+            now = before = max(now, float(self._queue[self._upcoming, AT]))
+        admitted, reading = self._admitted(before if self._rank.ahead else now)
+        held = np.concatenate([self._held, self._queue[admitted]])
+        seconds = float(self._rank.step[len(held)]) * float(self._rng.choice(self._rank.factors)) + reading
+        end = self._pace.end(now, seconds)
+        if end > until:
+            return False
+        self._now, self._before = end, now
+        self._upcoming += len(held) - len(self._held)
+        self._end(held)
+        return True
+
+    def _admitted(self, closed: float) -> tuple[slice, float]:
+        """Those that begin now, and the seconds that their prompts take."""
+        queue, rank, at = self._queue, self._rank, self._upcoming
+        most = min(len(queue), at + rank.slots - len(self._held))
+        tokens = reading = 0.0
+        while at < most and queue[at, AT] <= closed:
+            if tokens and tokens + queue[at, READ] > rank.chunk:
+                break
+            tokens += float(queue[at, READ])
+            reading += float(queue[at, READ] * queue[at, SECOND])
+            at += 1
+        return slice(self._upcoming, at), reading
+
+    def _end(self, held: Array) -> None:
+        now, done = self._now, self._done
+        held[:, LEFT] -= self._rank.tokens_per_step
+        held[np.isnan(held[:, FIRST]), FIRST] = now
+        moved = ~np.isnan(held[:, LOST])
+        if moved.any():
+            done.stalls.extend((now - held[moved, LOST]).tolist())
+            held[moved, LOST] = np.nan
+        ended = held[:, LEFT] <= 0
+        if ended.any():
+            _finish(done, now, held[ended])
+            held = held[~ended]
+        self._held = held
+
+
 def serve(rank: Rank, arrivals: Arrivals, rng: np.random.Generator, done: Served) -> Iterator[float]:
     """One rank until its last request ends, adding to `done`; yields the share of requests admitted."""
-    now, before, upcoming, total = 0.0, 0.0, 0, len(arrivals.seconds)
-    asked = arrivals.seconds if arrivals.asked is None else arrivals.asked
-    left, begun, first, wanted = (np.empty(0) for _ in range(4))
-    while upcoming < total or len(left):
-        if not len(left):
-            now = max(now, float(arrivals.seconds[upcoming]))
-            before = now
-        closed, before = (before if rank.ahead else now), now
-        room, admitted, reading = rank.slots - len(left), upcoming, 0.0
-        while admitted < total and admitted - upcoming < room and arrivals.seconds[admitted] <= closed:
-            if reading and reading + arrivals.prompt[admitted] > rank.chunk:
-                break
-            reading += float(arrivals.prompt[admitted])
-            admitted += 1
-        fresh = slice(upcoming, admitted)
-        left = np.concatenate([left, arrivals.answer[fresh]])
-        wanted = np.concatenate([wanted, arrivals.answer[fresh]])
-        begun = np.concatenate([begun, asked[fresh]])
-        first = np.concatenate([first, np.full(admitted - upcoming, np.nan)])
-        now += float(rank.step[len(left)]) * float(rng.choice(rank.factors)) + reading * rank.prompt_second
-        left -= rank.tokens_per_step
-        first = np.where(np.isnan(first), now, first)
-        ended = left <= 0
-        if ended.any():
-            _finish(done, now, begun[ended], first[ended], wanted[ended])
-            left, begun, first, wanted = left[~ended], begun[~ended], first[~ended], wanted[~ended]
-        if admitted != upcoming:
-            upcoming = admitted
-            yield upcoming / total
+    return Serving(rank, arrivals, rng, done).play()
 
 
-def _finish(done: Served, now: float, begun: Array, first: Array, wanted: Array) -> None:
-    done.ttft.extend((first - begun).tolist())
-    done.tpot.extend(((now - first) / np.maximum(wanted - 1, 1.0)).tolist())
-    done.ended.extend([now] * len(begun))
-    done.tokens += float(wanted.sum())
+def _table(arrivals: Arrivals, second: float) -> Array:
+    table = np.full((len(arrivals.seconds), COLUMNS), np.nan)
+    table[:, AT] = arrivals.seconds
+    table[:, ASKED] = arrivals.seconds if arrivals.asked is None else arrivals.asked
+    table[:, PROMPT] = table[:, READ] = arrivals.prompt
+    table[:, ANSWER] = table[:, LEFT] = arrivals.answer
+    table[:, SECOND] = second
+    return table
+
+
+def _finish(done: Served, now: float, ended: Array) -> None:
+    first, answer = ended[:, FIRST], ended[:, ANSWER]
+    done.ttft.extend((first - ended[:, ASKED]).tolist())
+    done.tpot.extend(((now - first) / np.maximum(answer - 1, 1.0)).tolist())
+    done.ended.extend([now] * len(ended))
+    done.weight.extend([1.0] * len(ended))
+    done.tokens += float(answer.sum())
+    done.requests += len(ended)
     done.seconds = max(done.seconds, now)
 
 
 def goodput(done: Served, tpot: float, ttft: float) -> float:
     """Requests per second that met both targets: the share of the kept ones, of all that ended."""
-    met = sum(a <= ttft and b <= tpot for a, b in zip(done.ttft, done.tpot, strict=True))
-    return met / len(done.ttft) * len(done.ended) / done.seconds if done.seconds and done.ttft else 0.0
+    met = sum(
+        weight
+        for a, b, weight in zip(done.ttft, done.tpot, done.weight, strict=True)
+        if a <= ttft and b <= tpot
+    )
+    return met / sum(done.weight) * done.requests / done.seconds if done.seconds and done.ttft else 0.0
 
 
-def together(ranks: Sequence[Served], warm: float) -> Served:
-    """Ranks side by side. The first `warm` of each rank's requests found it half empty: their times are left out."""
+def percentile(values: Sequence[float], weight: Sequence[float], share: float) -> float:
+    """The least value that so much of the weight (0 to 1) does not exceed."""
+    order = np.argsort(values, kind="stable")
+    under = np.cumsum(np.asarray(weight)[order])
+    at = int(np.searchsorted(under, share * under[-1] * (1 - 1e-12)))
+    return float(np.asarray(values)[order][min(at, len(order) - 1)])
+
+
+def together(ranks: Sequence[Served], warm: float, weights: Sequence[float] = ()) -> Served:
+    """Ranks side by side, each with the weight of those it stands for. The first `warm` of each rank's requests found
+    it half empty: their times are left out."""
     total = Served()
-    for one in ranks:
+    for one, weight in zip(ranks, weights or [1.0] * len(ranks), strict=True):
         skipped = int(warm * len(one.ttft))
         total.ttft.extend(one.ttft[skipped:])
         total.tpot.extend(one.tpot[skipped:])
+        total.weight.extend([weight] * len(one.ttft[skipped:]))
         total.ended.extend(one.ended)
-        total.tokens += one.tokens
+        total.stalls.extend(one.stalls)
+        total.tokens += weight * one.tokens
+        total.requests += weight * one.requests
         total.seconds = max(total.seconds, one.seconds)
     return total

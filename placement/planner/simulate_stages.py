@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from afserve.pipeline import layer_period
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf import attention_half, expert_half, ffn_there, m2n_transfer
-from afserve.placement.planner.perf_ffn import distinct_targets
 from afserve.placement.planner.perf_prefill import decoding_only, expert_seconds_for_prompts
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.setting import Setting
@@ -93,9 +92,9 @@ class StageTable:
         tokens_each = plan.batch * setting.rows_per_request
         self._messages = np.unique(np.round(np.geomspace(1, plan.ranks, _POINTS)))
         devices = np.full_like(self._messages, float(plan.experts.devices))
-        here = tokens_each * distinct_targets(setting.shape.experts.top_k, devices) / devices
+        here = tokens_each * setting.targets(devices) / devices
         tokens = self._messages * tokens_each
-        computed = expert_half(setting, chip, tokens, devices)
+        computed = expert_half(setting, chip, tokens, devices, slices=setting.split_experts)
         if setting.shared_on_experts:
             computed = computed + ffn_there(
                 setting, chip, tokens, devices, setting.shape.experts.shared_elems

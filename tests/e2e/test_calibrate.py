@@ -70,12 +70,13 @@ def test_more_processes_than_cores_are_measured_and_met(calibration: Path, tmp_p
 def test_every_layout_is_predicted(calibration: Path, tmp_path: Path) -> None:
     predictor = Predictor("nano", [calibration], cores=2)
     measured = [
-        Measured(attention, experts, 2, 1, batch, 24.0, 5.0, batch / 5e-3)
-        for attention, experts in LAYOUTS
+        Measured(attention, experts, 2, 1, batch, 24.0, 5.0, batch / 5e-3, prefill=prefill)
+        for prefill, attention, experts in LAYOUTS
         for batch in (1, 3, 8)
     ]
     judgements = [judged(predictor, one) for one in measured]
     assert all(0 < predictor.tpot(one) < 60 for one in measured)
+    assert len({row["case"] for row in judgements}) == len(measured)
     assert math.isfinite(float(str(summary(judgements)["tpot_error"])))
     earlier = tmp_path / "measured.jsonl"
     earlier.write_text("".join(json.dumps(row) + "\n" for row in [*judgements, summary(judgements)]))
@@ -91,9 +92,12 @@ def test_real_runs_beside_their_predictions(
     flags = f"--model nano --calibration {calibration} --batch 1,4 --output-len 24 --repeats 1 --out {out}"
     main(flags.split())
     written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(written) == len(LAYOUTS) * 2 + 1
+    assert len(written) == len(LAYOUTS) * 2 + 4
+    assert {"colocated, median of 2", "AFD, median of 6", "prompts apart, median of 2"} < {
+        row["case"] for row in written
+    }
     assert all({"machine", "commit", "date", "tpot_error", "tok_s_error"} <= row.keys() for row in written)
-    assert "median absolute error" in capsys.readouterr().out
+    assert "median of 10, absolute errors: TPOT" in capsys.readouterr().out
 
 
 def test_rounds_become_medians() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -56,17 +57,46 @@ def test_a_layout_of_960_devices_is_played_close_to_the_closed_form(
     assert abs(values["difference"]) < 0.03 and values["stragglers"] == 0
 
 
+@pytest.mark.parametrize("experts", ["", "--expert-slices"])
 @pytest.mark.parametrize("streams", [1, 6])
 def test_a_consumer_card_for_attention_beside_four_sparks(
-    capsys: pytest.CaptureFixture[str], streams: int
+    capsys: pytest.CaptureFixture[str], streams: int, experts: str
 ) -> None:
     """mimo26f-afd measured 1.53 and 1.65 times vLLM on the Sparks alone, with another model of this kind."""
     line = "plan --model minimax-m2 --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --context 1024 --devices 4"
     given = f"--attention-devices 1 --expert-devices 4 --objective latency --concurrency {streams} --json"
-    code, out, _ = call(capsys, f"{line} {given}")
+    code, out, _ = call(capsys, f"{line} {given} {experts}")
     values = json.loads(out)
-    assert code == 0 and values["probability_afd_better"] > 0.6
+    assert code == 0 and values["probability_afd_better"] > 0.55
     assert (values["best"]["attention"]["hardware"], values["best"]["experts"]["hardware"]) == (
         "rtx-5090",
         "dgx-spark",
     )
+
+
+def test_sixteen_streams_on_consumer_hardware_are_undecided(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.61 times was measured there; the plan does not know, and must not say the contrary for sure."""
+    line = "plan --model minimax-m2 --pool rtx-5090=1 --pool dgx-spark=4 --precision fp4 --context 1024 --devices 4"
+    given = "--attention-devices 1 --expert-devices 4 --objective latency --concurrency 16 --json"
+    for experts in ("", " --expert-slices"):
+        assert 0.3 < json.loads(call(capsys, f"{line} {given}{experts}")[1])["probability_afd_better"] < 0.7
+
+
+def test_slices_of_experts_are_even_and_cannot_be_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = "--model mixtral-8x22b --pool h20=8 --context 2048 --kind afd --attention-devices 4 --expert-devices 4"
+    whole, sliced, skewed = (
+        json.loads(call(capsys, f"plan {line} --concurrency 64 {more} --json")[1])["best"]
+        for more in ("--skew 0.4", "--skew 0.4 --expert-slices", "--skew 1.5 --expert-slices")
+    )
+    assert sliced["experts"]["tensor_parallel"] == 4 and whole["experts"]["tensor_parallel"] == 1
+    assert sliced["stages_us"]["dispatch"] >= whole["stages_us"]["dispatch"]
+    assert skewed["stages_us"]["experts"] <= sliced["stages_us"]["experts"] * (1 + 1e-9), (
+        "fewer experts, no fuller device"
+    )
+    code, out, _ = call(capsys, f"simulate {line} --expert-slices --steps 4 --requests 40 --jitter 0 --json")
+    assert code == 0 and abs(json.loads(out)["difference"]) < 0.05
+    file = tmp_path / "cluster.toml"
+    code, _, err = call(capsys, f"plan {line} --expert-slices --cluster {file}")
+    assert "its nodes span several devices" in err

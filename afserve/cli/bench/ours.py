@@ -20,12 +20,22 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which nodes. None is picked for the machine."""
+    """Which nodes. None is picked for the machine. prefill: nodes that only compute prompts, all of them; those of
+    `attention` then only decode."""
 
     colocated: bool
     attention: int | None = None
     experts: int | None = None
     micro_batches: str = "auto"
+    prefill: int = 0
+
+    @property
+    def nodes(self) -> dict[str, int | None]:
+        """As keywords of LLM."""
+        experts = None if self.colocated else self.experts
+        if not self.prefill:
+            return {"attention": self.attention, "experts": experts}
+        return {"prefill": self.prefill, "decode": self.attention, "experts": experts, "straight_tokens": 0}
 
 
 def _peaks(llm: LLM) -> dict[str, float | None]:
@@ -38,8 +48,7 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
     """One row per batch size, all on one start."""
     llm = LLM(
         case.model,
-        attention=shape.attention,
-        experts=None if shape.colocated else shape.experts,
+        **shape.nodes,
         micro_batches=shape.micro_batches,
         colocated=shape.colocated,
         threads=case.threads,

@@ -1,0 +1,102 @@
+"""Plays a plan for `afserve simulate`, layers and requests, with its progress on a terminal."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.plan import Plan
+    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.simulate import Played
+    from afserve.placement.planner.simulate_losses import Losing, Struck
+    from afserve.placement.planner.simulate_requests import Arrivals, Rank, Served
+
+SHOWN_RANKS = 8
+_FILLINGS, _LEAST, _WARM = 4, 50, 0.25  # per rank; the first quarter of what ends is not counted
+
+
+def play_layers(
+    question: "Question", plan: "Plan", steps: int, jitter: float, stall: float, seed: int
+) -> "Played":
+    from afserve.placement.planner.simulate import Script, Simulation
+    from afserve.placement.planner.simulate_stages import StageTable
+
+    chips = {pool.chip.name: pool.chip for pool in question.pools}
+    stages = StageTable(
+        question.setting_for(plan.kind), plan, chips[plan.attention.hardware], chips[plan.experts.hardware]
+    )
+    script = Script(
+        plan.ranks,
+        plan.micro_batches,
+        plan.layers,
+        steps=steps,
+        warm=max(2, steps // 4),
+        jitter=jitter,
+        stall_chance=stall,
+        seed=seed,
+    )
+    simulation = Simulation(script, stages)
+    _progress("layers", simulation.play())
+    return simulation.result
+
+
+class Requests:
+    """The same requests for several plays: undisturbed, and with losses. ends: when the last one did, seconds."""
+
+    def __init__(
+        self,
+        question: "Question",
+        plan: "Plan",
+        played: "Played | None",
+        requests: int | None,
+        load: float,
+        seed: int,
+    ) -> None:
+        import numpy as np
+
+        from afserve.placement.planner.simulate_ranks import arrivals_for, rank_of, reading_pool
+
+        rng = np.random.default_rng(seed)
+        self._plan, self._seed = plan, seed
+        self._rank: Rank = rank_of(question, plan, None if played is None else np.array(played.step_seconds))
+        self._pool = reading_pool(question, plan)
+        shown = min(plan.ranks, SHOWN_RANKS)
+        if requests is None:
+            requests = shown * max(_FILLINGS * self._rank.slots, _LEAST)
+        shares = [max(requests // shown + (number < requests % shown), 1) for number in range(shown)]
+        self._sent: list[Arrivals] = [
+            arrivals_for(question, plan, load, share, number, rng) for number, share in enumerate(shares)
+        ]
+        self.ends = 0.0
+
+    def play(self, struck: "Struck") -> "tuple[Served, Losing]":
+        """(all ranks together, the ranks)."""
+        from afserve.placement.planner.losses import reading_pace
+        from afserve.placement.planner.simulate_losses import Losing
+        from afserve.placement.planner.simulate_requests import read_first, together
+
+        sent, plan = self._sent, self._plan
+        if self._pool is not None:
+            workers = max(round(self._pool.workers * len(sent) / plan.ranks), 1)
+            pace = reading_pace(struck.outages, plan.kind, all_end=struck.recovery.all_end)
+            sent = read_first(replace(self._pool, workers=workers), sent, pace)
+        losing = Losing(self._rank, plan.ranks, sent, struck, self._seed)
+        for number, share in losing.play():
+            _show(f"requests, rank {number + 1} of {len(sent)}", share)
+        _show("requests", 1.0)
+        served = together(losing.served, _WARM, losing.weights)
+        self.ends = served.seconds
+        return served, losing
+
+
+def _progress(what: str, steps: Iterator[float]) -> None:
+    for share in steps:
+        _show(what, share)
+    _show(what, 1.0)
+
+
+def _show(what: str, share: float) -> None:
+    if sys.stderr.isatty():
+        end = "\r" if share < 1 else "\r\033[K"
+        print(f"{what}: {share:4.0%}", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,45 @@
+"""Tables of the planner, rendered from rows. It measures nothing."""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
+
+import statistics
+
+from bench.planner import markdown
+from bench.planner_self import kind
+from bench.rows import RESULTS, newest, rows, table, where
+
+
+def published() -> str:
+    path = RESULTS / "planner.jsonl"
+    if not path.exists():
+        return ""
+    return (
+        "**Planner** against published tables and measured rows; `python -m bench.planner`.\n\n"
+        + markdown(path)
+    )
+
+
+def itself() -> str:
+    found = newest([r for r in rows("planner_self") if "tpot_ms" in r], "case")
+    if not found:
+        return ""
+    lines = [
+        [
+            r["case"],
+            f"{r['tpot_ms']:.1f}",
+            f"{r['predicted_tpot_ms']:.1f}",
+            f"{r['tpot_error']:+.0%}",
+            f"{r['tok_s_error']:+.0%}",
+        ]
+        for r in found
+    ]
+    kinds = []
+    for one in dict.fromkeys(kind(r) for r in found):
+        mine = [r for r in found if kind(r) == one]
+        errors = (statistics.median(abs(r[key]) for r in mine) for key in ("tpot_error", "tok_s_error"))
+        kinds.append("{} TPOT {:.1%}, throughput {:.1%}".format(one, *errors))
+    return (
+        f"**afserve itself, predicted and measured** ({found[-1]['model']}, {where(found[-1])}); `afserve bench calibrate`, then "
+        f"`python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %).\n\n"
+        + table(["layout", "TPOT ms", "predicted", "error", "error of tok/s"], lines)
+    )
