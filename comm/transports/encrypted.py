@@ -70,7 +70,8 @@ class Encrypted:
         done = 0
         while done < len(into):
             try:
-                done += self._tls.read(len(into) - done, into[done:])  # type: ignore[call-overload]
+                count: int = self._tls.read(len(into) - done, into[done:])  # type: ignore[assignment]
+                done += count
             except ssl.SSLWantReadError:  # of the next record a part is there, or nothing
                 if done or not self._fill():
                     return done
