@@ -44,41 +44,47 @@ class Recording:
     def unpack(cls, data: bytes) -> "Recording":
         """Raises ProtocolError for bytes that no node packs."""
         try:
-            node, began, ended, slices = json.loads(_text(data))
-            return cls(_word(node), _time(began), _time(ended), tuple(_slice(*each) for each in slices))
+            node, began, ended, slices = json.loads(inflated(data, _MOST_CHARACTERS))
+            return cls(
+                read_word(node),
+                read_time(began),
+                read_time(ended),
+                tuple(read_slice(*each) for each in slices),
+            )
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolError(f"{len(data)} bytes are no recording of a node: {error}") from error
 
 
-def _text(data: bytes) -> str:
-    """At most as much as `pack` makes, whatever the compressed size promises."""
+def inflated(data: bytes, most: int) -> str:
+    """At most `most` characters, whatever the compressed size promises. Raises ValueError."""
     stream = zlib.decompressobj()
     try:
-        text = stream.decompress(data, _MOST_CHARACTERS + 1)
+        text = stream.decompress(data, most + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if len(text) > _MOST_CHARACTERS or not stream.eof:
-        raise ValueError(f"more than {_MOST_CHARACTERS:,} characters, or not a whole one")
+    if len(text) > most or not stream.eof:
+        raise ValueError(f"more than {most:,} characters, or not a whole one")
     return text.decode()
 
 
-def _slice(track: object, name: object, start: object, end: object, args: object) -> Slice:
+def read_slice(track: object, name: object, start: object, end: object, args: object) -> Slice:
+    """Raises TypeError for what no node draws; so do the two below."""
     if not isinstance(args, dict):
         raise TypeError(f"{args!r} is no table")
     for key, value in args.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
             raise TypeError(f"{key} is {value!r}, neither a whole number nor a list of words")
-    return _word(track), _word(name), _time(start), _time(end), args
+    return read_word(track), read_word(name), read_time(start), read_time(end), args
 
 
-def _word(value: object) -> str:
+def read_word(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no word")
     return value
 
 
-def _time(value: object) -> float:
+def read_time(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise TypeError(f"{value!r} is no time")
     return float(value)

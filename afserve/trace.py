@@ -54,6 +54,14 @@ class Trace:
         """All so far, in the order in which they ended."""
         return self._slices
 
+    @property
+    def arrows(self) -> Sequence[Point]:
+        return self._arrows
+
+    @property
+    def instants(self) -> Sequence[Instant]:
+        return self._instants
+
     def _room(self) -> bool:
         if len(self._slices) + len(self._arrows) + len(self._instants) < self._most:
             return True

@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.mailboxes", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--kind", choices=("shm", "tcp"), help="of transport; both by default")
+    parser.add_argument("--kind", choices=("shm", "tcp", "dist"), help="of transport; shm and tcp by default")
     parser.add_argument("--peers", type=int, default=64)
     parser.add_argument("--keep-mib", type=int, help=f"{lanes.KEPT_BYTES >> 20} by default")
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")

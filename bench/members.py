@@ -289,7 +289,7 @@ class _Part:
         while time.monotonic() < end:
             if isinstance(answer := self.ask(what), float):
                 return answer
-            time.sleep(0.02)
+            time.sleep(0.1)  # to ask costs the scripted nodes time; they note when they were told
         raise RuntimeError(f"{what}: not within {seconds:.0f} s")
 
     def close(self) -> None:
@@ -312,20 +312,24 @@ def measured(attention: int, experts: int, seconds: float, silence: float) -> di
         ready_at = float(str(_field(controller.line(), "ready")))
         report = nodes.ask("report")
         process = psutil.Process(controller.child.pid)
-        start_cpu = sum(process.cpu_times()[:2])
+        start_cpu = _cpu(process)
         time.sleep(3.0)  # everybody has begun to speak
-        before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+        before, began = _cpu(process), time.perf_counter()
         time.sleep(seconds)
-        steady = (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+        steady = (_cpu(process) - before) / (time.perf_counter() - began)
+        own, scripted = _cpu(process), _cpu(psutil.Process(nodes.child.pid))
         nodes.ask("cut")
         told = nodes.until("told", TOLD_S)
         moved = nodes.until("moved", TOLD_S)
+        own, scripted = _cpu(process) - own, _cpu(psutil.Process(nodes.child.pid)) - scripted
         return {
             "ready_s": ready_at - float(str(_field(report, "registered_at"))),
             "start_cpu_s": start_cpu,
             "cores": steady,
             "told_s": told,
             "moved_s": moved,
+            "loss_cpu_s": own,
+            "scripted_cpu_s": scripted,
             "mib": process.memory_info().rss / 2**20,
             "sent_mib": float(str(_field(report, "bytes"))) / 2**20,
             "lost": float(str(_field(nodes.ask("report"), "lost"))),
@@ -334,6 +338,11 @@ def measured(attention: int, experts: int, seconds: float, silence: float) -> di
         for part in (nodes, controller):
             if part is not None:
                 part.close()
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Seconds that it has computed."""
+    return float(sum(process.cpu_times()[:2]))
 
 
 def _field(answer: object, name: str) -> object:

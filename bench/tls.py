@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
+import psutil
 
 from bench.m2n import FORK, save
 from bench.m2n_hosts import ADDRESSES, enter, middle, possible, two_hosts
@@ -55,10 +56,18 @@ devices = 2
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One deployment over the two namespaces; `port` is its HTTP port in the attention node's."""
+    """One deployment over the two namespaces; `port` is its HTTP port in the attention node's. `parents` are the
+    processes that started all others."""
 
     wire: str
     port: int
+    parents: tuple[int, ...]
+
+    def cpu(self) -> float:
+        """Seconds that all its processes have computed."""
+        found = [psutil.Process(pid) for pid in self.parents]
+        found += [child for parent in found for child in parent.children(recursive=True)]
+        return sum(sum(process.cpu_times()[:2]) for process in found)
 
 
 @contextmanager
@@ -80,7 +89,7 @@ def deployed(wire: str, number: int, hosts: Sequence[str], folder: Path, cluster
             while not (folder / "token").exists():
                 time.sleep(0.05)
         wait_ready(hosts[ATTENTION], port, folder / f"{wire}-up.log")
-        yield Run(wire, port)
+        yield Run(wire, port, tuple(process.pid for process in started))
     finally:
         for process in started:
             process.terminate()
@@ -167,9 +176,12 @@ def measured(model: str, sequences: int, tokens: int, bursts: int) -> dict[str, 
         p50: dict[str, list[float]] = {run.wire: [] for run in runs}
         for run in runs:
             burst(hosts[ATTENTION], run, sequences, tokens)  # warm
+        cpu = {run.wire: -run.cpu() for run in runs}
         for _ in range(bursts):
             for run in runs:
                 p50[run.wire].append(middle(sorted(burst(hosts[ATTENTION], run, sequences, tokens))))
+        for run in runs:
+            cpu[run.wire] += run.cpu()
     ratios = sorted(tls / plain for tls, plain in zip(p50["tls"], p50["plain"]))
     return {
         "hosts": "two network namespaces",
@@ -177,6 +189,7 @@ def measured(model: str, sequences: int, tokens: int, bursts: int) -> dict[str, 
         "sequences": sequences,
         "tokens": tokens,
         "bursts": bursts,
+        **{f"{wire}_cpu_ms": round(1e3 * seconds / (bursts * tokens), 3) for wire, seconds in cpu.items()},
         **{f"{wire}_p50_ms": round(1e3 * middle(sorted(found)), 3) for wire, found in p50.items()},
         "over_plain": round(middle(ratios), 4),
         "over_plain_spread": [round(ratios[0], 4), round(ratios[-1], 4)],

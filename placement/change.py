@@ -28,11 +28,7 @@ def change(old: Placement, new: Placement) -> str | None:
     for number, (was, will) in enumerate(zip(old.with_nodes(new.nodes).layers, new.layers, strict=True)):
         if was is will:
             continue
-        rows = [
-            node
-            for node in range(new.nodes)
-            if was.slots[node] != will.slots[node] or was.share[node] != will.share[node]
-        ]
+        rows = _differing(was, will)
         layers[number] = {
             "nodes": rows,
             "slots": [will.slots[node] for node in rows],
@@ -41,6 +37,16 @@ def change(old: Placement, new: Placement) -> str | None:
             "lower_bound": will.lower_bound,
         }
     return json.dumps({"epoch": new.epoch, "nodes": new.nodes, "layers": layers}, separators=(",", ":"))
+
+
+def _differing(was: LayerPlacement, will: LayerPlacement) -> list[int]:
+    """Nodes whose rows are not the same. Most rows of two placements that follow each other are the same objects."""
+    rows = zip(was.slots, will.slots, was.share, will.share, strict=True)
+    return [
+        node
+        for node, (slots, new_slots, share, new_share) in enumerate(rows)
+        if not (slots is new_slots and share is new_share) and (slots != new_slots or share != new_share)
+    ]
 
 
 def changed(old: Placement, text: str) -> Placement:

@@ -6,6 +6,7 @@ A value: frozen, versioned by `epoch`, printable, comparable, and read from and 
 
 import json
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +14,10 @@ from numpy.typing import NDArray
 
 from afserve.errors import ConfigError
 from afserve.placement.placement_text import FREE, SHARE_TOLERANCE, read_placement
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Tables = tuple[Ints, Floats]
 
 __all__ = ["FREE", "Diff", "Fill", "LayerPlacement", "Placement"]
 
@@ -84,12 +89,18 @@ class Placement:
     nodes: int
     experts: int
     layers: tuple[LayerPlacement, ...]
+    _slot_LNS: Ints = field(init=False, repr=False, compare=False)
+    _share_LNS: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if _all_sound(self.layers, self.nodes, self.experts):
-            return
-        for number, layer in enumerate(self.layers):  # ragged, or wrong: say what and where
-            _check_layer(number, layer, self.nodes, self.experts)
+        tables = _even(self.layers)
+        if tables is None or not _all_sound(*tables, self.nodes, self.experts):
+            for number, layer in enumerate(self.layers):  # ragged, or wrong: say what and where
+                _check_layer(number, layer, self.nodes, self.experts)
+            tables = _padded(self.layers, self.nodes)
+        for name, table in zip(("_slot_LNS", "_share_LNS"), tables, strict=True):
+            table.flags.writeable = False
+            object.__setattr__(self, name, table)
 
     @classmethod
     def contiguous(
@@ -111,7 +122,10 @@ class Placement:
         return cls(epoch, nodes, experts, (layer,) * layers)
 
     def with_epoch(self, epoch: int) -> "Placement":
-        return replace(self, epoch=epoch)
+        """The same layers, which were checked already."""
+        other = copy(self)
+        object.__setattr__(other, "epoch", epoch)
+        return other
 
     def with_nodes(self, nodes: int) -> "Placement":
         """The same with further nodes that hold nothing; `nodes` is at least as many as there are."""
@@ -123,7 +137,11 @@ class Placement:
 
     def slots_per_node(self) -> int:
         """The widest node's slots, over all layers."""
-        return max((len(row) for layer in self.layers for row in layer.slots), default=0)
+        return self._slot_LNS.shape[2]
+
+    def most_held(self) -> int:
+        """The most experts of one layer that stand on one node."""
+        return int((self._slot_LNS != FREE).sum(2).max(initial=0))
 
     def held(self, node: int) -> Iterator[tuple[int, int, int]]:
         """(layer, slot, expert) of everything that `node` holds; nothing where the placement does not know it yet."""
@@ -168,15 +186,13 @@ class Placement:
                 frees += [(number, node, s) for s, e in enumerate(old) if e != FREE and e not in left]
         return Diff(tuple(fills), tuple(frees))
 
-    def slot_array(self) -> NDArray[np.int64]:
-        """slot_LNS, padded with FREE to the widest node."""
-        return _padded(
-            [layer.slots for layer in self.layers], self.nodes, self.slots_per_node(), FREE
-        ).astype(np.int64)
+    def slot_array(self) -> Ints:
+        """slot_LNS, padded with FREE to the widest node. Nobody may write into it."""
+        return self._slot_LNS
 
-    def share_array(self) -> NDArray[np.float64]:
-        """share_LNS, parallel to `slot_array`."""
-        return _padded([layer.share for layer in self.layers], self.nodes, self.slots_per_node(), 0.0)
+    def share_array(self) -> Floats:
+        """share_LNS, parallel to `slot_array`. Nobody may write into it."""
+        return self._share_LNS
 
     def __str__(self) -> str:
         width = self.slots_per_node()
@@ -205,33 +221,31 @@ class Placement:
         return cls(found.epoch, found.nodes, found.experts, layers)
 
 
-def _padded(
-    tables: Sequence[Sequence[Sequence[float]]], nodes: int, width: int, fill: float
-) -> NDArray[np.float64]:
-    if all(len(row) == width for rows in tables for row in rows):
-        return np.array(tables, dtype=np.float64).reshape(len(tables), nodes, width)
-    array = np.full((len(tables), nodes, width), fill, dtype=np.float64)
-    for number, rows in enumerate(tables):
-        for node, row in enumerate(rows):
-            array[number, node, : len(row)] = row
-    return array
-
-
-def _all_sound(layers: Sequence[LayerPlacement], nodes: int, experts: int) -> bool:
-    """The checks of `_check_layer` for equally wide nodes, all layers at once. False also where it cannot tell."""
+def _even(layers: Sequence[LayerPlacement]) -> Tables | None:
+    """(slot_LNS, share_LNS) of equally wide nodes that hold whole numbers; None for all others."""
     try:
         slot_LNS = np.array([layer.slots for layer in layers])
         share_LNS = np.array([layer.share for layer in layers], dtype=np.float64)
     except (ValueError, TypeError):
-        return False
+        return None
+    return (slot_LNS, share_LNS) if slot_LNS.dtype == np.int64 and slot_LNS.ndim == 3 else None
+
+
+def _padded(layers: Sequence[LayerPlacement], nodes: int) -> Tables:
+    """(slot_LNS, share_LNS) of nodes that have been checked, each as wide as the widest."""
+    width = max((len(row) for layer in layers for row in layer.slots), default=0)
+    slot_LNS = np.full((len(layers), nodes, width), FREE, dtype=np.int64)
+    share_LNS = np.zeros((len(layers), nodes, width))
+    for number, layer in enumerate(layers):
+        for node, (row, shares) in enumerate(zip(layer.slots, layer.share, strict=True)):
+            slot_LNS[number, node, : len(row)], share_LNS[number, node, : len(row)] = row, shares
+    return slot_LNS, share_LNS
+
+
+def _all_sound(slot_LNS: Ints, share_LNS: Floats, nodes: int, experts: int) -> bool:
+    """The checks of `_check_layer` for equally wide nodes, all layers at once. False also where it cannot tell."""
     shape = slot_LNS.shape
-    if (
-        slot_LNS.dtype != np.int64
-        or len(shape) != 3
-        or shape != share_LNS.shape
-        or shape[1] != nodes
-        or not shape[2]
-    ):
+    if shape != share_LNS.shape or shape[1] != nodes or not slot_LNS.size:
         return False
     if not (slot_LNS.min() >= FREE and slot_LNS.max() < experts <= nodes * shape[2]):
         return False

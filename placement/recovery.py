@@ -15,6 +15,7 @@ from afserve.placement.placement import FREE, LayerPlacement, Placement
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+ROUNDING = 1e-12  # of a sum of shares
 LayerExpert = tuple[int, int]
 
 
@@ -57,11 +58,13 @@ def recovered(
     order: list[LayerExpert] = []
     homeless: list[LayerExpert] = []
     layers = []
-    for number, layer in enumerate(placement.layers):
+    for number, (layer, *was) in enumerate(
+        zip(placement.layers, placement.slot_array(), placement.share_array(), strict=True)
+    ):
         table = _Layer(slot_LNS[number], share_LNS[number], usable_NS, load_LE[number])
         for expert in table.orphans():
             (order if table.place(expert) else homeless).append((number, expert))
-        layers.append(table.finish(layer))
+        layers.append(table.finish(layer, *was))
     return Recovered(
         replace(placement, epoch=placement.epoch + 1, layers=tuple(layers)),
         _by_load(order, load_LE),
@@ -161,12 +164,19 @@ class _Layer:
         self._level[found[0]] += self._load[expert]
         return True
 
-    def finish(self, before: LayerPlacement) -> LayerPlacement:
-        """As a value; `before` is the layer that this began with. What was proved of it no longer holds."""
-        slots, shares = self._slot.tolist(), self._share.tolist()
-        if self._kept:
+    def finish(self, before: LayerPlacement, slot_NS: Ints, share_NS: Floats) -> LayerPlacement:
+        """As a value; `before` is the layer that this began with, of which the arrays are the tables. What was proved
+        of it no longer holds. Rows that are as they were stay the same objects."""
+        ragged = min(map(len, before.slots)) < self._slot.shape[1]
+        if self._kept or ragged or slot_NS.shape != self._slot.shape:
+            slots, shares = self._slot.tolist(), self._share.tolist()
             _name(before, self._kept, slots, shares)
-        return LayerPlacement(tuple(map(tuple, slots)), tuple(map(tuple, shares)))
+            return LayerPlacement(tuple(map(tuple, slots)), tuple(map(tuple, shares)))
+        slot_N, share_N = list(before.slots), list(before.share)
+        for node in np.flatnonzero(((slot_NS != self._slot) | (share_NS != self._share)).any(1)):
+            slot_N[node] = tuple(self._slot[node].tolist())
+            share_N[node] = tuple(self._share[node].tolist())
+        return LayerPlacement(tuple(slot_N), tuple(share_N))
 
     def _free(self) -> tuple[int, int] | None:
         """A free slot of the survivor with the least load, then with the fewest experts, then the first."""
@@ -197,9 +207,13 @@ class _Layer:
         return rows
 
     def _rescale(self) -> None:
-        """Shares of what is held sum to 1 per expert again; replicas that had none share alike."""
+        """Shares of what is held sum to 1 per expert again; replicas that had none share alike.
+
+        Where they do but for rounding they stay, so that a loss changes no row that it does not concern.
+        """
         held = self._slot != FREE
         total_E = np.bincount(self._slot[held], self._share[held], minlength=len(self._load))
+        total_E[np.abs(total_E - 1.0) < ROUNDING] = 1.0
         total, copies = total_E[self._slot], np.maximum(self._copies[self._slot], 1)
         share = np.where(total > 0, self._share / np.where(total > 0, total, 1.0), 1.0 / copies)
         self._share = np.where(held, share, 0.0)

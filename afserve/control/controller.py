@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -56,6 +57,7 @@ from afserve.control.membership.roster import Member
 from afserve.control.membership.state import Membership
 from afserve.control.membership.tables import Assign, same_everywhere
 from afserve.control.recordings import Recordings
+from afserve.control.traces import Life, TraceFiles
 from afserve.control.wire import channel, messages
 from afserve.control.wire.placements import SaidLast
 from afserve.control.wire.values import (
@@ -74,6 +76,7 @@ from afserve.control.wire.values import (
     Serve,
     Shutdown,
     ToNode,
+    Traced,
     Unheard,
 )
 from afserve.engine.stats import AttentionStats
@@ -122,6 +125,7 @@ class Controller:
         self._life = life
         self.incidents = Incidents()
         self.recordings = Recordings(self._tell)
+        self._traces = TraceFiles(Path(deployment.trace_folder)) if deployment.trace_sent else None
         spare = 1 if balance is not None and balance.act else 0
         self.membership = Membership(deployment, __version__, rules, assign, spare, life)
         self.balancing = Balancing(
@@ -336,11 +340,18 @@ class Controller:
                 log.log(logging.WARNING if warning else logging.INFO, "%s: %s", member.node, text)
             case Recorded():
                 self.recordings.heard(member, value)
+            case Traced(data):
+                self._keep_trace(member, data)
             case Query():
                 self._spawn(self._answer(member, value))
             case _:
                 self._on(Said(member, value))
                 self._follow(member, value)
+
+    def _keep_trace(self, member: MemberId, data: bytes) -> None:
+        found = self.members.get(member)
+        if self._traces is not None and found is not None:
+            self._traces.keep(Life(str(member.node), member.generation, found.host), data, time.monotonic())
 
     async def _answer(self, member: MemberId, query: Query) -> None:
         self._tell(member, await self.on_query(query))

@@ -186,6 +186,6 @@ def _check(old: Placement, target: Placement, slots: int) -> None:
             f"a placement of {target.nodes} nodes, {target.experts} experts, {len(target.layers)} layers cannot "
             f"follow one of {old.nodes}, {old.experts}, {len(old.layers)}"
         )
-    widest = max(sum(e != FREE for e in row) for layer in target.layers for row in layer.slots)
+    widest = target.most_held()
     if widest > slots:
         raise ConfigError(f"the placement needs {widest} slots on a node, there are {slots}")

@@ -22,6 +22,7 @@ from afserve.control.identifying import reading
 from afserve.control.node import worker
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.stream import ControlStream
+from afserve.control.node.tracing import sent
 from afserve.control.queries import DistantQueries
 from afserve.control.wire import channel
 from afserve.control.wire.values import (
@@ -139,17 +140,18 @@ class _GatewayNode:
         obeying = asyncio.create_task(self._obey(queries, gateway, service))
         attended = asyncio.create_task(self._when_attended(gateway))
         try:
-            await self._until_wanted(queries)
-            await serve(app, self._sock, self._stop, self._leave)
-            frontend.close()
-            self._stream.send(Drained())
-            await self._released.wait()
+            with sent(trace, self._stream.send, deployment):
+                await self._until_wanted(queries)
+                await serve(app, self._sock, self._stop, self._leave)
+                frontend.close()
+                self._stream.send(Drained())
+                await self._released.wait()
         finally:
             obeying.cancel()
             attended.cancel()
             gateway.stop()
             await server.stop(0.5)
-            if trace is not None:
+            if trace is not None and not deployment.trace_sent:
                 trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
         queries.check()
 

@@ -27,6 +27,7 @@ from afserve.launch.serving import Serving
 from afserve.launch.several import check_names, shared
 from afserve.launch.site import attended, on_ray, on_this_machine
 from afserve.launch.supervisor import Supervisor, Term, keep_port
+from afserve.launch.traced import write_parts
 from afserve.launch.wishes import UpFlags
 from afserve.logs import configure
 from afserve.server.serve import bind
@@ -75,7 +76,7 @@ def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequ
         if flags.run.trace:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
             parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
-            runs = [replace(run, topology=run.topology.traced(parts)) for run in runs]
+            runs = [_traced(run, parts) for run in runs]
         runs = [_with_port(run, until_end) for run in runs]
         started = time.monotonic()
 
@@ -100,13 +101,19 @@ def _with_port(run: PlannedRun, until_end: ExitStack) -> PlannedRun:
     return replace(run, assignment=replace(run.assignment, port=kept.getsockname()[1]))
 
 
+def _traced(run: PlannedRun, folder: str) -> PlannedRun:
+    return replace(run, topology=run.topology.traced(folder, sent=bool(run.assignment.elsewhere)))
+
+
 def _merge_trace(run: PlannedRun, processes: Sequence[NodeProcesses]) -> None:
     """Once every node has written its part."""
     if run.flags.run.trace is None:
         return
     for each in processes:
         each.stop()
-    dropped = merge(list(Path(run.topology.deployment.trace_folder).glob("*.trace")), run.flags.run.trace)
+    folder = Path(run.topology.deployment.trace_folder)
+    write_parts(folder)
+    dropped = merge(list(folder.glob("*.trace")), run.flags.run.trace)
     lost = f", {dropped:,} events were too many" if dropped else ""
     Console(stderr=True).print(f"trace: {run.flags.run.trace}{lost}; open it at ui.perfetto.dev", style="dim")
 

@@ -156,8 +156,6 @@ def _check_elsewhere(flags: UpFlags, assignment: HostAssignment, found: FoundMod
     if not assignment.elsewhere:
         return
     check_exposed("nodes on other hosts", assignment.listen, flags.run.certs, flags.run.insecure_nodes)
-    if flags.run.trace:
-        raise ConfigError("--trace: the nodes on other hosts cannot write it here; drop it", param="trace")
     if found.folder.is_relative_to(scratch):
         raise ConfigError(
             f"{found.name}: only its shape is known, and the other hosts have no folder of it; write model.path of "

@@ -82,9 +82,9 @@ class Topology:
     def verified(self, verify: str) -> "Topology":
         return replace(self, deployment=replace(self.deployment, verify=verify))
 
-    def traced(self, folder: str) -> "Topology":
-        """The same with every node's part of a trace written there."""
-        return replace(self, deployment=replace(self.deployment, trace_folder=folder))
+    def traced(self, folder: str, *, sent: bool) -> "Topology":
+        """The same with every node's part of a trace written there; `sent` by nodes that may be on other hosts."""
+        return replace(self, deployment=replace(self.deployment, trace_folder=folder, trace_sent=sent))
 
     def told(self, level: str, form: str, endpoint: str) -> "Topology":
         """The same with nodes that log so, and send spans to this collector."""

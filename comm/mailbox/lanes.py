@@ -128,7 +128,7 @@ class Lanes:
 
     def _keep(self, lane: _Lane, rows: int) -> None:
         """A dispatch of `rows` rows begins: nothing else in the mailboxes of its box is needed any more."""
-        if not lane.segment.holds_mailboxes:
+        if not lane.segment.gives_back:
             return
         if rows < lane.rows:
             if self.kept <= KEPT_BYTES:

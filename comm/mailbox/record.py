@@ -57,12 +57,18 @@ class RecordMailbox(Mailbox):
 class RecordSegment(Segment):
     """A private segment of which only the flags are used: mailboxes lie elsewhere and are made when asked for."""
 
-    holds_mailboxes = False
-
     def __init__(self, where: SegmentMap, memory_B: Tensor) -> None:
         super().__init__(where, memory_B)
         self.device = torch.device("cpu")
         self._made: dict[tuple[Box, Kind], RecordMailbox] = {}
+
+    @property
+    def gives_back(self) -> bool:
+        """Not what lies on a GPU."""
+        return self.device.type == "cpu"
+
+    def _address(self, box: Box, kind: Kind) -> int:
+        return self.mailbox(box, kind).memory_B.data_ptr()
 
     def mailbox(self, box: Box, kind: Kind) -> RecordMailbox:
         made = self._made.get((box, kind))

@@ -102,10 +102,14 @@ def unused_bytes(size: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
 
 
-class Segment:
-    """A map over real memory. `holds_mailboxes`: they lie there, and pages of them can be given back."""
+def release(address: int, size: int) -> None:
+    """Of memory that `unused_bytes` or a shared file gave: whole pages, which are zeros then and take no memory."""
+    if _LIBC.madvise(address, size, mmap.MADV_REMOVE):
+        raise OSError(ctypes.get_errno(), f"madvise: {os.strerror(ctypes.get_errno())}")
 
-    holds_mailboxes = True
+
+class Segment:
+    """A map over real memory."""
 
     def __init__(self, where: SegmentMap, memory_B: Tensor) -> None:
         assert memory_B.numel() >= where.size
@@ -175,16 +179,22 @@ class Segment:
         progress = self.memory_B.data_ptr() + self.map.flag(box, kind) + _PROGRESS
         return Mailbox(box, frame, self.memory_B[start : start + aligned(frame.capacity)], progress)
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether pages of its mailboxes can be given back."""
+        return True
+
     def give_back(self, box: Box, rows: int) -> None:
         """The pages of both of its mailboxes behind messages of `rows` rows: they are zeros then and take no memory."""
         for kind in (Kind.DISPATCH, Kind.COMBINE):
             frame = Frame(kind, self.map.layout)
             keep, whole = aligned(frame.span(rows).end, PAGE), aligned(frame.capacity, PAGE)
-            if keep == whole:
-                continue
-            start = self.memory_B.data_ptr() + self.map.mailbox(box, kind) + keep
-            if _LIBC.madvise(start, whole - keep, mmap.MADV_REMOVE):
-                raise OSError(ctypes.get_errno(), f"madvise: {os.strerror(ctypes.get_errno())}")
+            if keep < whole:
+                release(self._address(box, kind) + keep, whole - keep)
+
+    def _address(self, box: Box, kind: Kind) -> int:
+        """Of the first page of a mailbox."""
+        return self.memory_B.data_ptr() + self.map.mailbox(box, kind)
 
     def _set(self, attention: int | None, field: int, value: int) -> None:
         self._words[(self.map.record(attention) + field) // 4] = value

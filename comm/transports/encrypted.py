@@ -64,17 +64,20 @@ class Encrypted:
         return self._covers
 
     def recv_into(self, into: memoryview) -> int:
-        """Raises BlockingIOError where nothing is there; 0 is the end."""
-        if not self._incoming.pending and not self._tls.pending() and not self._fill():
+        """As much of `into` as has come. Raises BlockingIOError where nothing is there; 0 is the end."""
+        if not self.pending and not self._fill():
             return 0
-        while True:
+        done = 0
+        while done < len(into):
             try:
-                return self._tls.read(len(into), into)  # type: ignore[return-value]
-            except ssl.SSLWantReadError:
-                if not self._fill():
-                    return 0
+                count: int = self._tls.read(len(into) - done, into[done:])  # type: ignore[assignment]
+                done += count
+            except ssl.SSLWantReadError:  # of the next record a part is there, or nothing
+                if done or not self._fill():
+                    return done
             except ssl.SSLZeroReturnError:
-                return 0
+                return done
+        return done
 
     def sendall(self, data: bytes) -> None:
         left = memoryview(data)

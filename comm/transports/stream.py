@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from afserve.comm.mailbox.wire import HEADER_BYTES
-from afserve.comm.transports.encrypted import Connection
+from afserve.comm.transports.encrypted import Connection, Encrypted
 
 Place = Callable[[memoryview], memoryview]  # header -> the memory for the whole message, of its exact length
 # Seconds, seconds, milliseconds. A peer whose host says nothing is left within 2 s; four packets in a row may be lost
@@ -68,7 +68,11 @@ class MessageStream:
             self.end(f"its connection has ended ({error.strerror})")
 
     def receive(self, place: Place) -> list[memoryview]:
-        """The messages that are complete now, each where `place` said. Whatever `place` raises is passed on."""
+        """The messages that are complete now, each where `place` said. Whatever `place` raises is passed on.
+
+        What TLS has read ahead is all that was there: the kernel is not asked again whether more is. Whoever polls is
+        told.
+        """
         complete = []
         while self._advance():
             if self._into is self._head:
@@ -77,6 +81,8 @@ class MessageStream:
             if self._done == len(self._into):
                 complete.append(self._into)
                 self._into, self._done = self._head, 0
+                if isinstance(self._connection, Encrypted) and not self._connection.pending:
+                    break
         return complete
 
     def end(self, why: str) -> None:

@@ -109,7 +109,7 @@ def _choice(task: Task, old: Ints, answer: Answer) -> _Choice:
 
 def _old_slots(current: Placement, room_N: Ints) -> Ints:
     """What the live nodes hold now, whether or not it is still usable."""
-    old = current.slot_array()
+    old = current.slot_array().copy()
     old[:, room_N == 0] = -1
     return old
 

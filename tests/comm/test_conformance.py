@@ -72,7 +72,7 @@ def test_battery_without_the_native_library(check, monkeypatch):
 
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", [kind for kind in ("shm", "tcp", "dist") if kind in connect.kinds()])
 def test_battery_where_no_memory_may_stay(kind, check, monkeypatch):
     monkeypatch.setattr("afserve.comm.mailbox.lanes.KEPT_BYTES", 0)
     check(opener(kind))

@@ -15,7 +15,7 @@ from afserve.comm.transport import Box, Kind
 
 WIDE = replace(LAYOUT, hidden=PAGE // 4, max_rows=64)
 BOX = Box(1, 0, 1)
-KINDS = ("local", "shm", "tcp")
+KINDS = ("local", "shm", "tcp", *(["dist"] if "dist" in connect.kinds() else []))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_is_too_much_is_given_back_with_the_next_message(pair, monkeypatch)
         exchange(front, end, rows, seed=rows)
 
 
-@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
+@pytest.mark.parametrize("pair", KINDS[2:], indirect=True)
 def test_so_does_an_attention_node_with_its_own_memory(pair, monkeypatch):
     monkeypatch.setattr(lanes, "KEPT_BYTES", 0)
     front, end = pair

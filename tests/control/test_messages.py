@@ -50,6 +50,7 @@ from afserve.control.wire.values import (
     Stuck,
     Submit,
     Tokens,
+    Traced,
     Unheard,
 )
 from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
@@ -95,6 +96,7 @@ FROM_NODE = [
     Stuck(2, 1, 1.25, unreachable=True),
     Unheard(1, 3, 2.5),
     Recorded(4, b"\x00\xff"),
+    Traced(b"\x00\xff"),
 ]
 FROM_ATTENTION = [Attend(3, 7), Attend(3, 7, (Held(1 << 41, 5), Held(2, 0)), 9), Tokens(())]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]

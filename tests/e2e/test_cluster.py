@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from afserve.launch.machine import this_machine
 from afserve.launch.models import CONFIGS
 from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
+from afserve.trace import backwards
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
@@ -273,6 +275,36 @@ def test_a_node_elsewhere_that_dies_is_named(hosts: Hosts, tmp_path: Path):
     assert "error: expert-1" in hosts.printed("up")
     assert other.wait(DEADLINE) == 1
     assert "expert-1: its process was killed by SIGKILL" in hosts.printed("host")
+
+
+def test_a_trace_of_two_hosts_is_one_file_with_what_a_killed_node_sent(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, out = tmp_path / "cluster.toml", tmp_path / "trace.json"
+    file.write_text(CLUSTER.format(attention=hosts.addresses[0], experts=hosts.addresses[1]))
+    flags = ("--port", "8000", "--insecure-nodes", "--trace", str(out))
+    with tempfile.TemporaryDirectory() as folder:  # short: sockets lie there too
+        monkeypatch.setenv("TMPDIR", folder)
+        gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
+        other = follow(hosts, gateway)
+        wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
+        ask = hosts.inside(0, sys.executable, "-c", ANSWER, "http://127.0.0.1:8000", json.dumps(ASK))
+        first = subprocess.check_output(ask, cwd=ROOT, text=True, timeout=DEADLINE)
+        sent = "afserve-trace-*/expert-1.0.sent"
+        wait_for(lambda: list(Path(folder).glob(sent)), lambda: hosts.printed("up"))
+        os.kill(node_of(other, "expert-1"), signal.SIGKILL)
+        wait_for(lambda: "expert-1 lost" in hosts.printed("up"), lambda: hosts.printed("up"))
+        assert subprocess.check_output(ask, cwd=ROOT, text=True, timeout=DEADLINE) == first
+        gateway.terminate()
+        assert [process.wait(DEADLINE) for process in (gateway, other)] == [0, 0], hosts.printed("up")
+    here = socket.gethostname()
+    events = json.loads(out.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    drawn = {names[e["pid"]] for e in events if e["ph"] == "X"}
+    nodes = ("attention-0", "expert-0", "expert-1")
+    assert drawn >= {"gateway", *(f"{node} on {here}" for node in nodes)}
+    assert backwards(out) == []
+    assert any(e["ph"] == "i" and "expert-1 lost" in e["name"] for e in events)
 
 
 def node_of(host: "subprocess.Popen[bytes]", name: str) -> int:

@@ -67,6 +67,21 @@ def test_arrays_are_padded():
     assert placement.slot_array().dtype == np.int64
 
 
+def test_arrays_are_shared_by_epochs_and_nobody_writes_into_them():
+    placement = Placement.contiguous(layers=2, experts=4, nodes=2)
+    later = placement.with_epoch(7)
+    assert later.epoch == 7 and placement.epoch == 0 and later.layers is placement.layers
+    assert later.slot_array() is placement.slot_array()
+    with pytest.raises(ValueError, match="read-only"):
+        placement.share_array()[0] = 0.5
+
+
+def test_most_held_counts_experts_and_not_slots():
+    rows = ((0, 1, FREE), (FREE, 2), ())
+    placement = Placement(0, 3, 3, (LayerPlacement(rows, ((1.0, 1.0, 0.0), (0.0, 1.0), ())),))
+    assert placement.most_held() == 2 and placement.slots_per_node() == 3
+
+
 def test_contiguous_and_print():
     placement = Placement.contiguous(layers=2, experts=5, nodes=2, slots_per_node=4)
     assert placement.layers[0].slots == ((0, 1, 2, FREE), (3, 4, FREE, FREE))

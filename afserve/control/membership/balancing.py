@@ -141,7 +141,7 @@ class Balancing:
         """A placement that somebody else decided. Raises ConfigError where it does not fit this run."""
         current = self._migration.placement
         placement.check_shape(layers=len(current.layers), experts=current.experts, nodes=current.nodes)
-        widest = max(sum(e != FREE for e in row) for layer in placement.layers for row in layer.slots)
+        widest = placement.most_held()
         if widest > self._wide:
             raise ConfigError(
                 f"the placement puts {widest} experts of a layer on one node, there is room for {self._wide}; "

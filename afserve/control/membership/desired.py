@@ -27,8 +27,9 @@ class Deployment:
     """One model. No expert nodes means colocated: every attention node holds all experts.
 
     `placement` is the one that expert nodes are to be started with; its epoch is the version that was decided last.
-    With a `trace_folder` every node writes its part of a trace there at its end. `verify` says how copies of the
-    checkpoint are compared. A node that owes its peers work and says nothing for `silence` seconds is lost.
+    With a `trace_folder` every node writes its part of a trace there at its end; with `trace_sent` nodes, which may be
+    on other hosts, send what they draw to the controller, which does. `verify` says how copies of the checkpoint are
+    compared. A node that owes its peers work and says nothing for `silence` seconds is lost.
     `most_attention` is how many attention nodes expert nodes keep mailboxes for. `phases` has the attention nodes that
     do not do both, by index.
     `log_level` and `log_format` are how attention and expert nodes log, and `otlp_endpoint` is where they send spans.
@@ -41,6 +42,7 @@ class Deployment:
     placement: Placement
     transport: str = "shm"
     trace_folder: str = ""
+    trace_sent: bool = False
     log_level: str = "warning"
     log_format: str = "text"
     otlp_endpoint: str = ""

@@ -20,6 +20,7 @@ from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.spans import NodeSpans
 from afserve.control.node.stream import ControlStream
+from afserve.control.node.tracing import sent
 from afserve.control.wire.keeping import Claim, Claimed, Given, Halt, Keep
 from afserve.control.wire.values import (
     Acknowledge,
@@ -111,7 +112,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
         node.in_phase(assigned.deployment.phase(assigned.node.index))
         loop = AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv, index=assigned.node.index)
-        with node.stepping():
+        with node.stepping(), sent(node.trace, stream.send, assigned.deployment):
             loop.run()
     finally:
         gateways.close()

@@ -12,6 +12,7 @@ from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
+from afserve.control.node.tracing import sent
 from afserve.control.wire.values import (
     Assigned,
     AttentionNodes,
@@ -66,7 +67,8 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
     stream.send(Ready(heartbeat.resident_bytes(), node.expert_error))
     placement = assigned.deployment.placement
     try:
-        ExpertLoop(node, filler, placement, assigned.node.index, stream, report).run()
+        with sent(node.trace, stream.send, assigned.deployment):
+            ExpertLoop(node, filler, placement, assigned.node.index, stream, report).run()
     finally:
         filler.close()
         close()

@@ -182,11 +182,11 @@ def _trace(assigned: Assigned) -> Trace | None:
 
 
 def _closing(close: Close, trace: Trace | None, deployment: Deployment) -> Close:
-    """Also writes this node's part of the trace."""
+    """Also writes this node's part of the trace, where it is not sent."""
 
     def closing() -> None:
         close()
-        if trace is not None:
+        if trace is not None and not deployment.trace_sent:
             trace.write(Path(deployment.trace_folder) / f"{trace.process}.trace")
 
     return closing

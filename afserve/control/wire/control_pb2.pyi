@@ -37,7 +37,7 @@ class ToAttention(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded")
+    __slots__ = ("register", "endpoint", "progress", "ready", "heartbeat", "query", "drained", "failed", "filled", "adopted", "routed", "identity", "stuck", "unheard", "noted", "recorded", "traced")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class FromNode(_message.Message):
     UNHEARD_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     register: Register
     endpoint: Endpoint
     progress: Progress
@@ -70,7 +71,8 @@ class FromNode(_message.Message):
     unheard: Unheard
     noted: Noted
     recorded: Recorded
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ...) -> None: ...
+    traced: Traced
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "attention_nodes", "drain", "shutdown", "fill_slots", "adopt", "retire", "record")
@@ -455,7 +457,7 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after: _Optional[float] = ...) -> None: ...
 
 class Assigned(_message.Message):
-    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "log_level", "log_format", "otlp_endpoint", "phases", "placement")
+    __slots__ = ("role", "index", "generation", "counts", "source", "engine", "fingerprint", "transport", "trace_folder", "verify", "silence", "most_attention", "log_level", "log_format", "otlp_endpoint", "trace_sent", "phases", "placement")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +487,7 @@ class Assigned(_message.Message):
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     LOG_FORMAT_FIELD_NUMBER: _ClassVar[int]
     OTLP_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_SENT_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     role: str
@@ -502,9 +505,10 @@ class Assigned(_message.Message):
     log_level: str
     log_format: str
     otlp_endpoint: str
+    trace_sent: bool
     phases: _containers.ScalarMap[int, str]
     placement: SaidPlacement
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., log_level: _Optional[str] = ..., log_format: _Optional[str] = ..., otlp_endpoint: _Optional[str] = ..., phases: _Optional[_Mapping[int, str]] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., generation: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., source: _Optional[_Union[ModelSource, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., fingerprint: _Optional[str] = ..., transport: _Optional[str] = ..., trace_folder: _Optional[str] = ..., verify: _Optional[str] = ..., silence: _Optional[float] = ..., most_attention: _Optional[int] = ..., log_level: _Optional[str] = ..., log_format: _Optional[str] = ..., otlp_endpoint: _Optional[str] = ..., trace_sent: _Optional[bool] = ..., phases: _Optional[_Mapping[int, str]] = ..., placement: _Optional[_Union[SaidPlacement, _Mapping]] = ...) -> None: ...
 
 class SaidPlacement(_message.Message):
     __slots__ = ("data", "base")
@@ -779,6 +783,12 @@ class Recorded(_message.Message):
     number: int
     data: bytes
     def __init__(self, number: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Traced(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Recordings(_message.Message):
     __slots__ = ("data",)

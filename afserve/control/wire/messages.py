@@ -63,6 +63,7 @@ from afserve.control.wire.values import (
     ToAttention,
     Tokens,
     ToNode,
+    Traced,
     Unheard,
 )
 from afserve.engine.request import (
@@ -660,6 +661,7 @@ _FROM_NODE: dict[type, Codec] = {
     Unheard: _flat("unheard", Unheard),
     Noted: _flat("noted", Noted),
     Recorded: _flat("recorded", Recorded),
+    Traced: _flat("traced", Traced),
 }
 _TO_NODE: dict[type, Codec] = {
     Peers: ("peers", _put_peers, _take_peers),

@@ -176,6 +176,13 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Traced:
+    """A packed `afserve.trace_part.TracePart`, which the controller only keeps."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The node cannot go on and is about to exit."""
 
@@ -444,6 +451,7 @@ FromNode = (
     | Unheard
     | Noted
     | Recorded
+    | Traced
 )
 ToNode = (
     Assigned
