@@ -80,10 +80,13 @@ class AttentionNode(Generic[T]):
         self._prompt_tokens += len(request.prompt_ids)
 
     def in_phase(self, phase: AttentionPhase) -> None:
-        """A decode node's steps have few tokens of prompts: they hold nobody up, and its messages stay small."""
+        """From the next step on. A decode node's steps have few tokens of prompts: they hold nobody up, and its
+        messages stay small."""
+        most = self._config.step_rows(phase)
         decodes = phase is AttentionPhase.DECODE
-        most = self._config.max_batch_tokens
+        self._scheduler.step_tokens = most
         self._scheduler.prompt_tokens = min(self._config.decode_prompt_tokens, most) if decodes else most
+        self._link.limit(most)
 
     def cancel(self, handle: int) -> None:
         """Drop a request and free its blocks; unknown handles are fine, it may just have finished."""

@@ -39,7 +39,8 @@ class Scheduler:
         self._by_handle: dict[int, Sequence] = {}
         self._order = 0
         self.active = config.micro_batches
-        self.prompt_tokens = config.max_batch_tokens  # of one step
+        self.step_tokens = config.max_batch_tokens
+        self.prompt_tokens = config.max_batch_tokens  # of those
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -122,7 +123,7 @@ class Scheduler:
         if micro_batch < self.active:
             self._admit(micro_batch)
         chunks: list[Chunk] = []
-        budget, prompts = self._config.max_batch_tokens, self.prompt_tokens
+        budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
         for sequence in sorted(self._running[micro_batch], key=_turn):
             if budget == 0:
