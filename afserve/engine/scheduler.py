@@ -5,13 +5,13 @@ all share one pool of blocks and one waiting queue. A plan's sequences are in fl
 sequences that are not in flight lose their blocks.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
+from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
 from afserve.engine.guides import Guide
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
@@ -34,7 +34,8 @@ class Scheduler:
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
         self._longest = min(config.max_model_len, self.pool.blocks * self.pool.block_size)
-        self._waiting: deque[Sequence] = deque()
+        self._shares = FairShares()
+        self._waiting = WaitingRequests(self._shares)
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_handle: dict[int, Sequence] = {}
         self._order = 0
@@ -51,15 +52,16 @@ class Scheduler:
     def submit(self, request: GenerationRequest, guide: Guide | None = None, arrived: float = 0.0) -> None:
         """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
         self._check(request)
-        if len(self._waiting) >= self._config.max_waiting:
+        eos = frozenset() if request.params.ignore_eos else self._eos_ids
+        sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
+        if not self._waiting.room(sequence, self._config.max_waiting):
             raise OverloadedError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
-        eos = frozenset() if request.params.ignore_eos else self._eos_ids
-        sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
         sequence.arrived = arrived
         self._order += 1
         self._by_handle[request.handle] = sequence
+        self._shares.opened(sequence)
         self._queue(sequence)
 
     def _check(self, request: GenerationRequest) -> None:
@@ -125,7 +127,8 @@ class Scheduler:
         chunks: list[Chunk] = []
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        for sequence in sorted(self._running[micro_batch], key=_turn):
+        turn = self._fair_turn if self._shares.several else _turn
+        for sequence in sorted(self._running[micro_batch], key=turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
@@ -137,6 +140,7 @@ class Scheduler:
             if count:
                 sequence.in_flight = True
                 chunks.append(Chunk(sequence, start, count, start + count == known, kind))
+                self._shares.charge(sequence, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
@@ -150,7 +154,7 @@ class Scheduler:
         while self._waiting and self.running < self._config.max_sequences:
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
-            sequence = next((s for s in self._waiting if s.ready), None)
+            sequence = self._waiting.first()
             if sequence is None:
                 return
             found = self._prefix(sequence)
@@ -234,11 +238,8 @@ class Scheduler:
         self._queue(sequence)
 
     def _queue(self, sequence: Sequence) -> None:
-        """Behind all that come before it by rank; usually the last."""
-        position = len(self._waiting)
-        while position and self._waiting[position - 1].rank > sequence.rank:
-            position -= 1
-        self._waiting.insert(position, sequence)
+        self._shares.needs(sequence)
+        self._waiting.add(sequence)
 
     # -- what came back --------------------------------------------------------------------------------
 
@@ -267,6 +268,8 @@ class Scheduler:
                 ended = self._extend(sequence, run)
                 known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
             sequence.computed = min(chunk.start + chunk.count, known)
+            if sequence.computed >= sequence.given:
+                self._shares.met(sequence)
             self._publish(chunk)
             if ended is not None:
                 finished.append(ended)
@@ -324,6 +327,7 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         del self._by_handle[sequence.request.handle]
+        self._shares.closed(sequence)
 
     # -- what others may know --------------------------------------------------------------------------
 
@@ -366,8 +370,14 @@ class Scheduler:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
         self.pool.check([*(s.blocks for s in self._all_running()), list(held)])
         assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
+        self._shares.check(list(self._by_handle.values()))
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
+
+    def _fair_turn(self, sequence: Sequence) -> tuple[int, Turn]:
+        """As `_turn`, with prompts in the order of what their tenants were given."""
+        kind, (priority, order) = _turn(sequence)
+        return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)
 
 
 def _turn(sequence: Sequence) -> tuple[int, tuple[int, int]]:

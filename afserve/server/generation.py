@@ -68,6 +68,7 @@ class Task:
             priority=self.scheduling.priority,
             cache_salt=self.scheduling.cache_salt,
             origin=self.origin,
+            tenant=self.scheduling.tenant,
         )
 
 

@@ -67,5 +67,6 @@ class Service:
         """Raises OverloadedError where the answer is predicted to come too late for what the request, or this server,
         asks for."""
         own = self.settings
-        wanted = Objectives(asked.ttft or own.ttft or None, asked.tpot or own.tpot or None, asked.deadline)
+        ttft, tpot = asked.ttft or own.ttft or None, asked.tpot or own.tpot or None
+        wanted = Objectives(ttft, tpot, asked.deadline, asked.tenant)
         model.backend.admit(prompts, wanted)

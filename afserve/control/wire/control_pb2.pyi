@@ -803,7 +803,7 @@ class ExpertAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin")
+    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin", "tenant")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -813,6 +813,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -822,7 +823,16 @@ class Submit(_message.Message):
     cache_salt: str
     keep: Keep
     origin: Origin
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    tenant: Tenant
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "share")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    share: int
+    def __init__(self, name: _Optional[str] = ..., share: _Optional[int] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("request_id", "traceparent")

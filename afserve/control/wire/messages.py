@@ -67,9 +67,11 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.request import (
     NO_ORIGIN,
+    NO_TENANT,
     GenerationRequest,
     Origin,
     SamplingParams,
+    Tenant,
     TokenEvent,
     TokenLogprob,
 )
@@ -566,6 +568,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.cache_salt = request.cache_salt
     if value.keep is not None:
         _put_flat(value.keep, proto.keep)
+    if request.tenant != NO_TENANT:
+        _put_flat(request.tenant, proto.tenant)
     if request.origin != NO_ORIGIN:
         proto.origin.SetInParent()
         _put_flat(request.origin, proto.origin)
@@ -590,6 +594,7 @@ def _take_submit(proto: Proto) -> Submit:
     source = _take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
     keep = _take_flat(Keep, proto.keep) if proto.HasField("keep") else None
     origin = _take_origin(proto.origin) if proto.HasField("origin") else NO_ORIGIN
+    tenant = _take_flat(Tenant, proto.tenant) if proto.HasField("tenant") else NO_TENANT
     request = GenerationRequest(
         proto.request,
         tuple(proto.prompt),
@@ -598,6 +603,7 @@ def _take_submit(proto: Proto) -> Submit:
         proto.priority,
         proto.cache_salt,
         origin,
+        tenant=tenant,
     )
     return Submit(request, source, keep)
 
