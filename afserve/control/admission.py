@@ -23,12 +23,14 @@ _LEAST_RETRY = 1.0  # seconds
 @dataclass(frozen=True, slots=True)
 class Objectives:
     """What a request asks for, in seconds: its first token after `ttft` at most, `tpot` from one token to the next on
-    average, all of it within `deadline`. None is without one. `tenant` is whose request it is."""
+    average, all of it within `deadline`. None is without one. `tenant` is whose request it is, and
+    `cache_salt` says whose cached blocks it may use."""
 
     ttft: float | None = None
     tpot: float | None = None
     deadline: float | None = None
     tenant: Tenant = NO_TENANT
+    cache_salt: str = ""
 
     def __bool__(self) -> bool:
         return (self.ttft, self.tpot, self.deadline) != (None, None, None)

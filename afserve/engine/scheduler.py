@@ -13,6 +13,7 @@ from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
 from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
 from afserve.engine.guides import Guide
+from afserve.engine.prefix_keys import HeldPrefixes, extend
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
@@ -28,11 +29,13 @@ class Scheduler:
         vocab_size: int,
         eos_ids: frozenset[int],
         pool: BlockPool | None = None,
+        prefixes: HeldPrefixes | None = None,
     ) -> None:
         self._config = config
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
+        self.prefixes = HeldPrefixes() if prefixes is None else prefixes
         self._longest = min(config.max_model_len, self.pool.blocks * self.pool.block_size)
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
@@ -197,6 +200,7 @@ class Scheduler:
             self.prefix_hits += sequence.cached_tokens
             self.disk_hits += self.pool.take_restored(found) * self.pool.block_size
         self._running[micro_batch].append(sequence)
+        self._mark(sequence, len(found))
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""
@@ -232,6 +236,7 @@ class Scheduler:
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         sequence.computed = 0
+        sequence.keys.clear()
         sequence.given = len(sequence.tokens)
         sequence.preemptions += 1
         self.preemptions += 1
@@ -301,6 +306,14 @@ class Scheduler:
             hashes = sequence.full_hashes(size)
             for index in range(first, full):
                 self.pool.publish(sequence.blocks[index], hashes[index])
+            self._mark(sequence, full)
+
+    def _mark(self, sequence: Sequence, blocks: int) -> None:
+        """Its beginning of so many blocks can be found by others."""
+        size, hashes = self.pool.block_size, sequence.hashes
+        salt = sequence.request.cache_salt
+        for end, key in extend(sequence.keys, sequence.tokens, blocks, size, salt):
+            self.prefixes.filled(hashes[end - 1], key)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         if self._stops(sequence, token) or (sequence.guide is not None and sequence.complete):

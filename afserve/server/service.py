@@ -68,5 +68,5 @@ class Service:
         asks for."""
         own = self.settings
         ttft, tpot = asked.ttft or own.ttft or None, asked.tpot or own.tpot or None
-        wanted = Objectives(ttft, tpot, asked.deadline, asked.tenant)
+        wanted = Objectives(ttft, tpot, asked.deadline, asked.tenant, asked.cache_salt)
         model.backend.admit(prompts, wanted)

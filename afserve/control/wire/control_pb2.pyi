@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAttention(_message.Message):
-    __slots__ = ("attend", "tokens", "refused", "claimed", "given")
+    __slots__ = ("attend", "tokens", "refused", "claimed", "given", "prefixes")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     tokens: Tokens
     refused: Refused
     claimed: Claimed
     given: Given
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ...) -> None: ...
+    prefixes: Prefixes
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class ToAttention(_message.Message):
     __slots__ = ("submit", "cancel", "acknowledge", "resume", "halt", "claim")
@@ -614,6 +616,16 @@ class Held(_message.Message):
     count: int
     kept: bool
     def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
+
+class Prefixes(_message.Message):
+    __slots__ = ("came", "went", "anew")
+    CAME_FIELD_NUMBER: _ClassVar[int]
+    WENT_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    came: _containers.RepeatedScalarFieldContainer[int]
+    went: _containers.RepeatedScalarFieldContainer[int]
+    anew: bool
+    def __init__(self, came: _Optional[_Iterable[int]] = ..., went: _Optional[_Iterable[int]] = ..., anew: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("request", "start")

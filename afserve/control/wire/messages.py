@@ -43,6 +43,7 @@ from afserve.control.wire.values import (
     KvSource,
     Noted,
     Peers,
+    Prefixes,
     Progress,
     Query,
     QueryAnswer,
@@ -507,6 +508,12 @@ def _take_attend(proto: Proto) -> Attend:
     return Attend(proto.index, proto.generation, held, proto.stream)
 
 
+def _put_prefixes(value: Prefixes, proto: Proto) -> None:
+    proto.came.extend(value.came)
+    proto.went.extend(value.went)
+    proto.anew = value.anew
+
+
 def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:
     proto.requests.extend(value.requests)
 
@@ -689,6 +696,7 @@ _FROM_ATTENTION: dict[type, Codec] = {
     Attend: ("attend", _put_attend, _take_attend),
     Claimed: ("claimed", _put_claimed, _take_claimed),
     Given: ("given", _put_given, lambda p: Given(tuple(p.requests))),
+    Prefixes: ("prefixes", _put_prefixes, lambda p: Prefixes(tuple(p.came), tuple(p.went), p.anew)),
 }
 _TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),
