@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from afserve.engine.request import MAX_PRIORITY, MAX_SALT, NO_TENANT, Tenant
+from afserve.engine.request import MAX_PRIORITY, MAX_SALT
 from afserve.errors import DeadlineError, NotFoundError, RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.running import Watched
@@ -20,14 +20,15 @@ LONGEST_SECONDS = 86_400.0
 class Scheduling:
     """`deadline` in seconds from the request's arrival; None for no end. A request whose first token is predicted to
     take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing. The
-    `tenant` is the key's, never what a client writes."""
+    `tenant` and its `share` are the key's, never what a client writes."""
 
     priority: int = 0
     cache_salt: str = ""
     deadline: float | None = None
     ttft: float | None = None
     tpot: float | None = None
-    tenant: Tenant = NO_TENANT
+    tenant: str = ""
+    share: int = 1
 
 
 def scheduling_of(fields: Fields) -> Scheduling:

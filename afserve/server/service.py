@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from afserve.control.admission import Objectives
+from afserve.engine.request import Tenant
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Accounts
 from afserve.server.body import Bodies
@@ -68,5 +69,5 @@ class Service:
         asks for."""
         own = self.settings
         ttft, tpot = asked.ttft or own.ttft or None, asked.tpot or own.tpot or None
-        wanted = Objectives(ttft, tpot, asked.deadline, asked.tenant, asked.cache_salt)
+        wanted = Objectives(ttft, tpot, asked.deadline, Tenant(asked.tenant, asked.share), asked.cache_salt)
         model.backend.admit(prompts, wanted)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from afserve.cli.main import run as command
 from afserve.clock import FakeClock
-from afserve.engine.request import Tenant
+from afserve.engine.request import NO_TENANT, Tenant
 from afserve.errors import ConfigError
 from afserve.launch.http import settings_for
 from afserve.server.access import key_file
@@ -319,6 +319,12 @@ def test_the_earliest_turn(make_backend, run_server, file):
         for asked in ({}, {"priority": -5}, {"priority": 20}):
             assert ask(server, secret, **asked).status_code == 200
         assert [request.priority for request in server.backend.requests] == [10, 10, 20]
+
+
+def test_without_keys_all_are_one_tenant(make_backend, run_server):
+    with run_server(make_backend()) as server:
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60).status_code == 200
+        assert [request.tenant for request in server.backend.requests] == [NO_TENANT]
 
 
 def test_requests_are_of_their_key_and_have_its_share(make_backend, run_server, file):

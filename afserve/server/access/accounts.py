@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from starlette.types import Scope
 
 from afserve.clock import Clock, WallClock
-from afserve.engine.request import Tenant
 from afserve.errors import AuthError, CapacityError, shown
 from afserve.server.access.key_file import Key
 from afserve.server.access.keyring import Keyring
@@ -48,7 +47,7 @@ class Account:
             return asked
         earliest = self.key.limits.priority
         priority = asked.priority if earliest is None else max(asked.priority, earliest)
-        return replace(asked, priority=priority, tenant=Tenant(self.key.name, self.key.limits.share or 1))
+        return replace(asked, priority=priority, tenant=self.key.name, share=self.key.limits.share or 1)
 
 
 def account_of(scope: Scope) -> Account:
