@@ -13,6 +13,7 @@ from typing import Any
 from afserve.config_ranges import Range
 from afserve.config_sizes import bytes_of
 from afserve.errors import ConfigError
+from afserve.member import AttentionPhase
 from afserve.settings import check, flag_of, in_range, setting
 
 DTYPES = ("auto", "bfloat16", "float32", "float16")
@@ -90,6 +91,12 @@ class EngineSettings:
         Range(1, 1 << 20),
         "TOKENS",
     )
+    prefill_tokens: int = _count(
+        512,
+        "With --prefill: prompt tokens of one step of a prefill node; only its own mailboxes grow with it.",
+        Range(1, 1 << 20),
+        "TOKENS",
+    )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
     )
@@ -158,3 +165,23 @@ class EngineConfig(EngineSettings):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def step_rows(self, phase: AttentionPhase) -> int:
+        """The most tokens of one step of an attention node in this phase, and so the most rows of its messages.
+
+        A decode node's step holds every sequence that may run in one micro-batch and `decode_prompt_tokens` beside
+        them. Micro-batches share the sequences evenly, but for one; adaptive ones may all be in the first.
+        """
+        if phase is AttentionPhase.PREFILL:
+            return self.prefill_tokens
+        if phase is AttentionPhase.BOTH:
+            return self.max_batch_tokens
+        share = self.max_sequences
+        if not self.adaptive and self.micro_batches > 1:
+            share = min(share, -(-share // self.micro_batches) + 1)
+        return min(self.max_batch_tokens, share + self.decode_prompt_tokens)
+
+    @property
+    def most_rows(self) -> int:
+        """Of a message of any phase: a node's phase may change while it serves."""
+        return max(self.step_rows(phase) for phase in AttentionPhase)

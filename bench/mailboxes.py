@@ -5,7 +5,7 @@ node with as many expert nodes; the other plays all peers. The shape is DeepSeek
 message at most, two micro-batches. In a round every box carries a dispatch and its answer.
 
 Figures: bytes of addresses; seconds until all are connected; MiB of resident memory that connections, a round of 8
-rows, one of 256 rows and another one of 8 rows add.
+rows, one of 256 rows, another one of 8 rows and, after attention nodes got a row limit of 8, a last one of 8 rows add.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import torch
 from afserve.comm import connect
 from afserve.comm.mailbox import lanes
 from afserve.comm.mailbox.segment import SegmentMap
-from afserve.comm.transport import Box, Header, Kind, Layout, Transport, WireType
+from afserve.comm.transport import Box, Header, Kind, Layout, Limiting, Transport, WireType
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "mailboxes.jsonl"
@@ -76,6 +76,14 @@ def taken(end: Transport, boxes: list[Box]) -> Iterator[Box]:
             yield box
 
 
+def limit(ends: list[Transport], attention_nodes: int) -> None:
+    """They all decode from now on."""
+    for end in ends:
+        assert isinstance(end, Limiting)
+        for attention in range(attention_nodes):
+            end.limit(attention, DECODE)
+
+
 def peers_part(kind: str, side: str, count: int) -> None:
     """Plays `count` attention nodes, or expert nodes. A line in is an address, or the rows of a round; to each there is
     an answer."""
@@ -97,6 +105,9 @@ def peers_part(kind: str, side: str, count: int) -> None:
                 addresses.append(address)
             print(json.dumps(addresses), flush=True)
         while line := sys.stdin.readline():
+            if line.strip() == "limit":
+                limit(ends, count)
+                continue
             for end in ends:
                 if side == "attention":
                     ask(end, int(line))
@@ -134,7 +145,15 @@ def measured(kind: str, side: str, count: int) -> dict[str, float]:
 
         row: dict[str, float] = {"reserved_gib": round(reserved(kind, side, count) / 2**30, 1)}
         row |= {"connect_s": round(seconds, 2), "connected_mib": resident()}
-        for name, rows in (("decode", DECODE), ("prefill", PREFILL), ("decode_again", DECODE)):
+        for name, rows in (
+            ("decode", DECODE),
+            ("prefill", PREFILL),
+            ("decode_again", DECODE),
+            ("decode_limited", DECODE),
+        ):
+            if name == "decode_limited":
+                limit([end], count)
+                print("limit", file=child.stdin, flush=True)
             print(rows, file=child.stdin, flush=True)
             if side == "expert":
                 for attention in range(count):

@@ -4,7 +4,7 @@
 
 Nothing is measured of this machine: a stage only moves the clock forward, so the numbers are the same everywhere. The
 expert node is the engine's; attention nodes answer after their stage. `whole` computes prompts' messages in one call
-each, as an expert node without pieces does.
+each, as an expert node without pieces does. Prompts are compared with the same prefill nodes without decode nodes.
 """
 
 import argparse
@@ -179,8 +179,8 @@ PREFILL = (Node(rows=512, stage=2.5e-3),)
 
 def cases() -> Iterator[Case]:
     yield Case("decode alone", DECODE)
-    yield Case("prompts alone", (), PREFILL)
     for prefill in (1, 2, 4):
+        yield Case(f"{prefill} prefill nodes alone", (), PREFILL * prefill)
         flood = Case(f"decode and {prefill} prefill nodes", DECODE, PREFILL * prefill)
         yield flood
         yield replace(flood, name=f"{flood.name}, whole messages", whole=True)
@@ -193,17 +193,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the time")
     options = parser.parse_args()
     known = origin()
-    alone: dict[str, float] = {}
+    alone: dict[
+        int, float
+    ] = {}  # by the number of prefill nodes: their rows per second; without any p99 of a token
     for case in cases():
         row = run(replace(case, warm=0.1, period=0.3) if options.quick else case)
         if not case.prefill:
-            alone["token_p99_ms"] = float(str(row["token_p99_ms"]))
+            alone[0] = float(str(row["token_p99_ms"]))
         elif not case.decode:
-            alone["prompt_tok_s"] = float(str(row["prompt_tok_s"]))
+            alone[len(case.prefill)] = float(str(row["prompt_tok_s"]))
         else:
-            row["p99_of_alone"] = round(float(str(row["token_p99_ms"])) / alone["token_p99_ms"], 3)
-            rate = float(str(row["prompt_tok_s"])) / len(case.prefill)
-            row["prompt_time_of_alone"] = round(alone["prompt_tok_s"] / max(rate, 1e-9), 3)
+            row["p99_of_alone"] = round(float(str(row["token_p99_ms"])) / alone[0], 3)
+            rate = float(str(row["prompt_tok_s"]))
+            row["prompt_time_of_alone"] = round(alone[len(case.prefill)] / max(rate, 1e-9), 3)
         print(json.dumps(row) if options.json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
         if options.save:
             with (ROOT / "bench" / "results" / "phases.jsonl").open("a") as file:

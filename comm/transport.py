@@ -245,3 +245,15 @@ class Sender(Protocol):
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         """The rows that go to the box's expert node."""
         ...
+
+
+@runtime_checkable
+class Limiting(Protocol):
+    """What a transport may offer beside the contract: the memory of a box follows what its attention node may send."""
+
+    def limit(self, attention: int, rows: int) -> None:
+        """From now on the messages of an attention node have at most so many rows, also over boxes that come later.
+
+        A larger one that is under way is carried as ever; what it took in memory goes with the box's next message.
+        """
+        ...

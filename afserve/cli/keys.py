@@ -39,6 +39,12 @@ def keys() -> None:
 )
 @click.option("--concurrent", type=int, metavar="N", help="Requests that are answered at once.")
 @click.option("--priority", type=int, metavar="N", help="The lowest number, the earliest turn, that it gets.")
+@click.option(
+    "--share",
+    type=int,
+    metavar="N",
+    help="Its share of the tokens beside other keys' requests that wait; 1 without this, 2 is twice as many.",
+)
 def new(
     name: str,
     file: Path,
@@ -47,9 +53,10 @@ def new(
     tokens_per_minute: int | None,
     concurrent: int | None,
     priority: int | None,
+    share: int | None,
 ) -> None:
     """Make a key for NAME and print it. It is shown this once; the file has its hash."""
-    limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrent, priority)
+    limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrent, priority, share)
     click.echo(add_key(file, name, KeyRole(role), limits))
 
 
@@ -57,10 +64,21 @@ def new(
 @_FILE
 def list_(file: Path) -> None:
     """The keys of a file, by name. No key can be shown again."""
-    rows = [("NAME", "ROLE", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "PRIORITY", "CREATED", "REVOKED")]
+    head = (
+        "NAME",
+        "ROLE",
+        "REQUESTS/MIN",
+        "TOKENS/MIN",
+        "CONCURRENT",
+        "PRIORITY",
+        "SHARE",
+        "CREATED",
+        "REVOKED",
+    )
+    rows = [head]
     for key in read_key_file(file):
         of = key.limits
-        numbers = (of.requests_per_minute, of.tokens_per_minute, of.concurrent, of.priority)
+        numbers = (of.requests_per_minute, of.tokens_per_minute, of.concurrent, of.priority, of.share or 1)
         shown = ("-" if number is None else f"{number:,}" for number in numbers)
         rows.append((key.name, key.role, *shown, key.created or "-", key.revoked or "-"))  # type: ignore[arg-type]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

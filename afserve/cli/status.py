@@ -43,8 +43,9 @@ def _print(answer: Fields) -> None:
     console.print(table(answer))
     for line in missing_lines(answer):
         console.print(line, style="bold", markup=False)
-    for line in [*placement_lines(answer), *kv_lines(answer), *disk_lines(answer), *incident_lines(answer)]:
-        console.print(line, style="dim", markup=False, highlight=False)
+    for lines in (placement_lines, phase_lines, kv_lines, disk_lines, incident_lines):
+        for line in lines(answer):
+            console.print(line, style="dim", markup=False, highlight=False)
 
 
 def missing_lines(answer: Fields) -> list[str]:
@@ -82,6 +83,24 @@ def incident_lines(answer: Fields, most: int = _INCIDENTS) -> list[str]:
         f"{answer['resent_rows']:,} rows sent again, {answer['reloaded_bytes'] / 1e6:,.1f} MB of experts reloaded"
     )
     return [head, *(f"  {clock_time(each['at'])} {each['text']}" for each in last)]
+
+
+def phase_lines(answer: Fields) -> list[str]:
+    """The queues of phases, where there is more than one, and who kept to the times that were asked for."""
+    phases, goodput = answer["phases"], answer["goodput"]
+    queues = [
+        f"{phase}: {of['nodes']:,} node{'s' * (of['nodes'] != 1)}, {of['running']:,} running, "
+        f"{of['waiting']:,} waiting, {of['queued_tokens']:,} prompt tokens queued"
+        for phase, of in phases.items()
+        if len(phases) > 1
+    ]
+    judged = {"prefill": "first tokens", "decode": "answers"}
+    kept = [
+        f"{phase} on time: {of['on_time'] / (of['on_time'] + of['late']):.1%} of {of['on_time'] + of['late']:,} "
+        f"{judged[phase]}, {of['tokens']:,} tokens"
+        for phase, of in goodput.items()
+    ]
+    return queues + kept
 
 
 def kv_lines(answer: Fields) -> list[str]:

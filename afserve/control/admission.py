@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from afserve.control.requests import Requests
+from afserve.engine.request import NO_TENANT, Tenant
 from afserve.errors import OverloadedError
 
 WINDOW_SECONDS = 0.5  # of a measurement at least
@@ -22,11 +23,14 @@ _LEAST_RETRY = 1.0  # seconds
 @dataclass(frozen=True, slots=True)
 class Objectives:
     """What a request asks for, in seconds: its first token after `ttft` at most, `tpot` from one token to the next on
-    average, all of it within `deadline`. None is without one."""
+    average, all of it within `deadline`. None is without one. `tenant` is whose request it is, and
+    `cache_salt` says whose cached blocks it may use."""
 
     ttft: float | None = None
     tpot: float | None = None
     deadline: float | None = None
+    tenant: Tenant = NO_TENANT
+    cache_salt: str = ""
 
     def __bool__(self) -> bool:
         return (self.ttft, self.tpot, self.deadline) != (None, None, None)
@@ -81,7 +85,7 @@ class Admission:
         limits = [("ttft", wanted.ttft), ("deadline", wanted.deadline)]
         given = [(limit, name) for name, limit in limits if limit is not None]
         if given:
-            self._check_first(tokens, *min(given), now)
+            self._check_first(tokens, wanted.tenant, *min(given), now)
         if wanted.tpot is not None and self.tpot > wanted.tpot and self._requests.running:
             self._refuse(
                 "tpot",
@@ -90,10 +94,10 @@ class Admission:
                 _LEAST_RETRY,
             )
 
-    def _check_first(self, tokens: int, limit: float, name: str, now: float) -> None:
+    def _check_first(self, tokens: int, tenant: Tenant, limit: float, name: str, now: float) -> None:
         if not self.prompt_rate or self._requests.waited(now) < _SEEN * limit:
             return
-        before = self._requests.unread_tokens
+        before = self._requests.before(tenant, tokens)
         seconds = (before + tokens) / self.prompt_rate
         if seconds > _FULL * limit:
             self._refuse(

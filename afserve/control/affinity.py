@@ -1,17 +1,19 @@
 """Which attention node takes a request: the one where it is predicted to be complete first.
 
 What counts is the tokens that a node has to compute until then: those of prompts that wait there, those of this prompt
-that its cache lacks, and some for each request that it runs. A prompt's blocks are hashed as a chain, so that equal
-beginnings give equal hashes; a known one says which nodes have computed it. Integers in, integers out.
+that its cache lacks, and some for each request that it runs. Equal beginnings of prompts have equal keys. Which nodes
+have one is known from what they say of their caches, and until they do from what they were given. Integers in,
+integers out.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from afserve.engine.prefix_keys import keys_of
+
 _REMEMBERED = 1 << 17
-_FINE, _COARSE = 16, 16  # blocks that are looked at one by one, and how many at a time behind those
 _RUNNING = 64  # tokens: what a running request costs one that is computed beside it
 # A node may be this many requests above the least busy one, or this many times as busy.
 _SLACK = 16
@@ -31,11 +33,28 @@ class Route:
 
 
 class Affinity:
-    """Remembers of the last 131,072 beginnings which nodes computed them."""
+    """Remembers of the last 131,072 beginnings which nodes have them."""
 
     def __init__(self, block_size: int) -> None:
         self._block = block_size
-        self._nodes: OrderedDict[int, int] = OrderedDict()  # by hash; bit n stands for node n
+        self._nodes: OrderedDict[int, int] = OrderedDict()  # by key; bit n stands for node n
+
+    def told(self, node: int, came: Iterable[int], went: Iterable[int], *, anew: bool) -> None:
+        """By a node, of its cache; with `anew` it has nothing but this."""
+        bit = 1 << node
+        for key in [key for key, nodes in self._nodes.items() if nodes & bit] if anew else went:
+            self._forget(key, bit)
+        for key in came:
+            self._nodes[key] = self._nodes.get(key, 0) | bit
+            self._nodes.move_to_end(key)
+        self._trim()
+
+    def _forget(self, key: int, bit: int) -> None:
+        left = self._nodes.get(key, 0) & ~bit
+        if left:
+            self._nodes[key] = left
+        else:
+            self._nodes.pop(key, None)
 
     def pick(
         self,
@@ -43,15 +62,16 @@ class Affinity:
         load: Mapping[int, int],
         preferred: int | None = None,
         pending: Mapping[int, int] = _NONE,
+        salt: str = "",
     ) -> Route:
         """The node for `prompt`. `load` has the number of open requests of each node that may take it, at least one;
         `pending` the tokens of prompts that these have still to compute.
 
-        `preferred` is taken wherever it is not too busy.
+        `preferred` is taken wherever it is not too busy. Caches are shared by prompts of one `salt` only.
         """
         if len(load) == 1:
             return Route(next(iter(load)), len(prompt))
-        chain = list(self._chain(prompt))
+        chain = list(keys_of(prompt, self._block, salt))
         known = self._known(chain, load)
         least = min(load.values())
         free = [node for node in load if load[node] <= max(least + _SLACK, least * _FACTOR)]
@@ -67,25 +87,13 @@ class Affinity:
         worth = known.get(source, 0) >= here + _WORTH
         return Route(node, len(prompt) - here, source if worth else None)
 
-    def missing(self, prompt: Sequence[int], nodes: Sequence[int]) -> int:
+    def missing(self, prompt: Sequence[int], nodes: Sequence[int], salt: str = "") -> int:
         """Tokens of `prompt` that even the one of `nodes` lacks which has most of it."""
-        known = self._known(list(self._chain(prompt)), nodes)
+        known = self._known(list(keys_of(prompt, self._block, salt)), nodes)
         return len(prompt) - max(known.values(), default=0)
 
-    def _chain(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """(hash, tokens) of beginnings, from short to long."""
-        value = start = 0
-        while True:
-            blocks = 1 if start < _FINE * self._block else _COARSE
-            end = start + blocks * self._block
-            if end > len(prompt):
-                return
-            value = hash((value, tuple(prompt[start:end])))
-            start = end
-            yield value, end
-
     def _known(self, chain: Sequence[tuple[int, int]], load: Collection[int]) -> dict[int, int]:
-        """Tokens that each node has computed of this beginning."""
+        """Tokens that each node has of this beginning."""
         found: dict[int, int] = {}
         for value, tokens in reversed(chain):
             nodes = self._nodes.get(value, 0)
@@ -99,5 +107,8 @@ class Affinity:
         for value, _ in chain:
             self._nodes[value] = self._nodes.get(value, 0) | 1 << node
             self._nodes.move_to_end(value)
+        self._trim()
+
+    def _trim(self) -> None:
         while len(self._nodes) > _REMEMBERED:
             self._nodes.popitem(last=False)

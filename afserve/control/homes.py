@@ -26,6 +26,7 @@ from afserve.control.wire.values import (
     FromAttention,
     Held,
     KvSource,
+    Prefixes,
     Refused,
     Resume,
     ToAttention,
@@ -81,7 +82,7 @@ class Homes:
     def admit(self, prompts: Sequence[Sequence[int]], wanted: Objectives) -> None:
         """Raises OverloadedError where a request of these prompts would be too late for what it asks for."""
         nodes = [life.index for life in self.attendance.decoding()]
-        tokens = sum(self._affinity.missing(prompt, nodes) for prompt in prompts)
+        tokens = sum(self._affinity.missing(prompt, nodes, wanted.cache_salt) for prompt in prompts)
         self.admission.check(tokens, wanted, self._clock.now())
 
     def open(self, asked: GenerationRequest, keep: Keep | None = None) -> Request:
@@ -185,6 +186,10 @@ class Homes:
                 return
             case Given(numbers):
                 self._given(numbers)
+                return
+            case Prefixes(came, went, anew):
+                for affinity in (self._affinity, self._prompts.affinity):
+                    affinity.told(stream.life.index, came, went, anew=anew)
                 return
             case _:
                 raise ProtocolError(f"an attention node does not say {type(value).__name__} to a gateway")
@@ -308,7 +313,7 @@ class Homes:
         source = self._kv_source(request)
         copied = source.index if source is not None and not source.request else None
         pending = {life.index: self.requests.pending(life) for life in usable}
-        route = self._affinity.pick(request.asked.prompt_ids, load, copied, pending)
+        route = self._affinity.pick(request.asked.prompt_ids, load, copied, pending, request.asked.cache_salt)
         home = next(life for life in usable if life.index == route.node)
         stream = self.attendance.stream(home)
         assert stream is not None, "a usable node has a stream"

@@ -16,7 +16,7 @@ class Prompts:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._affinity = Affinity(block_size)
+        self.affinity = Affinity(block_size)
         self._under_way: dict[Request, tuple[Life, int]] = {}
 
     @property
@@ -34,7 +34,7 @@ class Prompts:
         lives = {node.index: Life(node.index, node.generation) for node in nodes}
         load = {index: sum(at == life for at, _ in self._under_way.values()) for index, life in lives.items()}
         pending = {index: self._tokens(life) for index, life in lives.items()}
-        route = self._affinity.pick(asked.prompt_ids, load, None, pending)
+        route = self.affinity.pick(asked.prompt_ids, load, None, pending, asked.cache_salt)
         node = next(node for node in nodes if node.index == route.node)
         self._under_way[request] = Life(node.index, node.generation), tokens
         return KvSource(node.index, node.generation, 0, node.address, prefills=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from afserve.control.attendance import Life
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.values import KvSource, Submit, first_request, is_of_life
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.request import GenerationRequest, Tenant, TokenEvent
 from afserve.errors import AfserveError
 
 
@@ -73,6 +73,7 @@ class Requests:
         self._unread: dict[
             Request, None
         ] = {}  # placed and without a token, the one placed first before others
+        self._asked_by: Counter[Tenant] = Counter()  # tokens of those prompts
         self.read_tokens = self.generated_tokens = 0
         self._next = first_request(index, generation)
 
@@ -95,6 +96,7 @@ class Requests:
         self._pending[home] += missing
         if missing:
             self._unread[request] = None
+            self._asked_by[request.asked.tenant] += missing
         request.number, request.home = self._next, home
         self._next += 1
         self._placed[request.number] = request
@@ -157,6 +159,11 @@ class Requests:
     def _began(self, request: Request, home: Life) -> None:
         """Its home computes its prompt no more."""
         self._pending[home] -= request.missing
+        if request.missing:
+            tenant = request.asked.tenant
+            self._asked_by[tenant] -= request.missing
+            if not self._asked_by[tenant]:
+                del self._asked_by[tenant]
         self._unread.pop(request, None)
         request.missing = 0
 
@@ -183,10 +190,15 @@ class Requests:
         """Requests whose prompt is to be computed."""
         return len(self._unread) + len(self._waiting)
 
-    @property
-    def unread_tokens(self) -> int:
-        """Of their prompts, as far as is known here."""
-        return sum(self._pending.values()) + sum(len(one.asked.prompt_ids) for one in self._waiting)
+    def before(self, tenant: Tenant, tokens: int) -> int:
+        """Of the prompts that wait, the tokens that are computed before `tokens` more of this tenant: its own, and of
+        each other one at most what its share is beside them."""
+        asked = Counter(self._asked_by)
+        for one in self._waiting:
+            asked[one.asked.tenant] += len(one.asked.prompt_ids)
+        mine = asked.pop(tenant, 0)
+        turns = (mine + tokens) / tenant.share
+        return mine + sum(min(theirs, round(turns * other.share)) for other, theirs in asked.items())
 
     @property
     def running(self) -> int:

@@ -23,6 +23,7 @@ from afserve.engine.load import ExpertLoad
 from afserve.engine.meter import Meter
 from afserve.engine.micro_batch import MicroBatch, Step, T
 from afserve.engine.pace import Pace
+from afserve.engine.prefix_keys import HeldPrefixes
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats, TierStats
@@ -52,7 +53,9 @@ class AttentionNode(Generic[T]):
         self._link, self._config = link, config
         self.kv = KvCache(model, config, weights)
         self.blocks = PooledBlocks(self.kv)
-        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool)
+        self.prefixes = HeldPrefixes()
+        self.kv.on_forgotten = self.prefixes.gone
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.prefixes)
         self._load = ExpertLoad(spec.moe_layers, spec.experts, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         self._micro_batches = [
@@ -80,10 +83,13 @@ class AttentionNode(Generic[T]):
         self._prompt_tokens += len(request.prompt_ids)
 
     def in_phase(self, phase: AttentionPhase) -> None:
-        """A decode node's steps have few tokens of prompts: they hold nobody up, and its messages stay small."""
+        """From the next step on. A decode node's steps have few tokens of prompts: they hold nobody up, and its
+        messages stay small."""
+        most = self._config.step_rows(phase)
         decodes = phase is AttentionPhase.DECODE
-        most = self._config.max_batch_tokens
+        self._scheduler.step_tokens = most
         self._scheduler.prompt_tokens = min(self._config.decode_prompt_tokens, most) if decodes else most
+        self._link.limit(most)
 
     def cancel(self, handle: int) -> None:
         """Drop a request and free its blocks; unknown handles are fine, it may just have finished."""

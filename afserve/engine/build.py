@@ -60,7 +60,7 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
     return Layout(
         hidden=spec.hidden,
         top_k=spec.top_k,
-        max_rows=config.max_batch_tokens,
+        max_rows=config.most_rows,
         micro_batches=config.micro_batches,
         layers=spec.moe_layers,
         slots=slots,

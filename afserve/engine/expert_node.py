@@ -58,8 +58,10 @@ class ExpertNode:
         watch: Watch | None = None,
         clock: Clock | None = None,
         phases: Mapping[int, AttentionPhase] | None = None,
+        step_rows: Callable[[AttentionPhase], int] | None = None,
     ) -> None:
-        """`phases` has the attention nodes that do not do both, by index."""
+        """`phases` has the attention nodes that do not do both, by index; `step_rows` what a message of a phase has at
+        most."""
         self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
@@ -70,6 +72,7 @@ class ExpertNode:
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
         self._prompts: dict[Box, _Prompt] = {}  # the one that has waited longest first
+        self._step_rows = step_rows
         self.in_phases(phases or {})
         self._pieces, self._share = PieceSize(), PromptShare()
         self._decoded = float("-inf")  # when the last decode message came
@@ -102,8 +105,11 @@ class ExpertNode:
         self._epochs.discard(epoch)
 
     def in_phases(self, phases: Mapping[int, AttentionPhase]) -> None:
-        """From now on; as the constructor's."""
+        """From now on; as the constructor's. Mailboxes keep memory for what a node sends in its phase."""
         self._phases = dict(phases)
+        for attention, phase in phases.items():
+            if self._step_rows is not None:
+                self._port.limit(attention, self._step_rows(phase))
         self._prefilling = {node for node, phase in phases.items() if phase is AttentionPhase.PREFILL}
 
     def poll(self) -> int:

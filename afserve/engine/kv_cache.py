@@ -7,7 +7,7 @@ to host memory, to a file) reads and writes them here as bytes. It knows no requ
 import hashlib
 import itertools
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from torch import Tensor
@@ -67,7 +67,8 @@ class KvCache:
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told each block whose contents can no longer be found, with its
-    name, while they can still be read; `on_idle` is told the named blocks that nobody holds any more.
+    name, while they can still be read; `on_idle` is told the named blocks that nobody holds any more; `on_forgotten` is
+    told names that can no longer be found.
     """
 
     def __init__(self, model: AttentionModel, config: EngineConfig, weights: str = "") -> None:
@@ -89,6 +90,7 @@ class KvCache:
         )
         self.on_evict: OnEvict | None = None
         self.on_idle: OnIdle | None = None
+        self.on_forgotten: Callable[[Hash], None] | None = None
         self._ops = model.ops
         self._memory = model.ops.open_cache(keeps, config.kv_blocks, config.block_size, model.dtype)
         self.halves = model.bind(self._memory.layers)
@@ -128,6 +130,8 @@ class KvCache:
     def _evicted(self, block: int, name: Hash) -> None:
         if self.on_evict is not None:
             self.on_evict(block, name)
+        if self.on_forgotten is not None:
+            self.on_forgotten(name)
 
     def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
         if self.on_idle is not None:

@@ -46,7 +46,7 @@ class MicroBatch(Generic[T]):
         self.index = index
         self._model, self._kv, self._scheduler, self._link = model, kv, scheduler, link
         self._load, self._meter, self._config = load, meter, config
-        self._spoiled = Spoiled(config.max_batch_tokens, model.ops.device)
+        self._spoiled = Spoiled(config.most_rows, model.ops.device)
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
 OVERHEAD = 1 / 5  # at most so much of the rows' own time is spent on calls
 FLOOR = 1 / 16  # of the time goes to prompts at least, while decode messages never end
-_SHORTEST, _LONGEST = 0.4, 1.5  # of a piece's usual size
+_SHORTEST, _LONGEST = 0.4, 2.0  # of a piece's usual size
 _GRAIN = 16  # rows
 _DECAY = 0.98  # of what was measured before, per call
 

@@ -15,6 +15,8 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_PRIORITY = 1 << 20
 MAX_SALT = 256
+MAX_SHARE = 1000
+MAX_TENANT = 64  # characters of a name
 NOT_FINITE = (
     "{where} gave values that are not finite (NaN or infinity), so this request ends here; other requests are not "
     "affected. The checkpoint may be damaged, or its numbers too large for the dtype"
@@ -165,6 +167,23 @@ NO_ORIGIN = Origin()
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """On whose behalf: `name` of a key, empty for everybody without one. Of tenants whose requests wait, one with twice
+    the `share` is given twice the tokens."""
+
+    name: str = ""
+    share: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("share", self.share, 1, MAX_SHARE)
+        if len(self.name) > MAX_TENANT or not self.name.isprintable():
+            raise RequestError(f"tenant: {shown(self.name)} is not a short printable text", param="tenant")
+
+
+NO_TENANT = Tenant()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to extend. `handle` is its number with whoever submits it; events carry the same one.
 
@@ -172,8 +191,9 @@ class GenerationRequest:
     where text is, above the engine. `generated` are tokens that it already has, from another node or from before: it
     goes on behind them as if it had never moved (max_tokens, min_tokens, penalties and draws count them), and says
     nothing about them or the prompt again. Of waiting requests the one with the lowest `priority` is first, and the
-    highest is preempted first. Requests find cached blocks of those with the same `cache_salt` only. Of the tokens that
-    it finds, `cached_most` were there before; another node has computed the others for it (None: it has not).
+    highest is preempted first; among those of one priority each `tenant` has its share. Requests find cached blocks of
+    those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before; another node
+    has computed the others for it (None: it has not).
     """
 
     handle: int
@@ -184,6 +204,7 @@ class GenerationRequest:
     cache_salt: str = ""
     origin: Origin = NO_ORIGIN
     cached_most: int | None = None
+    tenant: Tenant = NO_TENANT
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)

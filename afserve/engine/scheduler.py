@@ -5,14 +5,15 @@ all share one pool of blocks and one waiting queue. A plan's sequences are in fl
 sequences that are not in flight lose their blocks.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from types import MappingProxyType
 
 from afserve.config import EngineConfig
 from afserve.engine.blocks import BlockPool, Hash
+from afserve.engine.fair_share import FairShares, Turn, WaitingRequests
 from afserve.engine.guides import Guide
+from afserve.engine.prefix_keys import HeldPrefixes, extend
 from afserve.engine.request import FinishReason, GenerationRequest
 from afserve.engine.sequence import Sequence
 from afserve.engine.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
@@ -28,18 +29,22 @@ class Scheduler:
         vocab_size: int,
         eos_ids: frozenset[int],
         pool: BlockPool | None = None,
+        prefixes: HeldPrefixes | None = None,
     ) -> None:
         self._config = config
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
+        self.prefixes = HeldPrefixes() if prefixes is None else prefixes
         self._longest = min(config.max_model_len, self.pool.blocks * self.pool.block_size)
-        self._waiting: deque[Sequence] = deque()
+        self._shares = FairShares()
+        self._waiting = WaitingRequests(self._shares)
         self._running: list[list[Sequence]] = [[] for _ in range(config.micro_batches)]
         self._by_handle: dict[int, Sequence] = {}
         self._order = 0
         self.active = config.micro_batches
-        self.prompt_tokens = config.max_batch_tokens  # of one step
+        self.step_tokens = config.max_batch_tokens
+        self.prompt_tokens = config.max_batch_tokens  # of those
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -50,15 +55,16 @@ class Scheduler:
     def submit(self, request: GenerationRequest, guide: Guide | None = None, arrived: float = 0.0) -> None:
         """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar."""
         self._check(request)
-        if len(self._waiting) >= self._config.max_waiting:
+        eos = frozenset() if request.params.ignore_eos else self._eos_ids
+        sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
+        if not self._waiting.room(sequence, self._config.max_waiting):
             raise OverloadedError(
                 f"{len(self._waiting)} requests are waiting, the limit is {self._config.max_waiting}; try again later"
             )
-        eos = frozenset() if request.params.ignore_eos else self._eos_ids
-        sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
         sequence.arrived = arrived
         self._order += 1
         self._by_handle[request.handle] = sequence
+        self._shares.opened(sequence)
         self._queue(sequence)
 
     def _check(self, request: GenerationRequest) -> None:
@@ -122,9 +128,10 @@ class Scheduler:
         if micro_batch < self.active:
             self._admit(micro_batch)
         chunks: list[Chunk] = []
-        budget, prompts = self._config.max_batch_tokens, self.prompt_tokens
+        budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
-        for sequence in sorted(self._running[micro_batch], key=_turn):
+        turn = self._fair_turn if self._shares.several else _turn
+        for sequence in sorted(self._running[micro_batch], key=turn):
             if budget == 0:
                 break
             if sequence.micro_batch != micro_batch:
@@ -136,6 +143,7 @@ class Scheduler:
             if count:
                 sequence.in_flight = True
                 chunks.append(Chunk(sequence, start, count, start + count == known, kind))
+                self._shares.charge(sequence, count)
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
@@ -149,7 +157,7 @@ class Scheduler:
         while self._waiting and self.running < self._config.max_sequences:
             if len(mine) >= -(-(self.running + self.waiting) // self.active):
                 return
-            sequence = next((s for s in self._waiting if s.ready), None)
+            sequence = self._waiting.first()
             if sequence is None:
                 return
             found = self._prefix(sequence)
@@ -192,6 +200,7 @@ class Scheduler:
             self.prefix_hits += sequence.cached_tokens
             self.disk_hits += self.pool.take_restored(found) * self.pool.block_size
         self._running[micro_batch].append(sequence)
+        self._mark(sequence, len(found))
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Blocks for `count` more tokens, preempting later sequences if need be; how many tokens have room."""
@@ -227,17 +236,15 @@ class Scheduler:
         if sequence.collects_prompt:
             sequence.prompt_logprobs.clear()
         sequence.computed = 0
+        sequence.keys.clear()
         sequence.given = len(sequence.tokens)
         sequence.preemptions += 1
         self.preemptions += 1
         self._queue(sequence)
 
     def _queue(self, sequence: Sequence) -> None:
-        """Behind all that come before it by rank; usually the last."""
-        position = len(self._waiting)
-        while position and self._waiting[position - 1].rank > sequence.rank:
-            position -= 1
-        self._waiting.insert(position, sequence)
+        self._shares.needs(sequence)
+        self._waiting.add(sequence)
 
     # -- what came back --------------------------------------------------------------------------------
 
@@ -266,6 +273,8 @@ class Scheduler:
                 ended = self._extend(sequence, run)
                 known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
             sequence.computed = min(chunk.start + chunk.count, known)
+            if sequence.computed >= sequence.given:
+                self._shares.met(sequence)
             self._publish(chunk)
             if ended is not None:
                 finished.append(ended)
@@ -297,6 +306,14 @@ class Scheduler:
             hashes = sequence.full_hashes(size)
             for index in range(first, full):
                 self.pool.publish(sequence.blocks[index], hashes[index])
+            self._mark(sequence, full)
+
+    def _mark(self, sequence: Sequence, blocks: int) -> None:
+        """Its beginning of so many blocks can be found by others."""
+        size, hashes = self.pool.block_size, sequence.hashes
+        salt = sequence.request.cache_salt
+        for end, key in extend(sequence.keys, sequence.tokens, blocks, size, salt):
+            self.prefixes.filled(hashes[end - 1], key)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         if self._stops(sequence, token) or (sequence.guide is not None and sequence.complete):
@@ -323,6 +340,7 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         del self._by_handle[sequence.request.handle]
+        self._shares.closed(sequence)
 
     # -- what others may know --------------------------------------------------------------------------
 
@@ -365,8 +383,14 @@ class Scheduler:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
         self.pool.check([*(s.blocks for s in self._all_running()), list(held)])
         assert len(self._by_handle) == self.running + self.waiting, "a request is in no queue, or in two"
+        self._shares.check(list(self._by_handle.values()))
         for sequence in self._all_running():
             assert len(sequence.blocks) * self.pool.block_size >= sequence.computed, "tokens without a block"
+
+    def _fair_turn(self, sequence: Sequence) -> tuple[int, Turn]:
+        """As `_turn`, with prompts in the order of what their tenants were given."""
+        kind, (priority, order) = _turn(sequence)
+        return kind, self._shares.turn(sequence) if kind > 1 else (priority, 0.0, order)
 
 
 def _turn(sequence: Sequence) -> tuple[int, tuple[int, int]]:

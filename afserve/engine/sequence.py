@@ -24,6 +24,7 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[Hash] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)  # of its beginnings, as `prefix_keys` has them
     micro_batch: int = -1
     in_flight: bool = False
     cancelled: bool = False

@@ -20,6 +20,7 @@ from afserve.server.embeddings import Embeddings
 from afserve.server.exposition import HttpMetrics
 from afserve.server.gate import Gate
 from afserve.server.generate import Generate
+from afserve.server.goodput import Times
 from afserve.server.hosted import Hosted, Models
 from afserve.server.inflight import Inflight
 from afserve.server.info import Info
@@ -47,7 +48,8 @@ __all__ = ["build_app"]
 def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSettings) -> Starlette:
     """An ASGI app; `app.state.service` is its Service. Text processes read the models' folders when they start."""
     http = HttpMetrics()
-    hosted = Models([Hosted.over(backend, tokenizer, http.clock) for backend, tokenizer in models])
+    times = Times(settings.ttft or None, settings.tpot or None)
+    hosted = Models([Hosted.over(backend, tokenizer, http.clock, times) for backend, tokenizer in models])
     database = Database(settings.state_dir)
     accounts = Accounts(Keyring(settings.api_keys, settings.admin_keys, settings.keys_file), database)
     service = Service(

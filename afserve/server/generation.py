@@ -11,10 +11,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from afserve.control.backend import Backend
-from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams
+from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams, Tenant
 from afserve.errors import ModelError, ProtocolError
 from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
+from afserve.server.goodput import Times
 from afserve.server.observe import ServerMetrics
 from afserve.server.running import Watched
 from afserve.server.scheduling import Scheduling
@@ -68,6 +69,7 @@ class Task:
             priority=self.scheduling.priority,
             cache_salt=self.scheduling.cache_salt,
             origin=self.origin,
+            tenant=Tenant(self.scheduling.tenant, self.scheduling.share),
         )
 
 
@@ -98,7 +100,8 @@ class Generator:
     async def _sequence(self, index: int, task: Task) -> AsyncGenerator[Numbered, None]:
         request = task.request(index)
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
-        timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens)
+        times = Times(task.scheduling.ttft, task.scheduling.tpot)
+        timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens, times)
         reason = "abort"
         try:
             async with aclosing(self._backend.generate(request)) as events:

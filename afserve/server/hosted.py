@@ -7,6 +7,7 @@ from afserve.clock import Clock
 from afserve.control.backend import Backend
 from afserve.errors import AfserveError, RequestError
 from afserve.server.generation import Generator
+from afserve.server.goodput import ANY_TIME, Times
 from afserve.server.observe import ServerMetrics
 from afserve.server.preparers import unserved
 from afserve.tokenizer import Tokenizer
@@ -22,8 +23,9 @@ class Hosted:
     generator: Generator
 
     @classmethod
-    def over(cls, backend: Backend, tokenizer: Tokenizer, clock: Clock) -> "Hosted":
-        metrics = ServerMetrics(clock)
+    def over(cls, backend: Backend, tokenizer: Tokenizer, clock: Clock, times: Times = ANY_TIME) -> "Hosted":
+        """`times` are those that the server asks for."""
+        metrics = ServerMetrics(clock, times)
         return cls(backend, tokenizer, metrics, Generator(backend, tokenizer, metrics))
 
     @property

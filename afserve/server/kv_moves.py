@@ -1,7 +1,8 @@
 """What /metrics says of KV blocks that move between attention nodes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from afserve.control.backend import NodeView
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import MetricFamily, Sample, gauge
 
@@ -57,23 +58,29 @@ def moved_kv(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
         )
 
 
-def by_phase(nodes: list[tuple[str, AttentionStats]]) -> Iterator[MetricFamily]:
-    """Queues of prefill, decode and other attention nodes; `nodes` are (phase, stats)."""
-    phases = sorted({phase for phase, _ in nodes})
-    for name, help, field in (
-        ("phase_requests_running", "Sequences on the nodes of a phase.", "running"),
-        ("phase_requests_waiting", "Sequences that wait for a place on the nodes of a phase.", "waiting"),
-        (
-            "phase_queued_tokens",
-            "Prompt tokens still to be computed on the nodes of a phase.",
-            "queued_tokens",
-        ),
-    ):
-        yield gauge(
-            (f"afserve_{name}",),
-            help,
-            [
-                ((("phase", phase),), sum(getattr(stats, field) for of, stats in nodes if of == phase))
-                for phase in phases
-            ],
-        )
+_QUEUES = (
+    ("phase_requests_running", "Sequences on the nodes of a phase.", "running"),
+    ("phase_requests_waiting", "Sequences that wait for a place on the nodes of a phase.", "waiting"),
+    ("phase_queued_tokens", "Prompt tokens still to be computed on the nodes of a phase.", "queued_tokens"),
+)
+_FIELDS = tuple(field for *_, field in _QUEUES)
+
+
+def queues(nodes: Iterable[NodeView]) -> dict[str, dict[str, int]]:
+    """By phase: its attention nodes, what runs and waits there, and the prompt tokens still to be computed."""
+    found: dict[str, dict[str, int]] = {}
+    for node in nodes:
+        if isinstance(node.stats, AttentionStats):
+            phase = found.setdefault(node.phase, {"nodes": 0, **dict.fromkeys(_FIELDS, 0)})
+            phase["nodes"] += 1
+            for field in _FIELDS:
+                phase[field] += getattr(node.stats, field)
+    return dict(sorted(found.items()))
+
+
+def by_phase(nodes: Iterable[NodeView]) -> Iterator[MetricFamily]:
+    """Queues of prefill, decode and other attention nodes."""
+    phases = queues(nodes)
+    for name, help, field in _QUEUES:
+        values = [((("phase", phase),), of[field]) for phase, of in phases.items()]
+        yield gauge((f"afserve_{name}",), help, values)

@@ -21,6 +21,7 @@ from afserve.metrics import (
     Sample,
     gauge,
 )
+from afserve.server.goodput import ANY_TIME, Goodput, Times
 from afserve.server.kv_moves import by_phase, moved_kv
 from afserve.server.kv_tiers import tiers
 from afserve.server.losses import losses
@@ -32,8 +33,10 @@ MAX_EXPERT_SERIES = 4096
 class ServerMetrics:
     """What one gateway counts of one model. Used from the event loop only."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, times: Times = ANY_TIME) -> None:
+        """`times` are the server's own."""
         self.clock = clock or MonotonicClock()
+        self.times, self.goodput = times, Goodput()
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS)
         self.inter_token = Histogram(INTER_TOKEN_BUCKETS)
         self.request = Histogram(REQUEST_BUCKETS)
@@ -44,10 +47,13 @@ class ServerMetrics:
         self.generated_tokens = Counter()
         self.finished = Counter("finished_reason")
 
-    def timer(self, arrived: float, prompt_tokens: int, max_tokens: int) -> "RequestTimer":
+    def timer(
+        self, arrived: float, prompt_tokens: int, max_tokens: int, times: Times = ANY_TIME
+    ) -> "RequestTimer":
+        """`times` are those that the request asks for."""
         self.asked.observe(prompt_tokens)
         self.allowed.observe(max_tokens)
-        return RequestTimer(self, arrived)
+        return RequestTimer(self, arrived, prompt_tokens, times.or_else(self.times))
 
     def families(self, view: ClusterView) -> Iterator[MetricFamily]:
         """Of the model, and of the nodes that compute it."""
@@ -77,13 +83,14 @@ class ServerMetrics:
         yield MetricFamily(
             ("afserve_prompt_tokens_cached",), "counter", "Prompt tokens found in the prefix cache.", cached
         )
+        yield from self.goodput.families()
 
 
 class RequestTimer:
     """The times of one sequence, from its submission to its last token."""
 
-    def __init__(self, metrics: ServerMetrics, start: float) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: ServerMetrics, start: float, prompt_tokens: int, times: Times) -> None:
+        self._metrics, self._prompt_tokens, self._times = metrics, prompt_tokens, times
         self._start = start
         self._first = 0.0
         self._queued = 0.0
@@ -97,6 +104,7 @@ class RequestTimer:
         metrics, now = self._metrics, self._metrics.clock.now()
         if self._last is None:
             metrics.first_token.observe(now - self._start)
+            metrics.goodput.first(self._times, self._prompt_tokens, now - self._start)
             self._queued = min(event.queued, now - self._start)
             metrics.queue.observe(event.queued)
             metrics.prefill.observe(max(0.0, now - self._start - event.queued))
@@ -126,6 +134,9 @@ class RequestTimer:
         metrics.answered.observe(self._tokens)
         if self._last is not None:
             metrics.decode.observe(self._last - self._first)
+            metrics.goodput.rest(self._times, self._tokens, self._last - self._first)
+        else:
+            metrics.goodput.never(self._times, metrics.clock.now() - self._start)
 
 
 def _both(name: str) -> tuple[str, str]:
@@ -159,7 +170,7 @@ def _cluster(view: ClusterView) -> Iterator[MetricFamily]:
     yield from losses(view)
     yield from _attention_nodes(attention)
     yield from moved_kv(attention)
-    yield from by_phase([(n.phase, n.stats) for n in view.nodes if isinstance(n.stats, AttentionStats)])
+    yield from by_phase(view.nodes)
     yield from tiers(attention)
     yield from _expert_nodes(experts)
     yield from _expert_load(view.routed)

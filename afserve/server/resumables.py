@@ -19,6 +19,7 @@ from afserve.server.asked import Asked
 from afserve.server.body import ClientGone
 from afserve.server.choice import ChoiceDecoder
 from afserve.server.generation import Task
+from afserve.server.goodput import Times
 from afserve.server.hosted import Hosted, Models
 from afserve.server.observe import RequestTimer
 from afserve.server.position import MOST_CHOICES, Position
@@ -175,7 +176,10 @@ class Resumables:
     def _timer(self, one: Resumable, index: int) -> RequestTimer:
         asked = one.asked.prepared
         prompt = asked.prompts[index // asked.params.n]
-        return self._model(one.asked).metrics.timer(one.task.arrived, len(prompt), asked.params.max_tokens)
+        times = Times(asked.scheduling.ttft, asked.scheduling.tpot)
+        return self._model(one.asked).metrics.timer(
+            one.task.arrived, len(prompt), asked.params.max_tokens, times
+        )
 
     def _decoder(self, one: Resumable) -> ChoiceDecoder:
         asked = one.asked.prepared

@@ -19,13 +19,16 @@ LONGEST_SECONDS = 86_400.0
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """`deadline` in seconds from the request's arrival; None for no end. A request whose first token is predicted to
-    take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing."""
+    take longer than `ttft` seconds, or its further ones `tpot` each, is refused at once; None asks for nothing. The
+    `tenant` and its `share` are the key's, never what a client writes."""
 
     priority: int = 0
     cache_salt: str = ""
     deadline: float | None = None
     ttft: float | None = None
     tpot: float | None = None
+    tenant: str = ""
+    share: int = 1
 
 
 def scheduling_of(fields: Fields) -> Scheduling:

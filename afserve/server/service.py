@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from afserve.control.admission import Objectives
+from afserve.engine.request import Tenant
 from afserve.errors import CapacityError
 from afserve.server.access.accounts import Accounts
 from afserve.server.body import Bodies
@@ -67,5 +68,6 @@ class Service:
         """Raises OverloadedError where the answer is predicted to come too late for what the request, or this server,
         asks for."""
         own = self.settings
-        wanted = Objectives(asked.ttft or own.ttft or None, asked.tpot or own.tpot or None, asked.deadline)
+        ttft, tpot = asked.ttft or own.ttft or None, asked.tpot or own.tpot or None
+        wanted = Objectives(ttft, tpot, asked.deadline, Tenant(asked.tenant, asked.share), asked.cache_salt)
         model.backend.admit(prompts, wanted)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from afserve import __version__
 from afserve.control.backend import ServedModel
 from afserve.server.hosted import Hosted
+from afserve.server.kv_moves import queues
 from afserve.server.service import Service
 
 
@@ -44,5 +45,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
         "absent": list(view.absent),
         "refusing": view.refusing,
         "refused": dict(view.refused),
+        "phases": queues(view.nodes),
+        "goodput": model.metrics.goodput.figures(),
         "nodes": [asdict(node) for node in view.nodes],
     }

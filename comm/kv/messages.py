@@ -24,7 +24,7 @@ PIECE_BYTES = 1 << 20  # of blocks in one message, unless one block is larger
 MOST_TOKENS = 1 << 24  # of a prompt
 _MOST_WHY = 512
 _MOST_SALT = 1024  # bytes
-_ASKED = struct.Struct("<iH")  # priority, bytes of the salt
+_ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
 MAGIC = 0x41464B56  # AFKV
 _HEAD = struct.Struct(
     "<IBxxxQQIIQQ"
@@ -115,7 +115,8 @@ class Prefill:
     """Compute these tokens: the Want of the same transfer asks for their blocks, which are sent as they are filled.
 
     `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked;
-    of requests the one with the lowest `priority` is first, and `salt` keeps the blocks of tenants apart.
+    of requests the one with the lowest `priority` is first, a `tenant` has turns by its `share`, and `salt` keeps the
+    blocks of tenants apart.
     """
 
     transfer: int
@@ -124,6 +125,8 @@ class Prefill:
     tokens: tuple[int, ...]
     priority: int = 0
     salt: str = ""
+    tenant: str = ""
+    share: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +194,10 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body = b""
         case End(_, why):
             body = why.encode()[:_MOST_WHY]
-        case Prefill(_, request, first, tokens, priority, salt):
-            named = salt.encode()
-            body, count = (
-                _ASKED.pack(priority, len(named)) + named + array("I", tokens).tobytes(),
-                len(tokens),
-            )
+        case Prefill(_, request, first, tokens, priority, salt, tenant, share):
+            salted, named = salt.encode(), tenant.encode()
+            asked = _ASKED.pack(priority, share, len(salted), len(named))
+            body, count = asked + salted + named + array("I", tokens).tobytes(), len(tokens)
         case Coming(_, count, checksum, first):
             body = b""
     kind, following = _NUMBERS[type(message)], len(body)
@@ -256,16 +257,17 @@ def decode(head: Head, body: Payload) -> Message:
 
 
 def _prefill(head: Head, body: bytes) -> Prefill:
-    priority, length = _ASKED.unpack_from(body)
-    salt, tokens = body[_ASKED.size :][:length], array("I")
-    rest = body[_ASKED.size + length :]
+    priority, share, length, named = _ASKED.unpack_from(body)
+    texts, rest = body[_ASKED.size :][: length + named], body[_ASKED.size + length + named :]
     if len(rest) != 4 * head.count:
         raise ProtocolError(
-            f"KV blocks: a Prefill of {head.count} tokens has {len(rest)} bytes behind its salt of {length}"
+            f"KV blocks: a Prefill of {head.count} tokens has {len(rest)} bytes behind a salt of {length} "
+            f"and a name of {named}"
         )
+    tokens = array("I")
     tokens.frombytes(rest)
-    named = salt.decode(errors="replace")
-    return Prefill(head.transfer, head.request, head.first, tuple(tokens), priority, named)
+    salt, tenant = (text.decode(errors="replace") for text in (texts[:length], texts[length:]))
+    return Prefill(head.transfer, head.request, head.first, tuple(tokens), priority, salt, tenant, share)
 
 
 def blocks_of_piece(block_bytes: int) -> int:

@@ -63,11 +63,14 @@ class Prompt:
     request: int = 0
     priority: int = 0
     salt: str = ""
+    tenant: str = ""
+    share: int = 1
 
     def prefill(self, transfer: int, generation: int, blocks: int, of: int) -> Prefill:
         """Only the first `blocks` are wanted, of the `of` that all tokens fill."""
         count = len(self.tokens) * blocks // of
-        return Prefill(transfer, self.request, generation, self.tokens[:count], self.priority, self.salt)
+        asked = self.priority, self.salt, self.tenant, self.share
+        return Prefill(transfer, self.request, generation, self.tokens[:count], *asked)
 
 
 @dataclass(frozen=True, slots=True)

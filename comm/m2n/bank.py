@@ -37,6 +37,9 @@ class NoExpertNodes:
     def lose(self, expert: int, why: str) -> None:
         """There is none."""
 
+    def limit(self, rows: int) -> None:
+        """There are no mailboxes."""
+
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
         raise RendezvousError(f"{member.expert_node(expert)}: the experts are in this process; nobody joins")
 

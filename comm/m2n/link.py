@@ -24,7 +24,7 @@ from afserve.comm.m2n.ticket import Part, Ticket
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
-from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Sender, Transport
+from afserve.comm.transport import HOST, Box, Dialled, Header, Kind, Layout, Limiting, Sender, Transport
 from afserve.errors import DispatchRefused, PeerLost, ProtocolError
 from afserve.member import NodeId
 from afserve.placement.placement import Placement
@@ -62,6 +62,10 @@ class Link(Protocol[_AnyTicket]):
         ...
 
     def adopt(self, placement: Placement) -> None: ...
+
+    def limit(self, rows: int) -> None:
+        """Later messages have at most so many rows; what larger ones took in memory need not be kept."""
+        ...
 
     def lose(self, expert: int, why: str) -> None:
         """An expert node is not to be waited for any more; nothing if it is lost already."""
@@ -146,6 +150,11 @@ class ExpertLink:
         """Route later dispatches by another placement. Of those under way it concerns rows that had nowhere to go."""
         self._placement = placement
         self._reroute()
+
+    def limit(self, rows: int) -> None:
+        """Also of the expert nodes that are attached later."""
+        if isinstance(self._transport, Limiting):
+            self._transport.limit(self._attention, rows)
 
     def lose(self, expert: int, why: str) -> None:
         """Whatever an expert node still owes is asked of other nodes, or waits until its experts have a home again."""

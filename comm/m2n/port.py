@@ -13,7 +13,7 @@ from torch import Tensor
 
 from afserve.comm.m2n.staging import Copy, Stage, stage_for
 from afserve.comm.mailbox.fp8 import dequantise
-from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Transport
+from afserve.comm.transport import HOST, Box, Header, Kind, Layout, Limiting, Transport
 from afserve.errors import ProtocolError
 
 
@@ -57,6 +57,11 @@ class ExpertPort:
     @property
     def layout(self) -> Layout:
         return self._transport.layout
+
+    def limit(self, attention: int, rows: int) -> None:
+        """An attention node's messages have at most so many rows from now on; what is under way may be larger."""
+        if isinstance(self._transport, Limiting):
+            self._transport.limit(attention, rows)
 
     def poll(self) -> list[Arrival]:
         """What has arrived and was not yet taken. What no correct peer sends is refused and counted, not returned."""

@@ -35,6 +35,7 @@ class _Lane:
     sent: int
     taken: int
     staged: int
+    most: int  # rows that messages usually have at most: the pages of longer ones are not kept
     staged_rows: int = 0
     rows: int = 0
 
@@ -49,9 +50,9 @@ class Lanes:
     An attention node carries on the numbers that it finds, so that it may take the place of one that died: a late
     reply to its predecessor bears an older number and is passed over.
 
-    Whoever `owns` the memory keeps it bounded. What large messages touched stays, for others as large; but once that is
-    more than KEPT_BYTES in all, a box gives the pages behind its next message back. By then the answer before it was
-    read, so nothing is lost.
+    Whoever `owns` the memory keeps it bounded. What large messages touched stays, for others as large, up to the limit
+    of the attention node; but once that is more than KEPT_BYTES in all, a box gives the pages behind its next message
+    back. By then the answer before it was read, so nothing is lost.
     """
 
     def __init__(
@@ -68,8 +69,16 @@ class Lanes:
         self._attention = attention
         self._attention_side = attention is not None
         self._spins = spins
+        self._limits: dict[int, int] = {}  # rows, by attention node
         self._lanes: dict[Box, _Lane] = {}
         self.rebuild(segments)
+
+    def limit(self, attention: int, rows: int) -> None:
+        """As `transport.Limiting`."""
+        self._limits[attention] = rows
+        for lane in self._by_index:
+            if lane.box.attention == attention:
+                lane.most = rows
 
     def rebuild(self, segments: Sequence[Segment]) -> None:
         """From now on these segments; the boxes of those that stay go on as they are."""
@@ -112,7 +121,8 @@ class Lanes:
         if self._attention_side and sent != taken:
             sent = following(sent)  # a predecessor's dispatch is still unanswered: stay clear of its number
         boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
-        return _Lane(box, segment, 0, *boxes, sent, taken, sent)
+        most = self._limits.get(box.attention, segment.map.layout.max_rows)
+        return _Lane(box, segment, 0, *boxes, sent, taken, sent, most)
 
     def boxes(self) -> list[Box]:
         return list(self._lanes)
@@ -132,7 +142,9 @@ class Lanes:
             return
         if rows < lane.rows:
             if self.kept <= KEPT_BYTES:
-                return
+                if lane.rows <= lane.most:
+                    return
+                rows = max(rows, lane.most)
             lane.segment.give_back(lane.box, rows)
         self.kept += lane.bytes(rows) - lane.bytes(lane.rows)
         lane.rows = rows

@@ -6,6 +6,7 @@ the native library's form of the same mailbox, which writes and checks whole mes
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,10 +107,13 @@ class Mailbox:
 
     @property
     def own(self) -> tuple[Tensor, Tensor]:
-        """Slots and weights in memory of the receiver's own. It never holds a slot that was not checked."""
+        """Slots and weights in memory of the receiver's own. It never holds a slot that was not checked.
+
+        Large ones take the memory that messages touch, as mailboxes do: calloc gives pages that nobody has written."""
         if self._own is None:
             shape = self.frame.layout.max_rows, self.frame.layout.top_k
-            self._own = torch.full(shape, NO_SLOT, dtype=torch.int32), torch.zeros(shape)
+            slot_RK, weight_RK = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+            self._own = torch.from_numpy(slot_RK), torch.from_numpy(weight_RK)
         return self._own
 
     @property

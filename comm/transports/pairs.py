@@ -49,6 +49,7 @@ class PairsTransport:
     ) -> None:
         self._layout, self._attention, self._certificates = layout, attention, certificates
         self._near, self._far = near, far
+        self._limits: dict[int, int] = {}
         self._came_by: dict[Box, End] = {}  # on an expert node: the end of what came last
         self._known: Sequence[Box] | None = None
         self._halves: tuple[Sequence[Box], Sequence[Box]] = ((), ())
@@ -66,6 +67,11 @@ class PairsTransport:
 
     def next_sequence(self, box: Box) -> int:
         return self._end(box).next_sequence(box)
+
+    def limit(self, attention: int, rows: int) -> None:
+        self._limits[attention] = rows
+        for end in self._ends():
+            end.limit(attention, rows)
 
     def stage(self, box: Box, header: Header) -> Parcel:
         return self._end(box).stage(box, header)
@@ -152,6 +158,8 @@ class PairsTransport:
             if self._far is None:
                 self._far = TcpTransport([], self._attention, self._certificates, layout=self._layout)
             self._far.attach(dialled)
+        for attention, rows in self._limits.items():
+            self.limit(attention, rows)
 
     def detach(self, expert: int) -> None:
         self._forget()

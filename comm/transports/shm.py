@@ -61,6 +61,9 @@ class ShmTransport:
     def next_sequence(self, box: Box) -> int:
         return self._lanes.next_sequence(box)
 
+    def limit(self, attention: int, rows: int) -> None:
+        self._lanes.limit(attention, rows)
+
     def stage(self, box: Box, header: Header) -> Parcel:
         return self._lanes.stage(box, header)
 

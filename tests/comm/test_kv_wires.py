@@ -149,14 +149,14 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         Ack(7, 1, 2),
         End(7, "why"),
         Piece(7, 1, 2, 5, bytes(2 * BLOCK)),
-        Prefill(7, 9, 3, (1, 2, 1 << 31), -5, "tenant ü"),
+        Prefill(7, 9, 3, (1, 2, 1 << 31), -5, "salt ü", "tenant é", 1000),
         Coming(7, 100_000, 25, 3),
     ):
         head, body = encode(message)
         assert len(head) == HEAD_BYTES
         assert decode(decode_head(head, BLOCK), bytes(body)) == message
     head, body = encode(Prefill(7, 9, 3, (1, 2), 0, "tenant"))
-    with pytest.raises(ProtocolError, match="a Prefill of 2 tokens has 4 bytes behind its salt of 6"):
+    with pytest.raises(ProtocolError, match="a Prefill of 2 tokens has 4 bytes behind a salt of 6"):
         decode(decode_head(head, BLOCK), bytes(body)[:-4])
     head, _ = encode(Piece(7, 1, 2, 5, bytes(2 * BLOCK)))
     with pytest.raises(

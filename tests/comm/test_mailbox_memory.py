@@ -109,3 +109,30 @@ def test_shared_pages_really_go(pair, monkeypatch):
     assert there() - before >= 64 * WIDE.hidden * 8
     exchange(front, end, 3)
     assert there() - before <= 3 * WIDE.hidden * 8 + 4 * PAGE
+
+
+@pytest.mark.parametrize("pair", KINDS, indirect=True)
+def test_behind_the_limit_of_its_attention_node_nothing_stays(pair):
+    front, end = pair
+    exchange(front, end, 64)
+    end.limit(0, 1)  # another node's
+    exchange(front, end, 3)
+    assert behind(end, Kind.DISPATCH, 10)
+    end.limit(1, 10)
+    exchange(front, end, 3)
+    assert behind(end, Kind.DISPATCH, 3), "up to the limit it stays"
+    assert not behind(end, Kind.DISPATCH, 10) and not behind(end, Kind.COMBINE, 10)
+    exchange(front, end, 64)  # it was under way as the limit came
+    exchange(front, end, 3)
+    assert not behind(end, Kind.DISPATCH, 10)
+    assert end._lanes.kept < 10 * WIDE.hidden * 8 + 2 * PAGE
+
+
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
+def test_a_limit_holds_for_an_expert_node_that_comes_later(pair):
+    front, _ = pair
+    front.limit(1, 10)
+    other, address = connect.listen("tcp", expert=1, attention_nodes=2, layout=WIDE)
+    front.attach(front.dial(1, address, 10.0))
+    assert {lane.most for lane in front._lanes._by_index} == {10}
+    other.close()

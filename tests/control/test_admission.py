@@ -6,7 +6,7 @@ from afserve.clock import FakeClock
 from afserve.control.admission import WINDOW_SECONDS, Admission, Objectives
 from afserve.control.attendance import Life
 from afserve.control.requests import Requests
-from afserve.engine.request import GenerationRequest, TokenEvent
+from afserve.engine.request import NO_TENANT, GenerationRequest, Tenant, TokenEvent
 from afserve.errors import OverloadedError
 from bench.overload import Case, run
 
@@ -22,9 +22,10 @@ class Scene:
         self.admission = Admission(self.requests)
         self.open = []
 
-    def ask(self, count=1):
+    def ask(self, count=1, tenant=NO_TENANT):
         for _ in range(count):
-            request = self.requests.open(GenerationRequest(0, (1,) * PROMPT), self.clock.now())
+            asked = GenerationRequest(0, (1,) * PROMPT, tenant=tenant)
+            request = self.requests.open(asked, self.clock.now())
             self.requests.place(request, HOME, self.clock.now(), missing=PROMPT)
             self.open.append(request)
 
@@ -57,6 +58,24 @@ def test_a_queue_that_is_too_long_refuses_and_says_when_to_come_again():
         scene.check(ttft=5.0, deadline=0.5)
     assert scene.admission.refused == {"ttft": 1, "deadline": 1}
     scene.check()  # who asks for nothing is taken
+
+
+def test_a_flood_of_one_tenant_counts_for_another_as_far_as_its_share():
+    scene, flood = Scene(), Tenant("flood")
+    scene.admission.sample(scene.clock.now())
+    scene.ask(40, flood)
+    scene.admission.sample(scene.clock.now())
+    scene.read(10, 0.1)
+    with pytest.raises(OverloadedError, match="behind 3,000 tokens"):
+        scene.check(ttft=0.5, tenant=flood)
+    scene.check(ttft=0.5, tenant=Tenant("other"))
+    scene.ask(4, Tenant("other"))
+    with pytest.raises(OverloadedError, match="behind 900 tokens"):
+        scene.check(ttft=0.5, tenant=Tenant("other"))
+    assert scene.requests.before(Tenant("third", 10), PROMPT) == 20
+    for request in list(scene.open):
+        scene.say(request, end="length")
+    assert not scene.requests._asked_by
 
 
 def test_a_prediction_alone_refuses_nobody():

@@ -12,7 +12,7 @@ from afserve.control.node.deflection import PromptQueue, goes_straight
 from afserve.control.node.handing import HAND_OVER_SECONDS, MOST_AT_ONCE, HandOvers
 from afserve.control.wire.values import KvSource
 from afserve.engine.local import LocalCluster, colocated
-from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.engine.request import GenerationRequest, SamplingParams, Tenant
 from tests.control.phased import Phased
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 
@@ -266,3 +266,20 @@ def test_what_never_fits_or_would_wait_behind_too_many_is_the_schedulers():
     assert not handing.ask(asked(1, blocks=5), THERE, lambda blocks: 0.0), "it would wait for ever"
     assert all(handing.ask(asked(handle), THERE, lambda blocks: 0.0) for handle in (2, 3))
     assert not handing.ask(asked(4), THERE, lambda blocks: 0.0)
+
+
+def test_a_tenant_that_floods_a_prefill_node_delays_another_by_its_share(tiny_checkpoint):
+    """Its queue is on the decode node, where 64 prompts are under way at once, and on the prefill node."""
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1, kv_blocks=400)
+    (prefill,), (decode,) = world.prefilling, world.decoding
+    one = replace(ASKED, max_tokens=1)
+    for handle, prompt in enumerate(prompts([80] * 90)):
+        world.submit(GenerationRequest(handle, prompt, one, tenant=Tenant("a")), prefill, decode)
+    for _ in range(3):
+        world.round()
+    world.submit(GenerationRequest(90, prompts([81])[0][1:], one, tenant=Tenant("b")), prefill, decode)
+    while not world.said[90]:
+        world.round()
+    before = sum(bool(world.said[handle]) for handle in range(90))
+    world.run()
+    assert before < 45 and all(world.said.values())

@@ -53,7 +53,15 @@ from afserve.control.wire.values import (
     Traced,
     Unheard,
 )
-from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent, TokenLogprob
+from afserve.engine.request import (
+    NO_TENANT,
+    GenerationRequest,
+    Origin,
+    SamplingParams,
+    Tenant,
+    TokenEvent,
+    TokenLogprob,
+)
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, Role, expert_node
 from afserve.placement.placement import Placement
@@ -165,6 +173,17 @@ def test_where_a_request_comes_from():
         said = messages.encode_to_attention(Submit(GenerationRequest(1, (2,), origin=origin)))
         with pytest.raises(errors.ProtocolError):
             messages.decode_to_attention(said)
+
+
+def test_whose_request_it_is():
+    for tenant in (NO_TENANT, Tenant("alice"), Tenant("ü.b", 1000)):
+        value = Submit(GenerationRequest(1, (2,), tenant=tenant))
+        assert messages.decode_to_attention(messages.encode_to_attention(value)) == value
+    said = messages.encode_to_attention(Submit(GenerationRequest(1, (2,), tenant=Tenant("alice", 7))))
+    wrong = said.replace(b"alice", b"al\nce")
+    assert wrong != said
+    with pytest.raises(errors.ProtocolError):
+        messages.decode_to_attention(wrong)
 
 
 ids = st.integers(0, 2**32 - 1)

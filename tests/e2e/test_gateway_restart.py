@@ -65,6 +65,41 @@ class Load:
         self.openai.close()
 
 
+def test_a_gateway_that_was_started_anew_knows_where_conversations_are(up, tmp_path):
+    """The second prompt was computed by the second node, since the first one was busy: nobody but that node knows."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\n")
+    keys.chmod(0o600)
+    server = up("--attention", "2", "--experts", "1", "--gateways", "1", "--admin-key-file", str(keys))
+    client = httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    texts = ["import os\n" * 200, "class Tree:\n    pass\n" * 100]
+
+    def ask(text: str, tokens: int) -> dict:
+        body = {"prompt": text, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        return client.post("/v1/completions", json=body).raise_for_status().json()["usage"]
+
+    def gateway() -> int:
+        (found,) = [
+            node["pid"] for node in client.get("/status").json()["nodes"] if node["role"] == "gateway"
+        ]
+        return found
+
+    body = {"prompt": texts[0], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        ask(texts[1], 4)
+        assert "data: [DONE]" in list(lines)
+    before = gateway()
+    client.post("/admin/restart", json={"nodes": ["gateway-0"]}).raise_for_status()
+    wait(lambda: gateway() != before)
+    for text in texts:
+        usage = ask(text, 1)
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 0.9 * usage["prompt_tokens"]
+    client.close()
+    assert server.stop()[0] == 0
+
+
 @pytest.mark.parametrize("gateways", [1, 2])
 def test_a_rolling_restart_of_gateways_fails_no_request(up, tmp_path, gateways):
     keys = tmp_path / "keys"

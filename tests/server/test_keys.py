@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 
 from afserve.cli.main import run as command
 from afserve.clock import FakeClock
+from afserve.engine.request import NO_TENANT, Tenant
 from afserve.errors import ConfigError
 from afserve.launch.http import settings_for
 from afserve.server.access import key_file
@@ -84,15 +85,17 @@ def test_a_file_is_refused_by_table_and_field(file):
 
 
 def test_the_commands(file, capsys):
-    limits = ("--requests-per-minute", "60", "--priority", "5")
+    limits = ("--requests-per-minute", "60", "--priority", "5", "--share", "7")
     assert command(["keys", "new", "alice", "--file", str(file), *limits]) == 0
     secret = capsys.readouterr().out.strip()
     assert command(["keys", "list", "--file", str(file)]) == 0
     shown = capsys.readouterr().out
+    assert read_key_file(file)[0].limits.share == 7 and "SHARE" in shown and " 7 " in shown
     assert "alice" in shown and "60" in shown and secret not in shown and digest_of(secret) not in shown
     assert command(["keys", "revoke", "alice", "--file", str(file)]) == 0
     assert read_key_file(file)[0].revoked
     assert command(["keys", "new", "a/b", "--file", str(file)]) == 2
+    assert command(["keys", "new", "bob", "--file", str(file), "--share", "0"]) == 2
 
 
 def test_a_file_is_read_again_at_most_once_a_second(file, caplog):
@@ -316,3 +319,20 @@ def test_the_earliest_turn(make_backend, run_server, file):
         for asked in ({}, {"priority": -5}, {"priority": 20}):
             assert ask(server, secret, **asked).status_code == 200
         assert [request.priority for request in server.backend.requests] == [10, 10, 20]
+
+
+def test_without_keys_all_are_one_tenant(make_backend, run_server):
+    with run_server(make_backend()) as server:
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60).status_code == 200
+        assert [request.tenant for request in server.backend.requests] == [NO_TENANT]
+
+
+def test_requests_are_of_their_key_and_have_its_share(make_backend, run_server, file):
+    heavy = add_key(file, "heavy", KeyRole.USER, KeyLimits(share=4))
+    plain = add_key(file, "plain", KeyRole.USER, KeyLimits())
+    with run_server(make_backend(), keys_file=str(file)) as server:
+        for secret in (heavy, plain):
+            assert ask(server, secret).status_code == 200
+        assert ask(server, heavy, tenant="plain").status_code in (200, 400)
+        found = [request.tenant for request in server.backend.requests]
+    assert found[:2] == [Tenant("heavy", 4), Tenant("plain")] and Tenant("plain") not in found[2:]

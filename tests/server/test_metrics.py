@@ -3,15 +3,19 @@
 import asyncio
 import math
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from afserve.cli.status import phase_lines
 from afserve.clock import FakeClock
 from afserve.control.backend import NodeView
 from afserve.engine.request import TokenEvent
 from afserve.engine.stats import AttentionStats
 from afserve.metrics import INTER_TOKEN_BUCKETS, Counter, Histogram, MetricFamily, gauge, render
 from afserve.server.exposition import HttpMetrics, exposition
+from afserve.server.goodput import Times
+from afserve.server.kv_moves import by_phase, queues
 from afserve.server.observe import ServerMetrics
 
 
@@ -88,6 +92,81 @@ def test_times_of_a_request():
     assert total(metrics.queue) == 0.01 and total(metrics.prefill) == pytest.approx(0.02)
     assert total(metrics.decode) == pytest.approx(0.0095)
     assert (total(metrics.asked), total(metrics.answered), total(metrics.allowed)) == (12, 6, 64)
+
+
+def sequence(metrics, first, *rest, **times):
+    timer = metrics.timer(metrics.clock.now(), 100, 64, Times(**times))
+    metrics.clock.advance(first)
+    timer.saw(TokenEvent(1, (5,)))
+    for seconds in rest:
+        metrics.clock.advance(seconds)
+        timer.saw(TokenEvent(1, (5,)))
+    timer.ended("length")
+
+
+def test_goodput_by_phase():
+    """Who asks for nothing is judged by the server's own times, and by none where it has none."""
+    metrics = ServerMetrics(FakeClock(), Times(ttft=0.5))
+    sequence(metrics, 0.25, 0.1, 0.1)
+    assert metrics.goodput.figures() == {"prefill": {"on_time": 1, "late": 0, "tokens": 100}}
+    sequence(metrics, 0.75, 0.1, 0.3, tpot=0.25)
+    sequence(metrics, 0.75, 0.1, 0.3, ttft=1.0, tpot=0.125)
+    sequence(metrics, 0.25, tpot=0.001)  # of one token there is no rest
+    assert metrics.goodput.figures() == {
+        "prefill": {"on_time": 3, "late": 1, "tokens": 300},
+        "decode": {"on_time": 1, "late": 1, "tokens": 3},
+    }
+    timer = metrics.timer(metrics.clock.now(), 100, 64)
+    metrics.clock.advance(9.0)
+    timer.ended("abort")
+    assert metrics.goodput.figures()["prefill"]["late"] == 2, "it never came"
+    seen = parse(render(metrics.goodput.families()))
+    assert seen["afserve_phase_sequences_total", (("on_time", "no"), ("phase", "prefill"))] == 2
+    assert seen["afserve_phase_goodput_tokens_total", (("phase", "prefill"),)] == 300
+    plain = ServerMetrics(FakeClock())
+    sequence(plain, 5.0, 5.0)
+    assert plain.goodput.figures() == {}
+
+
+def test_a_client_that_leaves_in_time_is_not_late():
+    metrics = ServerMetrics(FakeClock(), Times(ttft=0.5))
+    timer = metrics.timer(metrics.clock.now(), 100, 64)
+    metrics.clock.advance(0.1)
+    timer.ended("abort")
+    assert metrics.goodput.figures() == {}
+
+
+def test_queues_by_phase():
+    def node(index, phase, **counts):
+        return NodeView(f"attention-{index}", "attention", "ready", 1, 0, 0, AttentionStats(**counts), phase)
+
+    nodes = (
+        node(0, "prefill", running=2, waiting=1, queued_tokens=700),
+        node(1, "decode", running=5),
+        node(2, "decode", running=4, waiting=3),
+        NodeView("gateway-0", "gateway", "ready", 1, 0, 0, None),
+    )
+    assert queues(nodes) == {
+        "decode": {"nodes": 2, "running": 9, "waiting": 3, "queued_tokens": 0},
+        "prefill": {"nodes": 1, "running": 2, "waiting": 1, "queued_tokens": 700},
+    }
+    seen = parse(render(by_phase(nodes)))
+    assert seen["afserve_phase_queued_tokens", (("phase", "prefill"),)] == 700
+    goodput = {"prefill": {"on_time": 19, "late": 1, "tokens": 1900}}
+    assert phase_lines({"phases": queues(nodes), "goodput": goodput}) == [
+        "decode: 2 nodes, 9 running, 3 waiting, 0 prompt tokens queued",
+        "prefill: 1 node, 2 running, 1 waiting, 700 prompt tokens queued",
+        "prefill on time: 95.0% of 20 first tokens, 1,900 tokens",
+    ]
+    assert phase_lines({"phases": {"both": queues(nodes)["prefill"]}, "goodput": {}}) == []
+
+
+def test_a_server_with_times_tells_its_goodput(make_backend, run_server):
+    with run_server(make_backend(), ttft=60.0) as server:
+        asked = {"prompt": "x", "tpot": 60}
+        assert httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).status_code == 200
+        status = httpx.get(f"{server.url}/status", timeout=60).json()
+    assert status["goodput"]["prefill"]["on_time"] == 1 and status["goodput"]["decode"]["late"] == 0
 
 
 def test_many_experts_are_drawn_per_layer_only(make_backend):

@@ -16,6 +16,7 @@ from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.kv import KvSide, Moved, NoKv
 from afserve.control.node.peers import ExpertPeers, Reached
+from afserve.control.node.prefixes import PrefixTeller
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.spans import NodeSpans
@@ -111,7 +112,18 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())
         node.in_phase(assigned.deployment.phase(assigned.node.index))
-        loop = AttentionLoop(node, stream, gateways, experts, kept, report, kv=kv, index=assigned.node.index)
+        tell_prefixes = PrefixTeller(node.prefixes, gateways).look
+        loop = AttentionLoop(
+            node,
+            stream,
+            gateways,
+            experts,
+            kept,
+            report,
+            kv=kv,
+            index=assigned.node.index,
+            look=tell_prefixes,
+        )
         with node.stepping(), sent(node.trace, stream.send, assigned.deployment):
             loop.run()
     finally:
@@ -165,8 +177,10 @@ class AttentionLoop:
         clock: Clock | None = None,
         kv: KvSide | None = None,
         index: int = 0,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`index` is this node's."""
+        """`index` is this node's; `look` is called with each look at the rest."""
+        self._look = look
         self._kv, self._index = kv or NoKv(), index
         self._node = node
         self._stream = stream
@@ -198,6 +212,7 @@ class AttentionLoop:
             self._gateways.redial()
             self._experts.look()
             self._recorder.look()
+            self._look()
         commands = self._stream.receive(0.0 if busy else self._patience())
         for command in commands:
             self._obey(command)

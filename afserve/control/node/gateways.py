@@ -62,6 +62,10 @@ class GatewayStreams:
                 self._again.setdefault(index, self._clock.now())
         return left
 
+    def lives(self) -> dict[int, int]:
+        """Of the streams, by gateway."""
+        return {gateway: life for gateway, (life, _) in self._streams.items()}
+
     def is_of_now(self, value: FromGateway) -> bool:
         life, _ = self._streams.get(value.gateway, (None, None))
         return life == value.life

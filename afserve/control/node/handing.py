@@ -5,7 +5,7 @@ Whatever did not come is computed here: a lost prefill node, a wrong checksum an
 Calls come from the thread that steps the node.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -120,19 +120,31 @@ class HandOvers:
             self._exchange.cancel(transfer)
 
     def start(self) -> list[GenerationRequest]:
-        """Begin those that there is room for, in order; the requests that have waited too long for it."""
+        """Begin those that there is room for, in turn; the requests that have waited too long for it."""
         now, late = self._clock.now(), []
-        while self._queue:
-            one = self._queue[0]
-            if now >= one.since + HAND_OVER_SECONDS:
-                late.append(self._queue.popleft().request)
-                continue
-            if len(self._under_way) >= MOST_AT_ONCE or self._node.room < one.missing:
+        while self._queue and now >= self._queue[0].since + HAND_OVER_SECONDS:
+            late.append(self._queue.popleft().request)
+        while self._queue and len(self._under_way) < MOST_AT_ONCE:
+            one = self._first()
+            if self._node.room < one.missing:
                 break
-            self._begin(self._queue.popleft(), now)
+            self._queue.remove(one)
+            self._begin(one, now)
         self.handed += len(late)
         self.short += len(late)
         return late
+
+    def _first(self) -> _Waiting:
+        """By priority, then of the tenant that has the fewest blocks under way for its share, then the elder."""
+        blocks: Counter[str] = Counter()
+        for one in self._under_way.values():
+            blocks[one.request.tenant.name] += one.missing
+
+        def turn(one: _Waiting) -> tuple[int, float]:
+            tenant = one.request.tenant
+            return one.request.priority, blocks[tenant.name] / tenant.share
+
+        return min(self._queue, key=turn)
 
     def ended(self, pulled: Pulled) -> GenerationRequest | None:
         """The request that it was for, if that is still wanted: what was computed for it counts as not cached."""
@@ -158,7 +170,9 @@ class HandOvers:
     def _begin(self, one: _Waiting, now: float) -> None:
         request, source = one.request, one.source
         tokens = (*request.prompt_ids, *request.generated)[: len(one.names) * self._block_size]
-        prompt = Prompt(tokens, request.handle, request.priority, request.cache_salt)
+        tenant = request.tenant
+        asked = request.priority, request.cache_salt, tenant.name, tenant.share
+        prompt = Prompt(tokens, request.handle, *asked)
         left = one.since + HAND_OVER_SECONDS - now
         transfer = self._exchange.pull(
             source.address, one.names, left, request=0, generation=source.generation, prompt=prompt

@@ -9,7 +9,7 @@ from typing import Protocol
 from afserve.clock import Clock
 from afserve.comm.kv.lender import Key
 from afserve.comm.kv.messages import Prefill
-from afserve.engine.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.request import GenerationRequest, SamplingParams, Tenant, TokenEvent
 from afserve.errors import AfserveError
 from afserve.trace import Arrow
 
@@ -74,12 +74,17 @@ class Prefilling:
 
     def _begin(self, key: Key, prefill: Prefill) -> None:
         self._last -= 1
-        request = GenerationRequest(
-            self._last, prefill.tokens, _ENDS, priority=prefill.priority, cache_salt=prefill.salt
-        )
         self._asked[self._last] = _Asked(key, prefill.request, self._clock.now())
         self._node.draw_arrow("KV blocks", f"prompt {prefill.request}", "s")
         try:
+            request = GenerationRequest(
+                self._last,
+                prefill.tokens,
+                _ENDS,
+                priority=prefill.priority,
+                cache_salt=prefill.salt,
+                tenant=Tenant(prefill.tenant, prefill.share),
+            )
             self._node.submit(request)
         except AfserveError:  # whoever asked is granted what is here, and computes the rest itself
             self._exchange.computed(self._over(self._last))

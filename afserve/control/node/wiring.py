@@ -171,7 +171,13 @@ def build_expert(
     filler.start()
     trace = _trace(assigned)
     port = ExpertPort(transport, device=ops.device)
-    node = ExpertNode(port, bank, epoch=placement.epoch, phases=deployment.phases)
+    node = ExpertNode(
+        port,
+        bank,
+        epoch=placement.epoch,
+        phases=deployment.phases,
+        step_rows=deployment.engine.step_rows,
+    )
     node.trace = trace
     node.expert_error = bank.rounding_error
     return node, filler, _closing(transport.close, trace, deployment)

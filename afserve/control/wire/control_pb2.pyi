@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAttention(_message.Message):
-    __slots__ = ("attend", "tokens", "refused", "claimed", "given")
+    __slots__ = ("attend", "tokens", "refused", "claimed", "given", "prefixes")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     tokens: Tokens
     refused: Refused
     claimed: Claimed
     given: Given
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ...) -> None: ...
+    prefixes: Prefixes
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., given: _Optional[_Union[Given, _Mapping]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class ToAttention(_message.Message):
     __slots__ = ("submit", "cancel", "acknowledge", "resume", "halt", "claim")
@@ -619,6 +621,16 @@ class Held(_message.Message):
     kept: bool
     def __init__(self, request: _Optional[int] = ..., count: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
+class Prefixes(_message.Message):
+    __slots__ = ("came", "went", "anew")
+    CAME_FIELD_NUMBER: _ClassVar[int]
+    WENT_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    came: _containers.RepeatedScalarFieldContainer[int]
+    went: _containers.RepeatedScalarFieldContainer[int]
+    anew: bool
+    def __init__(self, came: _Optional[_Iterable[int]] = ..., went: _Optional[_Iterable[int]] = ..., anew: _Optional[bool] = ...) -> None: ...
+
 class Resume(_message.Message):
     __slots__ = ("request", "start")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -813,7 +825,7 @@ class ExpertAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin")
+    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin", "tenant")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -823,6 +835,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -832,7 +845,16 @@ class Submit(_message.Message):
     cache_salt: str
     keep: Keep
     origin: Origin
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    tenant: Tenant
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "share")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    share: int
+    def __init__(self, name: _Optional[str] = ..., share: _Optional[int] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("request_id", "traceparent")

@@ -43,6 +43,7 @@ from afserve.control.wire.values import (
     KvSource,
     Noted,
     Peers,
+    Prefixes,
     Progress,
     Query,
     QueryAnswer,
@@ -68,9 +69,11 @@ from afserve.control.wire.values import (
 )
 from afserve.engine.request import (
     NO_ORIGIN,
+    NO_TENANT,
     GenerationRequest,
     Origin,
     SamplingParams,
+    Tenant,
     TokenEvent,
     TokenLogprob,
 )
@@ -506,6 +509,12 @@ def _take_attend(proto: Proto) -> Attend:
     return Attend(proto.index, proto.generation, held, proto.stream)
 
 
+def _put_prefixes(value: Prefixes, proto: Proto) -> None:
+    proto.came.extend(value.came)
+    proto.went.extend(value.went)
+    proto.anew = value.anew
+
+
 def _put_acknowledge(value: Acknowledge, proto: Proto) -> None:
     proto.requests.extend(value.requests)
 
@@ -567,6 +576,8 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.cache_salt = request.cache_salt
     if value.keep is not None:
         _put_flat(value.keep, proto.keep)
+    if request.tenant != NO_TENANT:
+        _put_flat(request.tenant, proto.tenant)
     if request.origin != NO_ORIGIN:
         proto.origin.SetInParent()
         _put_flat(request.origin, proto.origin)
@@ -591,6 +602,7 @@ def _take_submit(proto: Proto) -> Submit:
     source = _take_flat(KvSource, proto.kv_from) if proto.HasField("kv_from") else None
     keep = _take_flat(Keep, proto.keep) if proto.HasField("keep") else None
     origin = _take_origin(proto.origin) if proto.HasField("origin") else NO_ORIGIN
+    tenant = _take_flat(Tenant, proto.tenant) if proto.HasField("tenant") else NO_TENANT
     request = GenerationRequest(
         proto.request,
         tuple(proto.prompt),
@@ -599,6 +611,7 @@ def _take_submit(proto: Proto) -> Submit:
         proto.priority,
         proto.cache_salt,
         origin,
+        tenant=tenant,
     )
     return Submit(request, source, keep)
 
@@ -685,6 +698,7 @@ _FROM_ATTENTION: dict[type, Codec] = {
     Attend: ("attend", _put_attend, _take_attend),
     Claimed: ("claimed", _put_claimed, _take_claimed),
     Given: ("given", _put_given, lambda p: Given(tuple(p.requests))),
+    Prefixes: ("prefixes", _put_prefixes, lambda p: Prefixes(tuple(p.came), tuple(p.went), p.anew)),
 }
 _TO_ATTENTION: dict[type, Codec] = {
     Submit: ("submit", _put_submit, _take_submit),

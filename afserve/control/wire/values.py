@@ -226,6 +226,16 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Which beginnings of prompts this node's cache has, by the keys of `engine/prefix_keys`: those that came and went
+    since it said so last. With `anew`, what was said before counts no more."""
+
+    came: tuple[int, ...] = ()
+    went: tuple[int, ...] = ()
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     request: int
     error: AfserveError
@@ -467,5 +477,5 @@ ToNode = (
     | QueryAnswer
     | Record
 )
-FromAttention = Attend | Tokens | Refused | Claimed | Given
+FromAttention = Attend | Tokens | Refused | Claimed | Given | Prefixes
 ToAttention = Submit | Cancel | Acknowledge | Resume | Halt | Claim

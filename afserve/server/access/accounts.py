@@ -42,11 +42,12 @@ class Account:
         self.spent += tokens
 
     def scheduled(self, asked: Scheduling) -> Scheduling:
-        """No earlier turn than the key's requests get."""
-        earliest = None if self.key is None else self.key.limits.priority
-        if earliest is None or asked.priority >= earliest:
+        """No earlier turn than the key's requests get, and the key's share."""
+        if self.key is None:
             return asked
-        return replace(asked, priority=earliest)
+        earliest = self.key.limits.priority
+        priority = asked.priority if earliest is None else max(asked.priority, earliest)
+        return replace(asked, priority=priority, tenant=self.key.name, share=self.key.limits.share or 1)
 
 
 def account_of(scope: Scope) -> Account:

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from afserve.config_ranges import Range
-from afserve.engine.request import MAX_PRIORITY
+from afserve.engine.request import MAX_PRIORITY, MAX_SHARE
 from afserve.errors import ConfigError, shown
 
 MOST_BYTES = 256 << 10  # more than a thousand keys; gateways read it between two requests
@@ -50,17 +50,20 @@ def _check(name: str, value: object, allowed: Range) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """None is without a limit. `priority` is the lowest number, which is the earliest turn, that requests get."""
+    """None is without a limit. `priority` is the lowest number, which is the earliest turn, that requests get. Of keys
+    whose requests wait, one with twice the `share` is given twice the tokens; None is a share of 1."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     priority: int | None = None
+    share: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
             _check(name, getattr(self, name), Range(1, 1 << 40))
         _check("priority", self.priority, Range(-MAX_PRIORITY, MAX_PRIORITY))
+        _check("share", self.share, Range(1, MAX_SHARE))
 
     @property
     def counted(self) -> bool:

@@ -5,7 +5,7 @@ import { follow, useKey } from "./feed.js";
 import { drawTopology, watchTopology } from "./topology.js";
 import { latencyChart, rateChart, shareChart } from "./charts.js";
 import { drawHeat, placed, watchHeat } from "./heat.js";
-import { drawEvents, drawFigures, drawTime } from "./parts.js";
+import { drawEvents, drawFigures, drawPhases, drawTime } from "./parts.js";
 import { drawTimeline, watchTimeline } from "./timeline.js";
 import { startChat } from "./chat.js";
 
@@ -62,6 +62,7 @@ function show(frame) {
   drawTime(timeShares(status, statsOf(first), frame.at - first.at));
   drawHeat(status.routed, frame.at);
   drawEvents(status);
+  drawPhases(status, first.status, frame.at - first.at);
   drawCharts(frame, attention, sum);
   drawHead(frame, attention, sum);
 }

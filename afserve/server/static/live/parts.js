@@ -1,6 +1,6 @@
 // Figures at the top, shares of time, and what happened.
 
-import { $, element, mib, percent } from "./page.js";
+import { $, element, mib, percent, rate, short } from "./page.js";
 
 export function drawFigures(pairs) {
   const box = $("figures");
@@ -32,6 +32,26 @@ export function drawTime(all) {
     track.children[1].style.width = 100 * one.bubble + "%";
     track.title = `computing ${percent(one.work)}, waiting ${percent(one.bubble)}`;
     said.textContent = `${percent(one.work)} / ${percent(one.bubble)}`;
+  });
+}
+
+// `then`: the status of `elapsed` seconds ago, for tokens per second that were on time.
+export function drawPhases(status, then, elapsed) {
+  const names = [...new Set([...Object.keys(status.phases), ...Object.keys(status.goodput)])].sort();
+  $("phases-card").hidden = names.length < 2 && !Object.keys(status.goodput).length;
+  const body = $("phases").tBodies[0];
+  while (body.rows.length > names.length) body.deleteRow(-1);
+  while (body.rows.length < names.length) {
+    const row = body.insertRow();
+    element(row, "th").scope = "row";
+    for (let i = 0; i < 6; i++) row.insertCell();
+  }
+  names.forEach((name, i) => {
+    const queue = status.phases[name], good = status.goodput[name], judged = good ? good.on_time + good.late : 0;
+    const speed = good ? rate(good.tokens, then?.goodput[name]?.tokens, elapsed) : 0;
+    const said = [name, queue?.nodes ?? "", queue?.running ?? "", queue?.waiting ?? "", queue ? short(queue.queued_tokens) : "",
+                  judged ? `${percent(good.on_time / judged)} of ${judged}` : "", good ? short(speed) + " tok/s" : ""];
+    said.forEach((text, j) => { body.rows[i].cells[j].textContent = text; });
   });
 }
 
