@@ -82,6 +82,8 @@ class ServerMetrics:
 class RequestTimer:
     """The times of one sequence, from its submission to its last token."""
 
+    __slots__ = ("_first", "_last", "_metrics", "_queued", "_start", "_tokens")
+
     def __init__(self, metrics: ServerMetrics, start: float) -> None:
         self._metrics = metrics
         self._start = start
