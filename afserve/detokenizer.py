@@ -31,17 +31,25 @@ def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> De
 class ByteDetokenizer:
     """For byte-level vocabularies: every token is a run of bytes, so UTF-8 itself says what is complete."""
 
+    __slots__ = ("_partial", "_skipped", "_tokenizer", "_utf8")
+
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = False  # a character has begun
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        if not self._partial and (text := self._tokenizer.token_text(token_id)) is not None:
+            return text
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        self._partial = bool(self._utf8.getstate()[0])
+        return text
 
     def finish(self) -> str:
+        self._partial = False
         return self._utf8.decode(b"", final=True)
 
 
@@ -93,6 +101,8 @@ class StopStrings:
     The match that ends first wins, and of those the longest, so the result does not depend on how the text
     was cut into pieces. `matched` is the stop string found; after it nothing more comes out.
     """
+
+    __slots__ = ("_held", "_include", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)

@@ -113,15 +113,15 @@ class Matcher:
         """Whether this token may come next; costs a tenth of a mask."""
         return self._matcher.validate_tokens([token]) == 1
 
-    def forbidden_V(self) -> "NDArray[np.bool_]":
-        """True for each token of the vocabulary that may not come next. Raises RequestError as `consume`."""
+    def allowed_B(self) -> "NDArray[np.uint8]":
+        """A bit for each token of the vocabulary that may come next, the first of a byte being its lowest: for
+        `forbidden_of`. Raises RequestError as `consume`."""
         import numpy as np
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             self._raise("it became too complex")
-        forbidden_V: NDArray[np.bool_] = np.unpackbits(bits, count=self._vocab_size, bitorder="little") == 0
-        return forbidden_V
+        return bits
 
     @property
     def complete(self) -> bool:
@@ -130,6 +130,16 @@ class Matcher:
 
     def _raise(self, otherwise: str) -> None:
         raise _refused("grammar", self._matcher.get_error() or otherwise)
+
+
+def forbidden_of(allowed_RB: "Sequence[NDArray[np.uint8]]", vocab_size: int) -> "NDArray[np.bool_]":
+    """True for each token that may not come next, in a row for each answer; all of them are unpacked at once."""
+    import numpy as np
+
+    found: NDArray[np.bool_] = np.unpackbits(
+        np.stack(allowed_RB), axis=1, count=vocab_size, bitorder="little"
+    ).view(np.bool_)
+    return np.logical_not(found, out=found)
 
 
 class Compiler:

@@ -6,6 +6,7 @@ templates in `chat_template`; this file knows neither requests nor stop strings.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer as Vocabulary
@@ -27,6 +28,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, special: dict[str, str] | None = None) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
         self.special = special or {}
         self.byte_level = isinstance(vocabulary.decoder, decoders.ByteLevel)
         added = vocabulary.get_added_tokens_decoder()
@@ -92,6 +94,18 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token_id] = self._spell(token_id)
         return known
+
+    def token_text(self, token_id: int) -> str | None:
+        """The same as text; None where these bytes are no whole characters."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            pass
+        text: str | None = None
+        with suppress(UnicodeDecodeError):
+            text = self.token_bytes(token_id).decode()
+        self._texts[token_id] = text
+        return text
 
     def _spell(self, token_id: int) -> bytes:
         token = self.token(token_id)

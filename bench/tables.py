@@ -233,22 +233,24 @@ def live() -> str:
 
 
 def gateway() -> str:
-    found = newest(rows("gateway"), "streams", "attention_nodes")
+    found = newest(rows("gateway"), "streams", "attention_nodes", "step_seconds")
     if not found:
         return ""
     lines = [
         [
             row["streams"],
+            row["attention_nodes"],
+            f"{row['step_seconds'] * 1e3:g} ms" if row["step_seconds"] else "as it reads",
             f"{row['tokens_per_core_second']:,} ({row['low']:,} to {row['high']:,})",
-            f"{row['tokens_per_core_second'] / 20:,.0f}",
+            f"{1e6 / row['tokens_per_core_second']:.1f} us",
             row["mib"],
         ]
         for row in found
     ]
     return (
-        f"**One gateway process**, {found[0]['attention_nodes']} scripted attention nodes that send as fast as it reads "
-        f"({where(found[-1])}); `python -m bench.gateway --save`. A core second is a second of the gateway's own CPU time.\n\n"
-        + table(["streams", "tokens per core second", "streams of 20 tokens/s per core", "MiB"], lines)
+        f"**One gateway process** with scripted attention nodes ({where(found[-1])}); `python -m bench.gateway --save`. "
+        "A core second is a second of the gateway's own CPU time.\n\n"
+        + table(["streams", "nodes", "a step every", "tokens per core second", "per token", "MiB"], lines)
     )
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from afserve.control.admission import Objectives
 from afserve.control.changes import Change, Changed
+from afserve.control.requests import Taker
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.engine.stats import AttentionStats, ExpertStats
@@ -149,8 +150,13 @@ class Kept(Protocol):
 class Backend(Protocol):
     model: ServedModel
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    def generate(
+        self, request: GenerationRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Events of one request until one has a finish_reason. Their handle is the backend's own, not the request's.
+
+        A backend may ask `taker` for events between the first and the last while the iterator is waited for; those that
+        it takes are not yielded.
 
         Raises RequestError before the first event when the engine refuses it, OverloadedError when queues are
         full, PeerLost when no other node takes over from one that was lost. Closing the iterator early cancels the

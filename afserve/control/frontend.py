@@ -14,7 +14,7 @@ from afserve.control.gateway import Gateway
 from afserve.control.membership.events import Happening
 from afserve.control.queries import Queries
 from afserve.control.request_trace import RequestTrace
-from afserve.control.requests import Request
+from afserve.control.requests import Request, Taker
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.engine.request import GenerationRequest, TokenEvent
 from afserve.errors import UnavailableError
@@ -41,13 +41,16 @@ class Frontend:
         self._drawn = RequestTrace(trace)
         self._accepting = True
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
         self.check()
         opened, drawn = self._gateway.open(request), self._drawn.begin()
         try:
             while True:
                 event = await opened.get()
                 drawn.token()
+                opened.taker = taker
                 yield event
                 if event.finish_reason is not None:
                     return

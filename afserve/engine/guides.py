@@ -34,9 +34,9 @@ class Guide:
         """Whether `token` may follow the answer `tokens[start:]`."""
         return self._at(tokens, start).allows(token)
 
-    def forbidden_V(self, tokens: Sequence[int], start: int) -> NDArray[np.bool_]:
-        """Which tokens may not follow `tokens[start:]`. Raises RequestError where the grammar cannot be followed."""
-        return self._at(tokens, start).forbidden_V()
+    def allowed_B(self, tokens: Sequence[int], start: int) -> NDArray[np.uint8]:
+        """Which tokens may follow `tokens[start:]`, in bits. Raises RequestError where it cannot be followed."""
+        return self._at(tokens, start).allowed_B()
 
     def complete(self, tokens: Sequence[int], start: int) -> bool:
         """Whether nothing can follow. A grammar in error is not complete: the next question to it tells why."""

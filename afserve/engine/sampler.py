@@ -7,18 +7,25 @@ any batching gives the same tokens. Shapes: R rows, V vocabulary.
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from afserve.engine.guides import Guide
 from afserve.engine.request import NOT_FINITE, SamplingParams, TokenLogprob
 from afserve.engine.sequence import Sequence
 from afserve.errors import RequestError
+from afserve.grammar import forbidden_of
 from afserve.kernels.ops import Ops
 
+T = TypeVar("T")
 NEVER = float("-inf")
 LEAST_LOGPROB = -9999.0  # what OpenAI and vLLM say of a token that cannot come; JSON has no -Infinity
 NUCLEUS = (
@@ -28,6 +35,7 @@ NUCLEUS = (
 _ROWS = 64  # of a prompt's logits at once: 64 of 129,280 are 33 MB in float32
 
 _NONE_LEFT = "min_tokens: every token that may come next is a stop token, so none can be held back"
+_MUCH = 1e-6  # of probability: what is left of it is exact enough to draw from, and need not be computed anew
 _SECOND = 1 << 90  # beyond the bits of any seed and position: another draw at the same position
 
 log = logging.getLogger("afserve.engine")
@@ -44,22 +52,52 @@ def sample(logits_RV: Tensor, sequences: Many[Sequence], ops: Ops) -> list[int |
     """One token or failure per row; logits are not changed. All-greedy batches take the short way.
 
     A row with a logit that is not finite has no token: nothing drawn from it would mean anything. Rows that are not
-    plainly greedy are drawn from on the host, all of them brought there at once.
+    plainly greedy are drawn from on the host, all of them brought there at once. Plainly greedy rows whose grammar does
+    not take the best token are masked together, where they lie.
     """
     found: list[int | Failure] = [
         Failure(NOT_FINITE.format(where="the final norm or the LM head")) if token < 0 else token
         for token in ops.argmax(logits_RV).tolist()
     ]
-    drawn = [
-        row
-        for row, (token, sequence) in enumerate(zip(found, sequences, strict=True))
-        if isinstance(token, int)
-        and not (_plain(sequence) and (sequence.guide is None or _allowed(sequence.guide, sequence, token)))
-    ]
+    drawn, masked = [], []
+    for row, (token, sequence) in enumerate(zip(found, sequences, strict=True)):
+        if isinstance(token, Failure):
+            continue
+        if not _plain(sequence):
+            drawn.append(row)
+        elif sequence.guide is not None and not _allowed(sequence.guide, sequence, token):
+            masked.append(row)
+    if masked:
+        _best_allowed(logits_RV, masked, sequences, found)
     if drawn:
         for row, row_V in zip(drawn, rows_of(logits_RV, drawn).cpu().double(), strict=True):
-            found[row] = _guarded(row_V, sequences[row])
+            found[row] = _guarded(sequences[row], partial(_one, row_V, sequences[row]))
     return found
+
+
+def _best_allowed(
+    logits_RV: Tensor, rows: list[int], sequences: Many[Sequence], found: list[int | Failure]
+) -> None:
+    """The best token that each row's grammar takes, or why there is none, into `found`."""
+    kept, allowed_RB = [], []
+    for row in rows:
+        bits = _guarded(sequences[row], partial(_allowed_B, sequences[row]))
+        if isinstance(bits, Failure):
+            found[row] = bits
+        else:
+            kept.append(row)
+            allowed_RB.append(bits)
+    if not kept:
+        return
+    forbidden_RV = torch.from_numpy(forbidden_of(allowed_RB, logits_RV.shape[1])).to(logits_RV.device)
+    best = rows_of(logits_RV, kept).masked_fill_(forbidden_RV, NEVER).max(-1)
+    for row, value, token in zip(kept, best.values.tolist(), best.indices.tolist(), strict=True):
+        found[row] = token if value > NEVER else Failure(_NONE_LEFT)
+
+
+def _allowed_B(sequence: Sequence) -> NDArray[np.uint8]:
+    assert sequence.guide is not None
+    return sequence.guide.allowed_B(sequence.tokens, sequence.prompt_length)
 
 
 def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:
@@ -67,10 +105,10 @@ def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:
     return x_RV.index_select(0, torch.tensor(rows, dtype=torch.int64, device=x_RV.device))
 
 
-def _guarded(row_V: Tensor, sequence: Sequence) -> int | Failure:
+def _guarded(sequence: Sequence, work: Callable[[], T]) -> T | Failure:
     """Whatever goes wrong with one row, the rows beside it get their tokens."""
     try:
-        return _one(row_V, sequence)
+        return work()
     except RequestError as error:
         return Failure(error.message)
     except Exception as error:  # the request ends with it, and the log has the rest
@@ -113,8 +151,12 @@ def _one(row_V: Tensor, sequence: Sequence) -> int:
 def _choose(row_V: Tensor, params: SamplingParams, seed: int | None) -> int:
     if params.greedy:
         return int(row_V.argmax())
+    return _draw(row_V, params, _given(seed))
+
+
+def _given(seed: int | None) -> int:
     assert seed is not None, "the scheduler takes no request that draws without a seed"
-    return _draw(row_V, params, seed)
+    return seed
 
 
 def _guided(row_V: Tensor, sequence: Sequence, guide: Guide) -> int:
@@ -122,11 +164,21 @@ def _guided(row_V: Tensor, sequence: Sequence, guide: Guide) -> int:
     together are a draw from what it allows, and the first needs no mask. Not so where the best few are cut out first.
     """
     params, seed, at = sequence.request.params, _seed(sequence), sequence.prompt_length
-    if params.greedy or (params.top_p == 1.0 and params.top_k <= 0 and params.min_p == 0.0):
-        token = _choose(row_V, params, seed)
-        if guide.allows(sequence.tokens, at, token):
-            return token
-    row_V.masked_fill_(torch.from_numpy(guide.forbidden_V(sequence.tokens, at)), NEVER)
+    probability_V: Tensor | None = None
+    token: int | None = None
+    if params.greedy:
+        token = int(row_V.argmax())
+    elif params.top_p == 1.0 and params.top_k <= 0 and params.min_p == 0.0:
+        probability_V = _softmax(row_V, params)
+        token = _pick(probability_V, _given(seed))
+    if token is not None and guide.allows(sequence.tokens, at, token):
+        return token
+    forbidden_V = torch.from_numpy(forbidden_of([guide.allowed_B(sequence.tokens, at)], len(row_V))[0])
+    if probability_V is not None:
+        probability_V.masked_fill_(forbidden_V, 0.0)
+        if float(probability_V.sum()) > _MUCH:
+            return _pick(probability_V, _given(seed) ^ _SECOND)
+    row_V.masked_fill_(forbidden_V, NEVER)
     if row_V.max() == NEVER:
         raise RequestError(_NONE_LEFT, param="min_tokens")
     return _choose(row_V, params, None if seed is None else seed ^ _SECOND)
@@ -166,11 +218,16 @@ def _draw(row_V: Tensor, params: SamplingParams, seed: int) -> int:
         keep &= probability >= params.min_p * probability[0]
     if token is not None:
         keep[0] = True
-    cumulative = torch.where(keep, probability, 0.0).cumsum(-1)
+    index = _pick(torch.where(keep, probability, 0.0), seed)
+    return index if token is None else int(token[index])
+
+
+def _pick(weight: Tensor, seed: int) -> int:
+    """An index, as likely as its weight is of their sum."""
+    cumulative = weight.cumsum(-1)
     point = random.Random(seed).random() * float(cumulative[-1])
     last = int((cumulative < cumulative[-1]).sum())  # the last token that has any probability
-    index = min(int(torch.searchsorted(cumulative, point, right=True)), last)
-    return index if token is None else int(token[index])
+    return min(int(torch.searchsorted(cumulative, point, right=True)), last)
 
 
 def _candidates(row_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:

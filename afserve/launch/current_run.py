@@ -6,6 +6,7 @@ from afserve.control.admission import Objectives
 from afserve.control.backend import ClusterView, Kept, Opened, ServedModel
 from afserve.control.changes import Change, Changed
 from afserve.control.frontend import Frontend
+from afserve.control.requests import Taker
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent
 
@@ -21,8 +22,10 @@ class CurrentRun:
         """Another run of the same model."""
         self._frontend = frontend
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        return self._frontend.generate(request)
+    def generate(
+        self, request: GenerationRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
+        return self._frontend.generate(request, taker)
 
     def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
         return self._frontend.keep(request, keep)

@@ -17,7 +17,8 @@ from afserve.server.body import ClientGone, SlowReader, until_gone
 from afserve.server.chat_reply import ChatDraft
 from afserve.server.choice import Piece
 from afserve.server.completion_reply import CompletionDraft, CompletionReply
-from afserve.server.generation import Numbered, Task
+from afserve.server.direct import Direct, direct_of
+from afserve.server.generation import Numbered, PieceTaker, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.openai import StreamOptions
 from afserve.server.position import DONE as LAST
@@ -61,7 +62,7 @@ class Answer(Response):
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = Writer(send, self._limits.write_deadline)
+        writer = Writer(send, self._limits.write_deadline, direct=direct_of(scope))
         try:
             if self._stream is None:
                 await self._send_whole(receive, writer)
@@ -80,7 +81,7 @@ class Answer(Response):
         size, most = 0, self._limits.max_answer_bytes
         async with (
             within(self._source.deadline, watched=self._task.watched),
-            aclosing(self._source.pieces()) as pieces,
+            aclosing(self._source.pieces(None)) as pieces,
         ):
             async for index, piece in pieces:
                 before = drafts[index].size
@@ -110,32 +111,63 @@ class Answer(Response):
             raise
 
     async def _write_all(self, stream: "Writer", options: StreamOptions) -> None:
-        usage = Usage(self._task.prompt_tokens)
-        tail = ',"usage":null' if options.include_usage else ""
-        source = self._source
-        async with within(source.deadline, watched=self._task.watched), aclosing(source.pieces()) as pieces:
+        usage, source = Usage(self._task.prompt_tokens), self._source
+        events = _Events(self._reply, source, options, usage, stream)
+        async with (
+            within(source.deadline, watched=self._task.watched),
+            aclosing(source.pieces(events if self._reply.is_plain else None)) as pieces,
+        ):
             async for index, piece in pieces:
-                usage.add(piece)
-                source.passed(index, piece)
-                if options.continuous:
-                    tail = f',"usage":{encode(usage.body())}'
-                if piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs:
-                    chunk = await self._chunk(index, piece, tail)
-                    if chunk and not piece.old:
-                        await stream.write(source.stamped(chunk))
+                if data := await events.of(index, piece):
+                    await stream.write(data)
         if options.include_usage and not source.has_usage:
             await stream.write(source.stamped(usage_chunk(self._reply, usage), USAGE))
         await stream.end(source.stamped(DONE, LAST))
 
-    async def _chunk(self, index: int, piece: Piece, tail: str) -> bytes:
+
+class _Events:
+    """Pieces as events of one stream, for who writes them or, as a `PieceTaker`, written at once."""
+
+    __slots__ = ("_counts", "_reply", "_source", "_stream", "_tail", "_usage")
+
+    def __init__(
+        self, reply: Reply, source: "Source", options: StreamOptions, usage: Usage, stream: "Writer"
+    ) -> None:
+        self._reply, self._source, self._usage, self._stream = reply, source, usage, stream
+        self._counts = options.continuous
+        self._tail = ',"usage":null' if options.include_usage else ""
+
+    def takes(self) -> bool:
+        return self._stream.free
+
+    def take(self, index: int, piece: Piece) -> None:
+        if self._shows(index, piece):
+            chunk = self._reply.plain(index, piece, self._tail)
+            if chunk:
+                self._stream.write_now(self._source.stamped(chunk))
+
+    async def of(self, index: int, piece: Piece) -> bytes:
+        """Nothing where the client is to see nothing of it."""
+        if not self._shows(index, piece):
+            return b""
+        chunk = self._reply.plain(index, piece, self._tail)
+        if chunk is None:
+            chunk = await self._drafted(index, piece)
+        return self._source.stamped(chunk) if chunk and not piece.old else b""
+
+    def _shows(self, index: int, piece: Piece) -> bool:
+        self._usage.add(piece)
+        self._source.passed(index, piece)
+        if self._counts:
+            self._tail = f',"usage":{encode(self._usage.body())}'
+        return bool(piece.text or piece.logprobs or piece.finish_reason or piece.prompt_logprobs)
+
+    async def _drafted(self, index: int, piece: Piece) -> bytes:
         reply = self._reply
-        plain = reply.plain(index, piece, tail)
-        if plain is not None:
-            return plain
         assert isinstance(reply, CompletionReply)
         draft = reply.draft(index)
         await _add(draft, piece)
-        return reply.chunk(draft, tail)
+        return reply.chunk(draft, self._tail)
 
 
 class Whole(Response):
@@ -159,9 +191,11 @@ class Source:
     With `since` every event of a stream has an id, see `position`.
     """
 
+    __slots__ = ("_at", "_said", "deadline", "has_usage", "pieces")
+
     def __init__(
         self,
-        pieces: Callable[[], AsyncGenerator[Numbered, None]],
+        pieces: Callable[[PieceTaker | None], AsyncGenerator[Numbered, None]],
         since: Position | None = None,
         deadline: float | None = None,
     ) -> None:
@@ -206,9 +240,30 @@ class Writer:
     written for some seconds, and writes a comment, so that nobody on the way takes the connection for dead.
     """
 
+    __slots__ = (
+        "_comment",
+        "_deadline",
+        "_direct",
+        "_ended",
+        "_headers",
+        "_loop",
+        "_quiet",
+        "_send_message",
+        "_since",
+        "_timer",
+        "_words",
+        "_writer",
+    )
+
     def __init__(
-        self, send: Send, deadline: float, media: bytes = EVENTS, comment: bytes | None = COMMENT
+        self,
+        send: Send,
+        deadline: float,
+        media: bytes = EVENTS,
+        comment: bytes | None = COMMENT,
+        direct: Direct | None = None,
     ) -> None:
+        self._direct = direct
         self._headers = [(b"content-type", media), *_STREAM_HEADERS]
         self._words = comment
         self._send_message = send
@@ -244,6 +299,24 @@ class Writer:
                 self._quiet = self._loop.call_later(QUIET_SECONDS, self._look_quiet)
             await self.begin(self._headers)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    @property
+    def free(self) -> bool:
+        """Whether `write_now` may be called: the stream has begun, and nothing is being written."""
+        return (
+            self._direct is not None
+            and self._timer is not None
+            and self._writer is None
+            and not self._ended
+            and (self._comment is None or self._comment.done())
+            and self._direct.free()
+        )
+
+    def write_now(self, data: bytes) -> None:
+        """What nobody has to wait for, because the socket is `free`."""
+        assert self._direct is not None
+        self._since = self._loop.time()
+        self._direct.write(data)
 
     async def end(self, data: bytes) -> None:
         self._ended = True

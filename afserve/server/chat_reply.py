@@ -170,6 +170,7 @@ class ChatReply:
     """
 
     kind, streamed = "chat.completion", "chat.completion.chunk"
+    is_plain = True
 
     def __init__(
         self,
@@ -186,6 +187,7 @@ class ChatReply:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._head = encode(header.fields(self.streamed))
+        self._leads: dict[int, str] = {}  # of the chunks of each choice
         self._begun: set[int] = set()
 
     def draft(self, index: int) -> ChatDraft:
@@ -233,10 +235,10 @@ class ChatReply:
         return {**usage.body(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str | None, tail: str) -> bytes:
-        return (
-            f'data: {self._head[:-1]},"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
-            f'"finish_reason":{quoted(reason)}}}]{tail}}}\n\n'
-        ).encode()
+        lead = self._leads.get(index)
+        if lead is None:
+            lead = self._leads[index] = f'data: {self._head[:-1]},"choices":[{{"index":{index},"delta":'
+        return f'{lead}{delta},"logprobs":{logprobs},"finish_reason":{quoted(reason)}}}]{tail}}}\n\n'.encode()
 
 
 def _content(entries: list[str] | None) -> str:

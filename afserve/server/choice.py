@@ -30,16 +30,23 @@ class Piece:
 class ChoiceDecoder:
     """Feed it every event of a sequence; stop, and close the engine's iterator, once a piece has a reason."""
 
+    __slots__ = ("_detokenizer", "_keep_stop_token", "_min_tokens", "_stops", "_tokens", "_watches")
+
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, *, skip_special_tokens: bool = True
     ) -> None:
         self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._watches = bool(params.stop)
         self._keep_stop_token = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._tokens = 0
 
     def feed(self, event: TokenEvent) -> Piece:
+        if event.finish_reason is None and not self._watches and len(event.token_ids) == 1:
+            self._tokens += 1
+            text = self._detokenizer.push(event.token_ids[0])
+            return Piece(text, 1, event.logprobs, event.prompt_logprobs, event.cached_tokens)
         raise_failure(event)
         text = ""
         for i, token_id in enumerate(event.token_ids):

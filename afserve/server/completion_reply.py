@@ -101,8 +101,14 @@ class CompletionReply:
         self.hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._logprobs = logprobs
         self._head = encode(header.fields(self.streamed))
+        self._leads: dict[int, str] = {}  # of the chunks of each choice
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no piece needs a draft."""
+        return self._logprobs is None and self.echo is None
 
     def first(self, index: int) -> bool:
         """Whether this choice has not begun; it has from now on."""
@@ -117,12 +123,13 @@ class CompletionReply:
 
     def plain(self, index: int, piece: Piece, tail: str) -> bytes | None:
         """The chunk of a piece of text alone; None where it needs a draft."""
-        if self._logprobs is not None or self.echo is not None:
+        if not self.is_plain:
             return None
-        return self._framed(
-            f'{{"index":{index},"text":{text_of(piece.text)},"logprobs":null,"finish_reason":{quoted(piece.finish_reason)}}}',
-            tail,
-        )
+        lead = self._leads.get(index)
+        if lead is None:
+            lead = self._leads[index] = f'data: {self._head[:-1]},"choices":[{{"index":{index},"text":'
+        reason = quoted(piece.finish_reason)
+        return f'{lead}{text_of(piece.text)},"logprobs":null,"finish_reason":{reason}}}]{tail}}}\n\n'.encode()
 
     def chunk(self, draft: CompletionDraft, tail: str) -> bytes:
         if draft.columns is not None:

@@ -17,6 +17,7 @@ from afserve.server.access.ledger import RateLimitedError
 from afserve.server.access_log import REQUEST_ID, Seen, named, request_id_of
 from afserve.server.body import ClientGone
 from afserve.server.connections import CONNECTION, Connections
+from afserve.server.direct import offer
 from afserve.server.exposition import HttpMetrics
 from afserve.server.refusal import refusal
 from afserve.server.settings import ServerSettings
@@ -89,6 +90,7 @@ class Gate:
         began = time.time()
         seen = Seen(self._metrics.clock, self._metrics.clock.now(), self._log_prompts)
         limits: dict[str, str] = {}
+        offer(scope, seen)
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":

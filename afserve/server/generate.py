@@ -58,5 +58,5 @@ class Generate:
         service = self._service
         task = asked.task(arrived, account_of(scope), span_of(scope), origin_of(scope), watched)
         reply = asked.reply(model.tokenizer)
-        source = Source(lambda: model.generator.run(task), deadline=task.scheduling.deadline)
+        source = Source(lambda taker: model.generator.run(task, taker), deadline=task.scheduling.deadline)
         return Answer(source, service.inflight, task, reply, asked.prepared.stream, service.settings)

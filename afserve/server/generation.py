@@ -9,14 +9,16 @@ from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from afserve.control.backend import Backend
-from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams, Tenant
+from afserve.control.requests import Taker
+from afserve.engine.request import NO_ORIGIN, GenerationRequest, Origin, SamplingParams, Tenant, TokenEvent
 from afserve.errors import ModelError, ProtocolError
 from afserve.server.access.accounts import Account
 from afserve.server.choice import ChoiceDecoder, Piece
 from afserve.server.goodput import Times
-from afserve.server.observe import ServerMetrics
+from afserve.server.observe import RequestTimer, ServerMetrics
 from afserve.server.running import Watched
 from afserve.server.scheduling import Scheduling
 from afserve.server.spans import NOWHERE, Span
@@ -73,6 +75,59 @@ class Task:
         )
 
 
+class PieceTaker(Protocol):
+    """Where pieces go without a turn of the event loop, while their reader waits for the next one."""
+
+    def takes(self) -> bool:
+        """Whether it would take a piece now."""
+        ...
+
+    def take(self, index: int, piece: Piece) -> None:
+        """One that ends nothing."""
+        ...
+
+
+class _Sequence:
+    """What is done with each event of one sequence, whoever brings it."""
+
+    __slots__ = ("_account", "_alone", "_decoder", "_failure", "_index", "_pieces", "_timer", "_watched")
+
+    def __init__(
+        self, index: int, task: Task, decoder: ChoiceDecoder, timer: RequestTimer, taker: PieceTaker | None
+    ) -> None:
+        self._index, self._decoder, self._timer, self._pieces = index, decoder, timer, taker
+        self._account, self._watched = task.account, task.watched
+        self._alone = task.choices == 1 and not task.params.stop
+        self._failure: Exception | None = None
+
+    @property
+    def taker(self) -> Taker | None:
+        """None where a piece may be the last before the engine says so, or others wait for their turn."""
+        return self._take if self._pieces is not None and self._alone else None
+
+    def piece(self, event: TokenEvent) -> Piece:
+        """Raises what went wrong with an event before."""
+        if self._failure is not None:
+            raise self._failure
+        self._timer.saw(event)
+        self._account.spend(len(event.token_ids))
+        return self._decoder.feed(event)
+
+    def _take(self, event: TokenEvent) -> bool:
+        """The gateway asks, for whom no failure of one request is anything to care about: its reader raises it."""
+        assert self._pieces is not None
+        if not self._pieces.takes():
+            return False
+        try:
+            piece = self.piece(event)
+            if self._watched is not None:
+                self._watched.saw(self._index, piece.tokens, None)
+            self._pieces.take(self._index, piece)
+        except Exception as error:  # noqa: BLE001 - carried to the reader, whatever it is
+            self._failure = error
+        return self._failure is None
+
+
 class Generator:
     """Runs tasks on a backend. Holds no request itself."""
 
@@ -81,11 +136,14 @@ class Generator:
         self._tokenizer = tokenizer
         self._metrics = metrics
 
-    async def run(self, task: Task) -> AsyncGenerator[Numbered, None]:
-        """Pieces of every choice until each has a finish_reason. Raises what the backend raises."""
+    async def run(self, task: Task, taker: PieceTaker | None = None) -> AsyncGenerator[Numbered, None]:
+        """Pieces of every choice until each has a finish_reason, without those that `taker` takes.
+
+        Raises what the backend raises.
+        """
         self._metrics.prompt_tokens.add(task.prompt_tokens)
         task.account.spend(task.prompt_tokens)
-        sequences = [self._sequence(choice, task) for choice in range(task.choices)]
+        sequences = [self._sequence(choice, task, taker) for choice in range(task.choices)]
         merged = sequences[0] if len(sequences) == 1 else _merge(sequences)
         taken = 0
         async with aclosing(merged) as pieces:
@@ -97,18 +155,19 @@ class Generator:
                 if taken % TURN == 0:  # pieces that wait already would be taken without a pause
                     await asyncio.sleep(0)
 
-    async def _sequence(self, index: int, task: Task) -> AsyncGenerator[Numbered, None]:
+    async def _sequence(
+        self, index: int, task: Task, taker: PieceTaker | None
+    ) -> AsyncGenerator[Numbered, None]:
         request = task.request(index)
         decoder = ChoiceDecoder(self._tokenizer, request.params, skip_special_tokens=task.skip_special_tokens)
         times = Times(task.scheduling.ttft, task.scheduling.tpot)
         timer = self._metrics.timer(task.arrived, len(request.prompt_ids), request.params.max_tokens, times)
+        sequence = _Sequence(index, task, decoder, timer, taker)
         reason = "abort"
         try:
-            async with aclosing(self._backend.generate(request)) as events:
+            async with aclosing(self._backend.generate(request, sequence.taker)) as events:
                 async for event in events:
-                    timer.saw(event)
-                    task.account.spend(len(event.token_ids))
-                    piece = decoder.feed(event)
+                    piece = sequence.piece(event)
                     if piece.finish_reason is not None:
                         reason = piece.finish_reason
                     yield index, piece

@@ -89,6 +89,8 @@ class ServerMetrics:
 class RequestTimer:
     """The times of one sequence, from its submission to its last token."""
 
+    __slots__ = ("_first", "_last", "_metrics", "_prompt_tokens", "_queued", "_start", "_times", "_tokens")
+
     def __init__(self, metrics: ServerMetrics, start: float, prompt_tokens: int, times: Times) -> None:
         self._metrics, self._prompt_tokens, self._times = metrics, prompt_tokens, times
         self._start = start

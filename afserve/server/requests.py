@@ -28,7 +28,7 @@ def answer_of(
 ) -> Answer:
     """Reads it from `since` on. A stream without usage options has those that were asked for at first."""
     since = since or Position.start(one.asked.choices)
-    source = Source(lambda: service.resumables.pieces(one, since), since)
+    source = Source(lambda _: service.resumables.pieces(one, since), since)
     reply = one.asked.reply(service.models.named(one.asked.prepared.model).tokenizer)
     return Answer(source, service.inflight, one.task, reply, stream, service.settings)
 

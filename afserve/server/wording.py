@@ -1,11 +1,12 @@
 """What every answer in OpenAI's words shares: its header, its counts, and JSON as text."""
 
-import json
 from dataclasses import dataclass
+from json.encoder import JSONEncoder, encode_basestring
 
 from afserve.server.choice import Piece
 
 DONE = b"data: [DONE]\n\n"
+_ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(slots=True)
@@ -42,16 +43,17 @@ class Header:
 
 
 def encode(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def text_of(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """As `encode` does it, without what it does for other values."""
+    return encode_basestring(text)
 
 
 def inner(text: str) -> str:
     """The text in JSON, without its quotes: such pieces may be joined."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return encode_basestring(text)[1:-1]
 
 
 def event(value: object) -> bytes:

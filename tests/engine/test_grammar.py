@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.local import LocalCluster
 from afserve.engine.request import GenerationRequest, SamplingParams
-from afserve.engine.sampler import sample
+from afserve.engine.sampler import Failure, sample
 from afserve.engine.sequence import Sequence
 from afserve.errors import RequestError
-from afserve.grammar import Compiler, of_choice, of_lark, of_object, of_regex, of_schema
+from afserve.grammar import Compiler, forbidden_of, of_choice, of_lark, of_object, of_regex, of_schema
 from afserve.kernels.ops import open_ops
 from afserve.tokenizer import Tokenizer
 
@@ -131,8 +133,69 @@ class Evens:
     def allows(self, tokens, start, token):
         return token % 2 == 0
 
-    def forbidden_V(self, tokens, start):
-        return np.arange(6) % 2 == 1
+    def allowed_B(self, tokens, start):
+        return np.packbits(np.arange(6) % 2 == 0, bitorder="little")
+
+
+class Nothing(Evens):
+    """Allows no token at all."""
+
+    def allows(self, tokens, start, token):
+        return False
+
+    def allowed_B(self, tokens, start):
+        return np.zeros(1, np.uint8)
+
+
+class Broken(Evens):
+    def allows(self, tokens, start, token):
+        raise RequestError("grammar: broken")
+
+    allowed_B = allows
+
+
+def guided(guide, seed=0, **params):
+    given = SamplingParams(**{"temperature": 0.0, "seed": seed, "grammar": "x", **params})
+    return Sequence.start(GenerationRequest(0, (1,), given), 0, frozenset(), guide=guide)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(-3, 3), min_size=6, max_size=6),
+            st.sampled_from([None, Evens, Nothing, Broken]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_rows_that_are_masked_together_get_what_each_gets_alone(rows):
+    """Row by row: logits, grammar, and a bias that lets it be drawn from on the host."""
+    logits = torch.tensor([row for row, _, _ in rows], dtype=torch.float32)
+    sequences = [
+        guided(guide and guide(), **({"logit_bias": ((5, 0.0),)} if biased else {}))
+        for _, guide, biased in rows
+    ]
+    ops = open_ops("cpu", 1)
+    found = sample(logits, sequences, ops)
+    for at, (row, guide, _) in enumerate(rows):
+        assert found[at] == sample(logits[at : at + 1], sequences[at : at + 1], ops)[0]
+        if guide in (Nothing, Broken):
+            assert isinstance(found[at], Failure)
+        else:
+            allowed = row[::2] if guide is Evens else row
+            assert row[found[at]] == max(allowed) and (guide is None or found[at] % 2 == 0)
+
+
+def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
+    logits = torch.tensor([[0.0, 900.0, 1.0, 0.0, 2.0, 0.0]])
+    counts = torch.zeros(6)
+    for seed in range(2000):
+        sequence = guided(Evens(), seed, temperature=1.0)
+        counts[sample(logits, [sequence], open_ops("cpu", 1))[0]] += 1
+    wanted = torch.tensor([0.0, float("-inf"), 1.0, float("-inf"), 2.0, float("-inf")]).softmax(-1)
+    assert torch.allclose(counts / 2000, wanted, atol=0.04)
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 6}])
@@ -160,7 +223,7 @@ def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):
 def test_what_is_allowed(compiler, tokenizer, grammar, text):
     matcher = compiler.compile(grammar)
     for token in tokenizer.encode(text, add_special_tokens=False):
-        assert matcher.allows(token) and not matcher.forbidden_V()[token]
+        assert matcher.allows(token) and not forbidden_of([matcher.allowed_B()], VOCABULARY)[0, token]
         matcher.consume([token])
     assert matcher.complete or matcher.allows(END)
 

@@ -155,6 +155,8 @@ def drawn_fields(data):
 
 def every_number_is_served_or_refused(data):
     fields = drawn_fields(data)
+    if fields.get("seed", 0) is None:
+        fields["seed"] = 7  # the scheduler gives one to whoever has none
     row = torch.tensor(data.draw(ROWS))
     try:
         one = sequence([2, 5], **fields)

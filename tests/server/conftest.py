@@ -6,7 +6,7 @@ import json
 import threading
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from afserve.control.backend import ClusterView, IncidentView, NodeView, ServedModel
 from afserve.control.changes import Change, Changed, DrainOne
+from afserve.control.requests import Request, Taker
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, TokenEvent, TokenLogprob
 from afserve.engine.stats import AttentionStats, ExpertStats
@@ -111,6 +112,8 @@ class ScriptedBackend:
     nodes_kept: Nodes = field(default_factory=Nodes)
     admitted: list = field(default_factory=list)
     too_late: OverloadedError | None = None
+    pushes: bool = False  # as a gateway does: whoever waits for an event is asked to take it
+    taken: int = 0
 
     def ready(self) -> bool:
         return self.is_ready
@@ -171,14 +174,51 @@ class ScriptedBackend:
     async def recordings(self) -> tuple[bytes, ...]:
         return self.recorded
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
         self.requests.append(request)
+        events = self._pushed(request, taker) if self.pushes else self._events(request)
         try:
-            async for event in self._events(request):
-                yield event
+            async with aclosing(events):
+                async for event in events:
+                    yield event
         finally:
             self.closed.append(request)
             self.ended.set()
+
+    async def _pushed(
+        self, request: GenerationRequest, taker: Taker | None
+    ) -> AsyncGenerator[TokenEvent, None]:
+        opened = Request(request)
+        pushing = asyncio.create_task(self._push(opened, request))
+        try:
+            while True:
+                event = await opened.get()
+                opened.taker = self._counted(taker)
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            pushing.cancel()
+            await asyncio.gather(pushing, return_exceptions=True)
+
+    def _counted(self, taker: Taker | None) -> Taker | None:
+        def take(event: TokenEvent) -> bool:
+            done = taker is not None and taker(event)
+            self.taken += done
+            return done
+
+        return take
+
+    async def _push(self, opened: Request, request: GenerationRequest) -> None:
+        """An event per turn of the loop, whether anybody is ready for it or not."""
+        try:
+            async with aclosing(self._events(request)) as events:
+                async for event in events:
+                    opened.put(event)
+        except AfserveError as error:
+            opened.put(error)
 
     def keep(self, request: GenerationRequest, keep: Keep) -> Opened:
         self.requests.append(request)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from afserve.config import EngineConfig, ModelSource
 from afserve.control.backend import ServedModel
+from afserve.control.requests import Taker
 from afserve.engine.local import colocated
 from afserve.engine.request import GenerationRequest, TokenEvent
 
@@ -33,7 +34,10 @@ class NanoBackend:
     def check(self) -> None:
         pass
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Whoever reads it runs the engine, so nobody is asked to take anything."""
         self._next += 1
         handle, queue = self._next, asyncio.Queue()
         self._queues[handle] = queue

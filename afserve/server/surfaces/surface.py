@@ -11,6 +11,7 @@ from afserve.errors import AfserveError, RequestError
 from afserve.server.answer import Writer
 from afserve.server.body import ClientGone, until_gone
 from afserve.server.choice import Piece
+from afserve.server.direct import direct_of
 from afserve.server.generation import Generator, Task
 from afserve.server.inflight import DrainingError, Inflight
 from afserve.server.scheduling import within
@@ -62,7 +63,7 @@ class SurfaceAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         surface = self._surface
-        writer = Writer(send, self._limits.write_deadline, surface.media, surface.comment)
+        writer = Writer(send, self._limits.write_deadline, surface.media, surface.comment, direct_of(scope))
         try:
             if self._stream:
                 await self._send_stream(receive, writer)
@@ -110,7 +111,7 @@ class SurfaceAnswer(Response):
         opening = surface.begin()
         async with (
             within(self._task.scheduling.deadline, watched=self._task.watched),
-            aclosing(self._generator.run(self._task)) as pieces,
+            aclosing(self._generator.run(self._task, _Events(surface, usage, writer))) as pieces,
         ):
             async for _, piece in pieces:
                 usage.add(piece)
@@ -122,3 +123,18 @@ class SurfaceAnswer(Response):
         if self._keep is not None:
             await self._keep(usage)
         await writer.end(end)
+
+
+class _Events:
+    """Pieces of a stream that has begun, written at once: a `PieceTaker`."""
+
+    def __init__(self, surface: Surface, usage: Usage, writer: Writer) -> None:
+        self._surface, self._usage, self._writer = surface, usage, writer
+
+    def takes(self) -> bool:
+        return self._writer.free
+
+    def take(self, index: int, piece: Piece) -> None:
+        self._usage.add(piece)
+        if data := self._surface.take(piece):
+            self._writer.write_now(data)
