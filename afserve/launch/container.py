@@ -1,7 +1,8 @@
 """What a container runs: `python -m afserve.launch.container [ARGUMENTS]`.
 
 With arguments it becomes that afserve command. Without, it serves the bundled model on all of the container's
-addresses, with a key that is made at the first start, kept in the state folder, and printed once.
+addresses, with a key that is made at the first start, kept in the state folder, and printed once. It speaks plain HTTP
+then, for whatever publishes the container to speak HTTPS, unless it is given a certificate.
 """
 
 import os
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 STATE = "AFSERVE_STATE"
+CERTIFICATE = "AFSERVE_SSL_CERTFILE"  # as `up` reads it
 _STATE = "/var/lib/afserve"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  of the container, which publishes what its user says
 
@@ -21,7 +23,8 @@ def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[st
         return list(arguments)
     key = Path(environment.get(STATE, _STATE)) / "api.key"
     make_key(key)
-    return ["up", "--host", _EVERYWHERE, "--api-key-file", str(key), "--admin-key-file", str(key)]
+    words = ["up", "--host", _EVERYWHERE, "--api-key-file", str(key), "--admin-key-file", str(key)]
+    return words if environment.get(CERTIFICATE) else [*words, "--insecure-http"]
 
 
 def make_key(path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +156,19 @@ def test_the_pods_of_the_manifests_serve_and_drain(tmp_path: Path, start: Start)
     assert [one.wait(DEADLINE) for one in running.values()] == [0] * len(running)
 
 
+def runs(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    assert process.poll() is None, log.read_text()
+
+
 def test_without_arguments_it_serves_everywhere_with_a_key_that_it_keeps(
     tmp_path: Path, start: Start
 ) -> None:
     port = free_port()
     env = {"AFSERVE_STATE": str(tmp_path), "AFSERVE_PORT": str(port), "HOME": str(tmp_path)}
     for time_of in ("first", "second"):
-        process = start(time_of, [], **env)
-        probed(f"http://127.0.0.1:{port}/ready")
-        printed = (tmp_path / f"{time_of}.log").read_text()
+        process, log = start(time_of, [], **env), tmp_path / f"{time_of}.log"
+        probed(f"http://127.0.0.1:{port}/ready", partial(runs, process, log))
+        printed = log.read_text()
         key = (tmp_path / "api.key").read_text().strip()
         assert printed.count(key) == (time_of == "first")
         body = {"prompt": "def main():", "max_tokens": 4}

@@ -82,6 +82,12 @@ def test_arguments_are_those_of_afserve(tmp_path: Path) -> None:
     assert command(["node", "--role", "expert"], {}) == ["node", "--role", "expert"]
 
 
+def test_without_arguments_plain_http_is_spoken_only_where_there_is_no_certificate(tmp_path: Path) -> None:
+    plain = command([], {"AFSERVE_STATE": str(tmp_path)})
+    secured = command([], {"AFSERVE_STATE": str(tmp_path), "AFSERVE_SSL_CERTFILE": "node.pem"})
+    assert plain == [*secured, "--insecure-http"]
+
+
 def test_the_key_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = command([], {"AFSERVE_STATE": str(tmp_path)})
     assert words[:3] == ["up", "--host", "0.0.0.0"] and words[4] == str(tmp_path / "api.key")

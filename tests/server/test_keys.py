@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from afserve.cli.main import run as command
 from afserve.clock import FakeClock
 from afserve.engine.request import NO_TENANT, Tenant
-from afserve.errors import ConfigError
+from afserve.errors import AuthError, ConfigError
 from afserve.launch.http import settings_for
 from afserve.server.access import key_file
 from afserve.server.access.door import PAGE_PREFIX, Door, ForbiddenError
@@ -170,6 +170,15 @@ def test_a_revoked_key_opens_nothing_to_others(file):
     for path in ("/status", "/live", "/metrics"):
         with pytest.raises(ForbiddenError, match="this key is one for user"):
             door.pass_by(path, Headers(user))
+
+
+def test_a_key_that_opens_both_is_asked_for_everywhere():
+    """As a container without arguments has it: one file for --api-key-file and --admin-key-file."""
+    door = Door(Keyring(["k"], ["k"]), open_metrics=False)
+    for path in ("/v1/completions", "/v1/models", "/status", "/admin/scale", "/metrics"):
+        with pytest.raises(AuthError, match="an API key is needed"):
+            door.pass_by(path, Headers())
+        assert door.pass_by(path, Headers({"authorization": "Bearer k"})).role is KeyRole.ADMIN
 
 
 def test_a_file_never_grows_beyond_what_is_read(file, monkeypatch):

@@ -26,7 +26,9 @@ class Keyring:
     ) -> None:
         """`users` and `admins` are keys in plain text, without names and limits. Raises ConfigError on a wrong file."""
         self._path, self._clock = path, clock or MonotonicClock()
-        roles = dict.fromkeys(users, KeyRole.USER) | dict.fromkeys(admins, KeyRole.ADMIN)
+        roles = dict.fromkeys(users, KeyRole.USER)
+        self._for_users = bool(roles)  # also where one of them is an admin's too
+        roles |= dict.fromkeys(admins, KeyRole.ADMIN)
         self._plain = tuple(_plain(secret, role) for secret, role in roles.items())
         self._looked, self._stamp = self._clock.now(), _stamp(path)
         self._by_digest: Mapping[str, Key] = {}
@@ -37,7 +39,7 @@ class Keyring:
         self._by_digest = {key.digest: key for key in valid}
         roles = {key.role for key in valid}
         self.has_file = bool(self._path)
-        self.has_users = self.has_file or KeyRole.USER in roles
+        self.has_users = self.has_file or self._for_users
         self.has_admins = KeyRole.ADMIN in roles
         # A revoked one counts: to revoke a key opens nothing to others.
         self.has_scrapers = any(key.role is KeyRole.SCRAPE for key in keys)
