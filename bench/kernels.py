@@ -3,6 +3,7 @@
 python -m bench.kernels --quick                    the first shape only, about a minute
 python -m bench.kernels --experts int8,int4/32     only experts kept so (bf16, int8, int4/32, int4/128w)
 python -m bench.kernels --save --threads 1,2       everything; rows are kept in bench/results/kernels.jsonl
+python -m bench.kernels --states                   only gated delta nets, with transformers' beside them
 python -m bench.kernels --device cuda              bench.kernels_cuda
 """
 
@@ -16,6 +17,7 @@ import torch
 from afserve.kernels.native import Native
 from bench.kernels_cases import KINDS, Case, Kind, attention_cases, expert_cases, small_cases
 from bench.kernels_clock import Row, best_of, measure_read
+from bench.kernels_delta import delta_cases
 from bench.origin import ROOT, origin
 
 MM = 2048
@@ -54,16 +56,18 @@ def row(case: Case, limit: Row, threads: int) -> Row:
     return found
 
 
-def rows(threads: int, isa: str, quick: bool, kinds: tuple[Kind, ...]) -> Iterator[Row]:
+def rows(threads: int, isa: str, quick: bool, kinds: tuple[Kind, ...], states: bool) -> Iterator[Row]:
     native = Native(threads, isa)
     torch.set_num_threads(threads)
     limit = limits(native, threads)
     yield limit
-    cases: tuple[Iterator[Case], ...] = (
-        expert_cases(native, quick, kinds or (KINDS[:1] if quick else KINDS)),
-    )
-    if not kinds:
+    cases: tuple[Iterator[Case], ...] = ()
+    if kinds or not states:
+        cases += (expert_cases(native, quick, kinds or (KINDS[:1] if quick else KINDS)),)
+    if not kinds and not states:
         cases += attention_cases(native, quick), small_cases(native, quick)
+    if states or not kinds:
+        cases += (delta_cases(native, quick),)
     for case in itertools.chain(*cases):
         yield row(case, limit, threads) | {"isa": native.isa}
 
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2", help="comma-separated thread counts")
     parser.add_argument("--isa", default="", help="an instruction set instead of the best one")
     parser.add_argument("--experts", default="", help="only experts, kept in these ways: bf16, int8, int4/32")
+    parser.add_argument("--states", action="store_true", help="only gated delta nets")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     if options.device == "cuda":
@@ -93,7 +98,7 @@ def main() -> None:
         parser.error(f"--experts: {options.experts}; known: {', '.join(kind.name for kind in KINDS)}")
     known = origin()
     for threads in (int(n) for n in options.threads.split(",")):
-        for found in rows(threads, options.isa, options.quick, kinds):
+        for found in rows(threads, options.isa, options.quick, kinds, options.states):
             print(json.dumps(found) if options.json else line(found), flush=True)
             if options.save:
                 with (ROOT / "bench/results/kernels.jsonl").open("a") as file:

@@ -78,6 +78,20 @@ DEEPSEEK_V3: Config = {
     "v_head_dim": 64,
 }
 
+QWEN3_NEXT: Config = {
+    **QWEN3_MOE,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_value_head_dim": 128,
+    "partial_rotary_factor": 0.25,
+    "shared_expert_intermediate_size": 256,
+}
+
 
 def qwen3_moe(c: Config) -> Sizes:
     """Names and sizes of a Qwen3-MoE checkpoint."""
@@ -95,6 +109,41 @@ def qwen3_moe(c: Config) -> Sizes:
         yield f"{p}.self_attn.k_norm.weight", (head,)
         yield f"{p}.mlp.gate.weight", (c["num_experts"], hidden)
         yield from _experts(c, p, c["num_experts"])
+
+
+def qwen3_next(c: Config) -> Sizes:
+    """Names and sizes of a Qwen3-Next checkpoint."""
+    hidden, head = c["hidden_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
+    yield from _ends(c)
+    for layer in range(c["num_hidden_layers"]):
+        p = f"model.layers.{layer}"
+        yield from _norms(c, p)
+        if (layer + 1) % c["full_attention_interval"]:
+            yield from _delta_net(c, f"{p}.linear_attn")
+        else:
+            yield f"{p}.self_attn.q_proj.weight", (2 * q, hidden)
+            yield f"{p}.self_attn.k_proj.weight", (kv, hidden)
+            yield f"{p}.self_attn.v_proj.weight", (kv, hidden)
+            yield f"{p}.self_attn.o_proj.weight", (hidden, q)
+            yield f"{p}.self_attn.q_norm.weight", (head,)
+            yield f"{p}.self_attn.k_norm.weight", (head,)
+        yield f"{p}.mlp.gate.weight", (c["num_experts"], hidden)
+        yield from _experts(c, p, c["num_experts"])
+        yield from _mlp(hidden, c["shared_expert_intermediate_size"], f"{p}.mlp.shared_expert")
+        yield f"{p}.mlp.shared_expert_gate.weight", (1, hidden)
+
+
+def _delta_net(c: Config, prefix: str) -> Sizes:
+    hidden, heads = c["hidden_size"], c["linear_num_value_heads"]
+    keys, values = c["linear_num_key_heads"] * c["linear_key_head_dim"], heads * c["linear_value_head_dim"]
+    yield f"{prefix}.in_proj_qkvz.weight", (2 * keys + 2 * values, hidden)
+    yield f"{prefix}.in_proj_ba.weight", (2 * heads, hidden)
+    yield f"{prefix}.conv1d.weight", (2 * keys + values, 1, c["linear_conv_kernel_dim"])
+    yield f"{prefix}.A_log", (heads,)
+    yield f"{prefix}.dt_bias", (heads,)
+    yield f"{prefix}.norm.weight", (c["linear_value_head_dim"],)
+    yield f"{prefix}.out_proj.weight", (hidden, values)
 
 
 def deepseek_v3(c: Config) -> Sizes:
@@ -154,17 +203,25 @@ class Shape:
 SHAPES = {
     "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
     "deepseek-v3-119m": Shape(DEEPSEEK_V3, deepseek_v3),
+    "qwen3-next-123m": Shape(QWEN3_NEXT, qwen3_next),
 }
 
 
 def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Every named tensor: norms one, the router bias a small float32 spread, matrices normal in bfloat16."""
+    """Every named tensor: norms one (Qwen3-Next's are stored less one), biases a small float32 spread, matrices normal
+    in bfloat16."""
     random = torch.Generator().manual_seed(seed)
     for name, size in shape.sizes(shape.config):
         if name.endswith("bias"):
             yield name, torch.randn(size, generator=random) * 0.02
+        elif name.endswith("A_log"):
+            yield (
+                name,
+                (torch.rand(size, generator=random) * 6 - 5).bfloat16(),
+            )  # a token leaves 0.1 to 0.99 of a state
         elif len(size) == 1:
-            yield name, torch.ones(size, dtype=torch.bfloat16)
+            less_one = shape.config["model_type"] == "qwen3_next" and "linear_attn" not in name
+            yield name, torch.full(size, 0.0 if less_one else 1.0, dtype=torch.bfloat16)
         else:
             spread = matrix_spread(name, size, shape.config)
             yield name, (torch.randn(size, generator=random) * spread).bfloat16()
@@ -172,8 +229,8 @@ def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 def matrix_spread(name: str, size: tuple[int, ...], c: Config) -> float:
     """Standard deviation of a matrix; what adds to the residual stream is smaller the more layers there are."""
-    spread = 1.0 if "embed_tokens" in name else size[1] ** -0.5
-    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    spread = 1.0 if "embed_tokens" in name else math.prod(size[1:]) ** -0.5
+    residual = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
     return spread / math.sqrt(2 * c["num_hidden_layers"]) if residual else spread
 
 

@@ -5,6 +5,7 @@ here. What only some devices or backends lack, their kernels refuse or replace t
 """
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from afserve.config_ranges import MOST_ROUTED
 from afserve.errors import CheckpointError, shown
@@ -14,6 +15,8 @@ from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
 
 _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 _ACTIVATIONS = ("silu",)
+_OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps"}
+_NO_DELTA = AttentionSpec("linear", 1, 1, 1, 1)
 _EXPERT_ACTIVATIONS = ("silu", CLAMPED_SWIGLU)
 
 
@@ -56,6 +59,8 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
     elif a.rope is not None and not _divided(a.rope):
         each = f"one number in each for {a.rope.dim // 2} frequencies"
         yield _unsupported("rope_type 'longrope' with other short_factor and long_factor", each)
+    if a.taps:
+        yield _unsupported(f"linear_conv_kernel_dim: {a.taps} before {a.kind} attention", "linear attention")
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
     if a.indexer:
@@ -94,6 +99,10 @@ def _delta(a: AttentionSpec) -> Iterator[str]:
             f"linear attention with a convolution of {a.taps} tokens (linear_conv_kernel_dim)",
             "gated delta nets, of 2 tokens or more",
         )
+    others = {field.name for field in fields(a)} - _OF_DELTA
+    odd = sorted(name for name in others if getattr(a, name) != getattr(_NO_DELTA, name))
+    if odd:
+        yield _unsupported(f"{', '.join(odd)} of a gated delta net", "a net without")
     if a.heads % a.kv_heads:
         yield _unsupported(
             f"linear_num_key_heads: {a.kv_heads} for {a.heads} value heads",

@@ -3,13 +3,14 @@
 #include <math.h>
 #include <string.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace {
 
-// Of a head's values that one task computes: with 128 keys 32 KiB, which stay in the first-level cache.
+// Of a head's values, computed together: with 128 keys 32 KiB, which stay in the first-level cache.
 constexpr int COLUMNS = PANEL;
 
 // One sequence's tokens of a call.
@@ -59,43 +60,56 @@ void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mix
     isa.unit(out + h * net.key, net.key, h < net.key_heads ? 1.0f / sqrtf(float(net.key)) : 1.0f);
 }
 
-// Columns of one head, of all tokens of one sequence. `scratch` has COLUMNS numbers for each key, and twice that many more.
-struct Columns {
+// One head of one sequence. Its matrix is copied to scratch row by row, so memory is read in the order of addresses: panels
+// of COLUMNS columns of all keys, one behind the other. Behind them is room for a value and a result.
+struct Head {
   const DeltaNet& net;
   const Span& span;
   const States& states;
-  int head, first, count;
+  int head;
   float* scratch;
 
-  size_t place() const { return size_t(head) * net.key * net.value + first; }
+  int panels() const { return ceil_div(net.value, COLUMNS); }
+  int columns(int panel) const { return std::min(net.value - panel * COLUMNS, COLUMNS); }
+  float* row(int panel, int key) const { return scratch + (size_t(panel) * net.key + key) * COLUMNS; }
+  size_t place(int key) const { return (size_t(head) * net.key + key) * net.value; }
 
   void read(const float* state) const {
-    for (int i = 0; i < net.key; i++) {
-      float* row = scratch + i * COLUMNS;
-      memset(row, 0, COLUMNS * sizeof(float));
-      if (state) memcpy(row, state + place() + size_t(i) * net.value, count * sizeof(float));
-    }
+    for (int key = 0; key < net.key; key++)
+      for (int p = 0; p < panels(); p++) {
+        memset(row(p, key), 0, COLUMNS * sizeof(float));
+        if (state) memcpy(row(p, key), state + place(key) + p * COLUMNS, columns(p) * sizeof(float));
+      }
   }
 
   void leave(int position) const {
-    float* state = states.data + size_t(span.block(position, states.block_size)) * states.stride + place();
-    for (int i = 0; i < net.key; i++)
-      memcpy(state + size_t(i) * net.value, scratch + i * COLUMNS, count * sizeof(float));
+    float* state = states.data + size_t(span.block(position, states.block_size)) * states.stride;
+    for (int key = 0; key < net.key; key++)
+      for (int p = 0; p < panels(); p++)
+        memcpy(state + place(key) + p * COLUMNS, row(p, key), columns(p) * sizeof(float));
   }
 
   void run(const Isa& isa, const DeltaTokens& rows, const float* mixed) const {
-    float *value = scratch + net.key * COLUMNS, *out = value + COLUMNS;
-    int keys = net.key_heads * net.key, key = head / (net.value_heads / net.key_heads) * net.key;
-    memset(value, 0, COLUMNS * sizeof(float));
-    for (int t = 0; t < span.count; t++) {
-      const float* row = mixed + size_t(span.first + t) * net.channels();
-      size_t at = size_t(span.first + t) * net.value_heads + head;
-      memcpy(value, row + 2 * keys + head * net.value + first, count * sizeof(float));
-      isa.delta_token(scratch, net.key, row + key, row + keys + key, value, expf(rows.decay[at]), rows.beta[at], out);
-      memcpy(rows.out + at * net.value + first, out, count * sizeof(float));
-      int position = span.position + t;
-      if (t == span.count - 1 || (position + 1) % states.block_size == 0) leave(position);
+    for (int first = 0; first < span.count;) {
+      int left = states.block_size - (span.position + first) % states.block_size;
+      int end = std::min(first + left, span.count);
+      for (int p = 0; p < panels(); p++)
+        for (int t = first; t < end; t++) token(isa, rows, mixed, p, t);
+      leave(span.position + end - 1);
+      first = end;
     }
+  }
+
+  void token(const Isa& isa, const DeltaTokens& rows, const float* mixed, int panel, int t) const {
+    float *value = row(panels(), 0), *out = value + COLUMNS;
+    int keys = net.key_heads * net.key, key = head / (net.value_heads / net.key_heads) * net.key;
+    const float* of_token = mixed + size_t(span.first + t) * net.channels();
+    size_t at = size_t(span.first + t) * net.value_heads + head;
+    memset(value, 0, COLUMNS * sizeof(float));
+    memcpy(value, of_token + 2 * keys + head * net.value + panel * COLUMNS, columns(panel) * sizeof(float));
+    isa.delta_token(row(panel, 0), net.key, of_token + key, of_token + keys + key, value, expf(rows.decay[at]),
+                    rows.beta[at], out);
+    memcpy(rows.out + at * net.value + panel * COLUMNS, out, columns(panel) * sizeof(float));
   }
 };
 
@@ -134,16 +148,13 @@ void delta(Engine& engine, const DeltaNet& net, const DeltaTokens& rows, const S
     const Span& span = spans[span_of_token[t]];
     mix(*engine.isa, net, span, rows.mixed, before(span, states), t - span.first, mixed + t * channels);
   });
-  int parts = ceil_div(net.value, COLUMNS), tasks = net.value_heads * parts;
-  engine.reserve((net.key + 2) * COLUMNS * sizeof(float));
-  engine.pool.run(batch.sequences * tasks, [&](int index, int worker) {
-    const Span& span = spans[index / tasks];
+  engine.reserve((size_t(ceil_div(net.value, COLUMNS)) * net.key + 2) * COLUMNS * sizeof(float));
+  engine.pool.run(batch.sequences * net.value_heads, [&](int index, int worker) {
+    const Span& span = spans[index / net.value_heads];
     if (!span.count) return;
-    int head = index % tasks / parts, first = index % parts * COLUMNS;
-    int count = net.value - first < COLUMNS ? net.value - first : COLUMNS;
-    Columns columns{net, span, states, head, first, count, engine.scratch<float>(worker)};
-    columns.read(before(span, states));
-    columns.run(*engine.isa, rows, mixed);
+    Head head{net, span, states, index % net.value_heads, engine.scratch<float>(worker)};
+    head.read(before(span, states));
+    head.run(*engine.isa, rows, mixed);
   });
   engine.pool.run(batch.sequences, [&](int s, int) {
     leave_windows(net, spans[s], rows.mixed, states, before(spans[s], states));

@@ -26,6 +26,7 @@ GQA = AttentionSpec("gqa", 4, 2, 16, 16, ROPE)
 MLA = AttentionSpec(
     "mla", 4, 1, 28, 16, replace(ROPE, interleaved=True), q_lora_rank=12, kv_lora_rank=20, nope_dim=12, rope_dim=16
 )  # fmt: skip
+DELTA = AttentionSpec("linear", 4, 2, 12, 20, taps=4)
 LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, high_freq_factor=8.0))
 LONGROPE = replace(
     GQA, rope=replace(ROPE, kind="longrope", original_max=8, short_factor=(1.0,) * 8, long_factor=(2.0,) * 8)
@@ -105,8 +106,9 @@ OF_GQA = {
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": (32, REFUSED), "value_dim": (8, REFUSED),
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
     "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5), ""), "sinks": True,
-    "gated": (True, REFUSED), "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
+    "gated": True, "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
+    "taps": (4, REFUSED),
 }  # fmt: skip
 OF_MLA = {
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
@@ -114,6 +116,14 @@ OF_MLA = {
     "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5), REFUSED),
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED), "q_lora_rank": None,
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
+    "indexer": (IndexerSpec(2, 8, 4), REFUSED), "taps": (4, REFUSED),
+}  # fmt: skip
+OF_DELTA = {
+    "kind": ("gqa", REFUSED), "heads": 8, "kv_heads": 4, "head_dim": 16, "value_dim": 24, "taps": 3,
+    "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
+    "window": (5, REFUSED), "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED),
+    "temperature": ((4, 0.5), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gated": (True, REFUSED),
+    "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "indexer": (IndexerSpec(2, 8, 4), REFUSED),
 }  # fmt: skip
 OF_MOE = {
@@ -130,6 +140,8 @@ CASES = [
     *((GQA, "", name, value) for name, value in OF_GQA.items()),
     *((MLA, "rope", "interleaved", value) for value in (False,)),
     *((MLA, "", name, value) for name, value in OF_MLA.items()),
+    *((DELTA, "", name, value) for name, value in OF_DELTA.items()),
+    *((DELTA, "", "kv_heads", value) for value in ((3, REFUSED),)),
     *((LLAMA3, "rope", name, value) for name, value in OF_LLAMA3.items()),
     *((LONGROPE, "rope", name, value) for name, value in OF_LONGROPE.items()),
     *((SHORT, "rope", name, value) for name, value in OF_SHORT.items()),
@@ -144,7 +156,7 @@ CASES = [
 def test_every_field_has_its_case():
     ropes, experts = OF_ROPE | OF_LLAMA3 | OF_LONGROPE | OF_SHORT, OF_MOE | OF_CLAMPED | OF_MIXED
     parts = (RopeSpec, ropes), (AttentionSpec, OF_GQA), (AttentionSpec, OF_MLA), (MoeSpec, experts)
-    for part, cases in (*parts, (DenseSpec, OF_DENSE)):
+    for part, cases in (*parts, (AttentionSpec, OF_DELTA), (DenseSpec, OF_DENSE)):
         assert {field.name for field in fields(part)} == {*cases}
 
 
@@ -189,7 +201,9 @@ def test_biases_are_apart():
     assert {n for n, _ in names if n.endswith("_proj.bias")} == {"model.layers.0.self_attn.o_proj.bias"}
 
 
-@pytest.mark.parametrize("attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True)])
+@pytest.mark.parametrize(
+    "attention", [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gated=True), DELTA]
+)
 def test_backends_agree(attention):
     spec = checked(LayerSpec(attention, MOE))
     assert torch.allclose(run(spec)[2], run(spec, "torch")[2], atol=1e-4)
@@ -198,6 +212,14 @@ def test_backends_agree(attention):
 def test_mixed_attention_caches_each_layer_by_its_own_size():
     spec = checked(LayerSpec(GQA, DENSE), LayerSpec(MLA, MOE))
     assert spec.kv_bytes_per_token(4) == 4 * (2 * 32 + 20 + 16)
+    assert run(spec)[2].isfinite().all()
+
+
+def test_a_state_costs_no_token_anything():
+    spec = checked(LayerSpec(DELTA, DENSE), LayerSpec(GQA, MOE))
+    numbers = 4 * 12 * 20 + 3 * (2 * 2 * 12 + 4 * 20)
+    assert spec.kv_bytes_per_token(4) == 4 * 2 * 32 and spec.state_bytes() == 4 * numbers
+    assert spec.kv_bytes_per_token(4, 8) == 4 * 2 * 32 + 4 * numbers / 8
     assert run(spec)[2].isfinite().all()
 
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench import make_checkpoint
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "moe_intermediate_size": 16, "vocab_size": 320}
+SMALL |= {"full_attention_interval": 2}
 
 
 @pytest.fixture(autouse=True)
