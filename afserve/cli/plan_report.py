@@ -39,6 +39,7 @@ def as_table(
     lines += [
         "",
         *_details(question, best),
+        *(f"note: {note}" for note in _beyond(question, best)),
         "",
         f"+10 % of each, {counted}: {_sensitivity(changes)}",
         "",
@@ -88,6 +89,19 @@ def _notes(question: Question) -> list[str]:
             "calibrate --out mine.jsonl` there and plan with --curves mine.jsonl"
         )
     return found
+
+
+def _beyond(question: Question, best: Plan) -> list[str]:
+    """What a calibration says nothing of: its interval is that of sizes that were measured."""
+    requests, context = question.setting.curves.most
+    asked = question.setting.workload.context_mean
+    if best.batch <= requests and asked <= 1.5 * context:
+        return []
+    return [
+        f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens of "
+        f"context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, and the "
+        "interval does not know that: calibrate without --quick, or plan with --max-running"
+    ]
 
 
 def _target(question: Question) -> str:
@@ -237,7 +251,7 @@ def as_values(
         "verdict": verdict,
         "probability_afd_better": chance(question, found),
         "engines": {kind: _engine(engine) for kind, engine in question.engines},
-        "notes": _notes(question),
+        "notes": _notes(question) + _beyond(question, found.plans[0]),
         "layouts_tried": found.tried,
     }
 

@@ -100,7 +100,11 @@ def fit_calibration(
         curves["answer"] = answer
     curves["together"] = _together(rows, CurveSet(source, curves, 0.0), shape, chip, precision)
     spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
-    return CurveSet(source, curves, max(spread, 0.02))
+    most = (
+        float(_column(rows["attention"], "requests").max()),
+        float(_column(rows["attention"], "context").max()),
+    )
+    return CurveSet(source, curves, max(spread, 0.02), most=most)
 
 
 def _column(rows: Sequence[Mapping[str, float]], name: str) -> Array:

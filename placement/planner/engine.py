@@ -128,7 +128,7 @@ PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine")
 def scaled(curves: CurveSet, rates: Rates) -> CurveSet:
     """The curves of decoding as an engine reaches them. Prompts keep the kernels' own."""
     found = {name: _scaled(name, curve, rates) for name, curve in curves.curves.items()}
-    return CurveSet(curves.name, found, curves.model_spread, curves.checked)
+    return CurveSet(curves.name, found, curves.model_spread, curves.checked, curves.most)
 
 
 def _scaled(name: str, curve: Curve, rates: Rates) -> Curve:

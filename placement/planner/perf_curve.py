@@ -72,16 +72,23 @@ _KINDS = {"sparse": "mla", "mfa": "mla", "window": "gqa", "linear": "gqa"}
 class CurveSet:
     """Curves by name, such as `core.mla.fp8`; a missing precision falls back to the nearest one that is there.
 
-    MFA has one key-value head for all queries, as absorbed MLA has, and borrows its curve.
+    MFA has one key-value head for all queries, as absorbed MLA has, and borrows its curve. most: the requests and the
+    tokens of context of the largest steps that were measured on one's own machine.
     """
 
     def __init__(
-        self, name: str, curves: Mapping[str, Curve], model_spread: float, checked: tuple[str, ...] = ()
+        self,
+        name: str,
+        curves: Mapping[str, Curve],
+        model_spread: float,
+        checked: tuple[str, ...] = (),
+        most: tuple[float, float] = (float("inf"), float("inf")),
     ) -> None:
         self.name = name
         self.curves = dict(curves)
         self.model_spread = model_spread
         self.checked = checked
+        self.most = most
 
     def spread_on(self, hardware: str) -> float:
         """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on, and a

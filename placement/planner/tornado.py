@@ -182,7 +182,7 @@ def _with_curves(
             name: vary(curve) if name.split(".", maxsplit=1)[0] in operations else curve
             for name, curve in curves.curves.items()
         }
-        return CurveSet(curves.name, found, curves.model_spread, curves.checked)
+        return CurveSet(curves.name, found, curves.model_spread, curves.checked, curves.most)
 
     setting = given.setting
     reached = None if setting.reached is None else varied(setting.reached)

@@ -210,3 +210,21 @@ def test_a_calibration_is_an_engine(capsys: pytest.CaptureFixture[str], tmp_path
         assert code == 0
     assert told[0]["best"] == told[1]["best"]
     assert told[0]["engines"]["afd"]["about"].endswith("mine.jsonl")
+
+
+def test_a_plan_beyond_what_was_measured_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(lines()))
+    asked = f"plan --model qwen3-30b-a3b --pool cpu-host=2 --precision bf16 --engine {file} --kind colocated"
+    for more, beyond in (
+        ("--context 512 --max-running 32", False),
+        ("--context 512", True),
+        ("--context 4096 --max-running 32", True),
+    ):
+        assert run([*asked.split(), *more.split()]) == 0
+        assert ("Beyond what was measured it is a guess" in capsys.readouterr().out) == beyond
+        assert run([*asked.split(), *more.split(), "--json"]) == 0
+        assert (
+            any("steps of at most 64 requests" in one for one in json.loads(capsys.readouterr().out)["notes"])
+            == beyond
+        )
