@@ -82,6 +82,10 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, help="print so many wrong answers per wording")
     parser.add_argument("--save", action="store_true", help="into training.json, and the card anew")
     options = parser.parse_args()
+    if options.functions < 1:
+        parser.error(f"--functions {options.functions}: at least 1")
+    if not (options.out / facts.FILE).is_file():
+        parser.error(f"--out {options.out}: no {facts.FILE} in it; give a folder that bench.nano.train made")
     if options.save and (options.functions, options.seed) != (ASKED, SEED):
         parser.error(f"--save: the card has {ASKED} functions of seed {SEED}; drop --functions and --seed")
     found = shares(options.out, options.functions, options.seed, options.threads, options.show)

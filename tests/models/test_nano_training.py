@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.nano import checkpoint, corpus, facts, heldout, lessons, tokenizer
+from bench.nano import answers, checkpoint, corpus, facts, heldout, lessons, tokenizer, train
 from bench.nano.attention import CausalAttention
 from bench.nano.corpus import Document
 from bench.nano.experts import RoutedExperts
@@ -347,3 +347,34 @@ def test_tokenizer_has_the_asked_size_and_keeps_indentation_in_one_token() -> No
     assert bpe.get_vocab_size() == 400
     assert len(bpe.encode("\n        ", add_special_tokens=False).ids) == 1
     assert bpe.encode("x").ids[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(("--steps", "5"), "is not run with --start"), ((), "has learnt facts already")],
+)
+def test_the_second_stage_starts_from_the_first(
+    more: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = Path(__file__).parents[2] / "configs" / "nano"
+    monkeypatch.setattr("sys.argv", ["train", "--start", str(finished), *more])
+    with pytest.raises(SystemExit, match="2"):
+        train.main()
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--save --seed 3", "drop --functions and --seed"),
+        ("--functions 0", "at least 1"),
+        ("--out nowhere", "no facts.json in it"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    flags: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["answers", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        answers.main()
+    assert said in capsys.readouterr().err
