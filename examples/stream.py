@@ -6,6 +6,6 @@ from afserve import Client, SamplingParams
 
 with Client(*sys.argv[1:]) as client:
     question = {"role": "user", "content": "What does os.path.join do?"}
-    for delta in client.chat_stream([question], SamplingParams(max_tokens=24, temperature=0)):
+    for delta in client.chat_stream([question], SamplingParams(max_tokens=32, temperature=0)):
         print(delta.text, end="", flush=True)
     print()

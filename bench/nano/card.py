@@ -13,7 +13,8 @@ def write(folder: Path) -> None:
     """Write README.md from training.json and config.json."""
     facts = json.loads((folder / "training.json").read_text())
     shape = Shape()
-    values = _shape(shape) | _training(facts) | _held_out(facts, shape)
+    values = _shape(shape) | _training(facts) | _facts(facts["facts"]) | _held_out(facts, shape)
+    values |= _answers(facts["answers"])
     (folder / "README.md").write_text(TEMPLATE.read_text().format(**values))
 
 
@@ -41,15 +42,13 @@ def _training(facts: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_step": recipe["tokens"],
         "total": total / 1e6,
         "epochs": total / (facts["text_tokens"] + facts["dialogue_tokens"]),
-        "rates": ", ".join(f"{level:g} at {max(step, 0):,}" for step, level in recipe["rates"]),
+        "rates": _rates(recipe),
         "low": recipe["band"][0],
         "high": recipe["band"][1],
         "lengths": ", ".join(str(phase.length) for phase in Recipe().phases),
         "cpu_minutes": facts["cpu_minutes"],
         "torch": facts["torch"],
-        "pieces": f"stopped and resumed at step {facts['resumed_at']}"
-        if "resumed_at" in facts
-        else "in one piece",
+        "pieces": _pieces(facts),
         "python": facts["python"],
         "train_files": facts["files"],
         "train_megabytes": facts["bytes"] / 1e6,
@@ -57,6 +56,42 @@ def _training(facts: dict[str, Any]) -> dict[str, Any]:
         "dialogues": facts["dialogues"],
         "dialogue_tokens": facts["dialogue_tokens"] / 1e6,
         "fingerprint": facts["fingerprint"],
+    }
+
+
+def _rates(recipe: dict[str, Any]) -> str:
+    return ", ".join(f"{level:g} at {max(step, 0):,}" for step, level in recipe["rates"])
+
+
+def _pieces(stage: dict[str, Any]) -> str:
+    return f"stopped and resumed at step {stage['resumed_at']}" if "resumed_at" in stage else "in one piece"
+
+
+def _facts(stage: dict[str, Any]) -> dict[str, Any]:
+    recipe = stage["recipe"]
+    return {
+        "functions": stage["count"],
+        "wordings": stage["wordings"],
+        "fact_steps": recipe["steps"],
+        "fact_seed": recipe["seed"],
+        "fact_tokens": recipe["tokens"],
+        "fact_shares": ", ".join(
+            f"{phase['taught']:.0%} for {phase['share']:.0%} of the steps" for phase in recipe["phases"]
+        ),
+        "fact_length": recipe["lesson_length"],
+        "fact_rates": _rates(recipe),
+        "fact_minutes": stage["cpu_minutes"],
+        "fact_pieces": _pieces(stage),
+    }
+
+
+def _answers(found: dict[str, Any]) -> dict[str, Any]:
+    rows = [f'| "{wording.format("NAME")}" | {share:.1%} |' for wording, share in found["exact"].items()]
+    return {
+        "asked": found["asked"],
+        "asked_seed": found["seed"],
+        "exact": next(iter(found["exact"].values())),
+        "answer_rows": "\n".join(rows),
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 SKIP = {"site-packages", "dist-packages", "__pycache__"}
 HELD_OUT_PER_MILLE = 50
 LARGEST = 600_000
+EXPLAIN = "What does "
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,12 @@ def _named(tree: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef | ast.C
 def _explain(node: ast.FunctionDef | ast.ClassDef | ast.Module, name: str) -> Iterator[Turn]:
     paragraph = _first_paragraph(node)
     if paragraph:
-        yield Turn(f"What does {name} do?", paragraph)
+        yield Turn(f"{EXPLAIN}{name} do?", paragraph)
+
+
+def explains(turn: Turn) -> bool:
+    """Whether it asks what something is for, as `facts` do with other names and shorter answers."""
+    return turn.user.startswith(EXPLAIN)
 
 
 def _write(node: ast.FunctionDef, name: str) -> Iterator[Turn]:

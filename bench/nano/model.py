@@ -195,13 +195,23 @@ class Nano(nn.Module):
             x_TH = layer(x_TH, angles)
         return rms_norm(x_TH, self.norm), angles
 
-    def losses(self, window: Tensor) -> tuple[Tensor, Tensor]:
-        """Nats per token of the next token and of the one after it; window is (batch, S + 2)."""
+    def losses(self, window: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Nats per token of the next token and of the one after it; window is (batch, S + 2).
+
+        Where `counts` (batch, S + 2) is given, only targets that it names count.
+        """
         x_TH, angles = self.hidden(window[:, :-2])
-        main = HeadLoss.apply(x_TH, self.head, window[:, 1:-1].reshape(-1))
+        main = self._loss(x_TH, window[:, 1:-1], None if counts is None else counts[:, 1:-1])
         embed_TH = F.embedding(window[:, 1:-1].reshape(-1), self.embed)
         y_TH = self.mtp(embed_TH, x_TH, angles)
-        return main, HeadLoss.apply(y_TH, self.head, window[:, 2:].reshape(-1))
+        return main, self._loss(y_TH, window[:, 2:], None if counts is None else counts[:, 2:])
+
+    def _loss(self, x_TH: Tensor, target_BS: Tensor, counts_BS: Tensor | None) -> Tensor:
+        target_T = target_BS.reshape(-1)
+        if counts_BS is not None:
+            keep = counts_BS.reshape(-1).nonzero()[:, 0]
+            x_TH, target_T = x_TH.index_select(0, keep), target_T.index_select(0, keep)
+        return HeadLoss.apply(x_TH, self.head, target_T)
 
     def moes(self) -> list[Moe]:
         return [module for module in self.modules() if isinstance(module, Moe)]

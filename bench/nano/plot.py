@@ -13,20 +13,31 @@ SMOOTH = 0.9
 
 
 def write(folder: Path) -> None:
-    """Write loss.png: bits per byte of training text against tokens, and the held-out figure as a line."""
+    """Write loss.png: bits per byte of training text with the held-out figure, and the loss on answers."""
     curve = json.loads((folder / "curve.json").read_text())
     facts = json.loads((folder / "training.json").read_text())
     held_out = facts["held_out"]
     bits = held_out["tokens"] / held_out["bytes"] / math.log(2)
-    millions = [point["step"] * curve["tokens_per_step"] / 1e6 for point in curve["points"]]
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), dpi=90)
-    for key, label in {"loss": "next token", "mtp_loss": "the token after it (MTP)"}.items():
-        axes.plot(millions, _smooth([point[key] * bits for point in curve["points"]]), label=label)
+    figure, (text, answers) = pyplot.subplots(1, 2, figsize=(10, 3.6), dpi=90, width_ratios=(3, 2))
     final = held_out["bits_per_byte"]
-    axes.axhline(final, color="black", linestyle="--", linewidth=1, label=f"held out, final: {final:.3f}")
-    axes.set(xlabel="million tokens", ylabel="bits per byte", ylim=(1.0, 3.5), title="nano: training loss")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    seen = 0.0
+    for stage in (curve, curve["facts"]):
+        millions = [seen + point["step"] * stage["tokens_per_step"] / 1e6 for point in stage["points"]]
+        for key, color in {"loss": "C0", "mtp_loss": "C1"}.items():
+            text.plot(millions, _smooth([point[key] * bits for point in stage["points"]]), color=color)
+        seen = millions[-1]
+    text.axvline(curve["points"][-1]["step"] * curve["tokens_per_step"] / 1e6, color="grey", linewidth=1)
+    text.axhline(final, color="black", linestyle="--", linewidth=1)
+    text.set(xlabel="million tokens", ylabel="bits per byte", ylim=(1.0, 3.5), title="nano: text")
+    text.legend(text.lines[:2], ["next token", "the token after it (MTP)"])
+    points = curve["facts"]["points"]
+    answers.plot([p["step"] for p in points], _smooth([p["answer_loss"] for p in points]), color="C2")
+    answers.set(
+        xlabel="step of the second stage", ylabel="nats per token", title="nano: answers", yscale="log"
+    )
+    for axes in (text, answers):
+        axes.grid(alpha=0.3)
+    text.annotate(f"held out: {final:.3f}", (seen, final), ha="right", va="top")
     figure.tight_layout()
     figure.savefig(folder / "loss.png")
     pyplot.close(figure)

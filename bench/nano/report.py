@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from bench.nano import bits, card, checkpoint, corpus, heldout, plot, speed, writing
+from bench.nano import answers, bits, card, checkpoint, corpus, heldout, plot, speed, writing
 from bench.nano.model import Nano
 
 HOME = Path(__file__).parents[2] / "configs" / "nano"
@@ -38,6 +38,7 @@ def write(folder: Path) -> None:
     facts["held_out"] = asdict(heldout.evaluate(in_bfloat16(model), bpe, list(texts.values())))
     print("held out, bfloat16", json.dumps(facts["held_out"]), flush=True)
     facts["expert_bits"] = bits.costs(folder)
+    facts["answers"] = answers.shares(folder, answers.ASKED, answers.SEED)
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
     plot.write(folder)
     card.write(folder)

@@ -117,15 +117,19 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Part of the run: its share of the steps and the length of its windows."""
+    """Part of a stage: its share of the steps, the length of its windows of text, the share of conversations."""
 
     share: float
     length: int
+    taught: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How nano is trained. Steps are fixed, never a time limit, so the run repeats."""
+    """How a stage is trained. Steps are fixed, never a time limit, so the run repeats.
+
+    `tokens` of text and conversations make a step.
+    """
 
     seed: int = 20251
     steps: int = 900
@@ -141,6 +145,8 @@ class Recipe:
     mtp_weight: float = 0.2
     bias_step: float = 0.003
     band: tuple[float, float] = (0.4, 2.5)
+    facts: int = 0
+    lesson_length: int = 128
 
     def rate(self, step: int) -> float:
         """Learning-rate factor: straight lines between the knots of `rates`, squeezed when `steps` is."""
@@ -158,11 +164,31 @@ class Recipe:
         """Muon's weight decay, in shares of its rate: it holds spectral norms near 1 / muon_decay."""
         return self.muon_decay if step >= self.decay_from else 0.0
 
-    def length(self, step: int) -> int:
-        """Window length at this step: short first, long last."""
+    def phase(self, step: int) -> Phase:
+        """Short windows first, long last."""
         edge = 0.0
         for phase in self.phases:
             edge += phase.share * self.steps
             if step < edge - 1e-9:
-                return phase.length
-        return self.phases[-1].length
+                return phase
+        return self.phases[-1]
+
+    def text_rows(self, step: int) -> int:
+        """Windows of text in this step."""
+        phase = self.phase(step)
+        return round(self.tokens * (1 - phase.taught)) // phase.length
+
+    def lesson_rows(self, step: int) -> int:
+        """Conversations in this step."""
+        return round(self.tokens * self.phase(step).taught) // self.lesson_length
+
+
+TEXT = Recipe()
+FACTS = Recipe(
+    seed=20252,
+    steps=1000,
+    phases=(Phase(0.4, 512, 0.75), Phase(0.4, 1024, 0.5), Phase(0.2, 2048, 0.5)),
+    rates=((-1, 0.0), (50, 0.6), (400, 0.6), (1000, 0.0)),
+    decay_from=0,
+    facts=1700,
+)

@@ -1,24 +1,29 @@
-"""`python -m bench.nano.train`: from the standard library's sources to the folder configs/nano.
+"""`python -m bench.nano.train`: from the standard library's sources to the folder configs/nano, in two stages.
 
-Knows the order of the work and nothing else: text, tokenizer, training, saving, held-out figures, card.
+The first learns text, the second facts beside text. Knows the order of the work and nothing else: text, tokenizer,
+training, saving, held-out figures, card.
 """
 
 import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
-import numpy as np
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
 
-from bench.nano import checkpoint, corpus, report, speed, stream, tokenizer
+from bench.nano import answers, checkpoint, corpus, facts, lessons, report, speed, stream, tokenizer
 from bench.nano.corpus import Document
-from bench.nano.shape import Recipe, Shape
+from bench.nano.shape import FACTS, TEXT, Shape
 from bench.nano.trainer import Trainer
+
+ASKED_EVERY = 100
 
 
 def main() -> None:
@@ -27,25 +32,13 @@ def main() -> None:
     speed.keep_memory()
     if options.compile:
         speed.compile_functions()
-    recipe = replace(Recipe(), steps=options.steps or Recipe().steps)
     options.out.mkdir(parents=True, exist_ok=True)
-    pieces, facts = _prepare(corpus.documents(), options.out)
-    trainer = Trainer(Shape(), recipe, pieces)
-    if options.state and options.state.exists():
-        trainer.resume(options.state)
-        facts["resumed_at"] = trainer.step
-        print(f"resumed at step {trainer.step}", flush=True)
-    _train(trainer, options.state)
-    checkpoint.save(trainer.model, options.out)
-    curve = {"points": [asdict(p) for p in trainer.curve], "tokens_per_step": recipe.tokens}
-    (options.out / "curve.json").write_text(_compact(curve, every=10))
-    facts |= {
-        "recipe": asdict(recipe),
-        "cpu_minutes": round(trainer.seconds / 60, 1),
-        "threads": options.threads,
-    }
-    facts |= {"python": platform.python_version(), "torch": torch.__version__}
-    (options.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    docs = corpus.documents()
+    seen = [doc for doc in docs if not doc.held_out]
+    bpe = _tokenizer(seen, options.start, options.out)
+    said = _text_stage(docs, bpe, options)
+    said |= _fact_stage(docs, bpe, options)
+    (options.out / "training.json").write_text(json.dumps(said, indent=1) + "\n")
     report.write(options.out)
 
 
@@ -54,25 +47,47 @@ def _options() -> argparse.Namespace:
         description="Train the bundled model from this interpreter's standard library."
     )
     parser.add_argument("--out", type=Path, default=report.HOME, help="folder for the checkpoint")
-    parser.add_argument("--steps", type=int, help="fewer steps for a trial run")
-    parser.add_argument("--state", type=Path, help="file to save progress in, and to resume from")
+    parser.add_argument("--steps", type=int, help=f"of the stage that learns text ({TEXT.steps})")
+    parser.add_argument("--fact-steps", type=int, help=f"of the stage that learns facts ({FACTS.steps})")
+    parser.add_argument(
+        "--start", type=Path, help="folder of the first stage's weights: only the second is run"
+    )
+    parser.add_argument("--state", type=Path, help="begin of the files to save progress in and resume from")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--no-compile", dest="compile", action="store_false", help="do without a C++ compiler"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.start and options.steps:
+        parser.error("--steps: the stage that learns text is not run with --start")
+    if options.start and "facts" in json.loads((options.start / "training.json").read_text()):
+        parser.error(f"--start {options.start}: has learnt facts already; give a folder of the first stage")
+    return options
 
 
-def _prepare(docs: list[Document], out: Path) -> tuple[list[np.ndarray], dict[str, object]]:
-    """Token ids of every training piece and the facts for the card; the tokenizer is saved."""
-    seen = [doc for doc in docs if not doc.held_out]
-    bpe = tokenizer.build((doc.text for doc in seen), Shape().vocab)
+def _tokenizer(seen: list[Document], start: Path | None, out: Path) -> Tokenizer:
+    """Learnt, or that of the weights to start from; saved either way."""
+    if start:
+        bpe = Tokenizer.from_file(str(start / "tokenizer.json"))
+    else:
+        bpe = tokenizer.build((doc.text for doc in seen), Shape().vocab)
     tokenizer.save(bpe, out, Shape().positions)
+    return bpe
+
+
+def _text_stage(docs: list[Document], bpe: Tokenizer, options: argparse.Namespace) -> dict[str, Any]:
+    """Facts for the card; the weights and the curve are in the folder afterwards, rounded as they are served."""
+    if options.start:
+        for name in ("model.safetensors", "config.json", "curve.json"):
+            if (options.start / name).resolve() != (options.out / name).resolve():
+                copy(options.start / name, options.out / name)
+        return dict(json.loads((options.start / "training.json").read_text()))
+    seen = [doc for doc in docs if not doc.held_out]
     dialogue = [turn for doc in seen for turn in corpus.turns(doc)]
     pieces = stream.encode_documents(bpe, seen)
     text_tokens = sum(map(len, pieces))
     pieces += stream.encode_turns(bpe, dialogue)
-    facts = {
+    said: dict[str, Any] = {
         "files": len(seen),
         "held_out_files": len(docs) - len(seen),
         "bytes": sum(len(doc.text.encode()) for doc in seen),
@@ -81,13 +96,53 @@ def _prepare(docs: list[Document], out: Path) -> tuple[list[np.ndarray], dict[st
         "dialogue_tokens": sum(map(len, pieces)) - text_tokens,
         "fingerprint": corpus.fingerprint(docs),
     }
-    print(json.dumps(facts), flush=True)
-    return pieces, facts
+    print(json.dumps(said), flush=True)
+    trainer = Trainer(Shape(), replace(TEXT, steps=options.steps or TEXT.steps), pieces)
+    said |= _train(trainer, options, "text")
+    said |= {"python": platform.python_version(), "torch": torch.__version__}
+    return said
 
 
-def _train(trainer: Trainer, state: Path | None) -> None:
+def _fact_stage(docs: list[Document], bpe: Tokenizer, options: argparse.Namespace) -> dict[str, Any]:
+    """Starts from the rounded weights in the folder, so it is the same run whether the first stage ran before it."""
+    seen = [doc for doc in docs if not doc.held_out]
+    learnt = facts.shortest(facts.known(docs), FACTS.facts)
+    facts.write(options.out, learnt)
+    written = [turn for doc in seen for turn in corpus.turns(doc) if not corpus.explains(turn)]
+    pieces = stream.encode_documents(bpe, seen) + stream.encode_turns(bpe, written)
+    recipe = replace(FACTS, steps=options.fact_steps or FACTS.steps)
+    taught = lessons.Lessons(bpe, learnt, recipe.lesson_length, recipe.seed)
+    trainer = Trainer(checkpoint.load(options.out), recipe, pieces, taught)
+    asked = facts.drawn(learnt, answers.ASKED, answers.SEED)
+
+    def remembers() -> str:
+        share = lessons.recalled(trainer.model, bpe, asked, lessons.HELD_OUT[0])
+        return f"{share:.1%} of {len(asked)} answers word for word"
+
+    told = _train(trainer, options, "facts", remembers)
+    return {"facts": {**told, "count": len(learnt), "wordings": len(lessons.WORDINGS)}}
+
+
+def _train(
+    trainer: Trainer, options: argparse.Namespace, stage: str, tell: Callable[[], str] | None = None
+) -> dict[str, Any]:
+    state = options.state and options.state.with_name(f"{options.state.name}.{stage}")
+    said: dict[str, Any] = {}
+    if state and state.exists():
+        trainer.resume(state)
+        print(f"{stage}: resumed at step {trainer.step}", flush=True)
+        if trainer.step < trainer.recipe.steps:
+            said["resumed_at"] = trainer.step
+    _follow(trainer, state, stage, tell)
+    checkpoint.save(trainer.model, options.out)
+    _write_curve(trainer, options.out / "curve.json", stage)
+    said |= {"recipe": asdict(trainer.recipe), "cpu_minutes": round(trainer.seconds / 60, 1)}
+    return said | {"threads": options.threads}
+
+
+def _follow(trainer: Trainer, state: Path | None, stage: str, tell: Callable[[], str] | None) -> None:
     columns = (
-        TextColumn("step {task.completed}/{task.total}"),
+        TextColumn(stage + " step {task.completed}/{task.total}"),
         BarColumn(),
         TextColumn("{task.description}"),
     )
@@ -95,16 +150,24 @@ def _train(trainer: Trainer, state: Path | None) -> None:
         task = progress.add_task("", total=trainer.recipe.steps, completed=trainer.step)
         for point in trainer.run():
             line = f"loss {point.loss:.3f}  mtp {point.mtp_loss:.3f}"
+            if point.answer_loss is not None:
+                line += f"  answers {point.answer_loss:.3f}"
+            if tell and point.step % ASKED_EVERY == 0:
+                progress.console.print(f"step {point.step}: {tell()}")
             progress.update(task, completed=point.step, description=line)
             if not progress.console.is_terminal and point.step % 10 == 0:
-                print(f"{time.strftime('%H:%M:%S')} step {point.step} {line}", flush=True)
-            if state and point.step % 100 == 0:
+                print(f"{time.strftime('%H:%M:%S')} {stage} step {point.step} {line}", flush=True)
+            if state and (point.step % 100 == 0 or point.step == trainer.recipe.steps):
                 trainer.save(state)
 
 
-def _compact(curve: dict[str, Any], every: int) -> str:
-    points = [p for p in curve["points"] if p["step"] % every == 0 or p["step"] == 1]
-    return json.dumps({**curve, "points": points}) + "\n"
+def _write_curve(trainer: Trainer, path: Path, stage: str, every: int = 10) -> None:
+    """Add this stage's points; the first stage begins the file anew."""
+    points = [asdict(p) for p in trainer.curve if p.step % every == 0 or p.step == 1]
+    earlier = json.loads(path.read_text()) if stage == "facts" else {}
+    ours = {"points": points, "tokens_per_step": trainer.recipe.tokens}
+    found = {**earlier, "facts": ours} if stage == "facts" else ours
+    path.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One training run as an object: parameters, optimizers, windows, the loss curve; resumable.
+"""One stage of training as an object: parameters, optimizers, windows, the loss curve; resumable.
 
 Knows no command line and no folder layout beyond one state file.
 """
@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bench.nano.lessons import Lesson, Lessons, stacked
 from bench.nano.model import Nano
 from bench.nano.optimizer import Adam, Master, Muon
 from bench.nano.shape import Recipe, Shape
@@ -23,22 +25,25 @@ from bench.nano.stream import Windows
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One step of the loss curve, in nats per token."""
+    """One step of the loss curve, in nats per token of text, and of answers where lessons are taught."""
 
     step: int
     loss: float
     mtp_loss: float
+    answer_loss: float | None = None
 
 
 class Trainer:
-    """Owns the model while it learns."""
+    """Owns the model while it learns: a new one of `shape`, or one that has learnt before."""
 
-    def __init__(self, shape: Shape, recipe: Recipe, pieces: list[np.ndarray]) -> None:
+    def __init__(
+        self, start: Shape | Nano, recipe: Recipe, pieces: list[np.ndarray], lessons: Lessons | None = None
+    ) -> None:
         torch.manual_seed(recipe.seed)
-        self.recipe, self.pieces, self.step = recipe, pieces, 0
+        self.recipe, self.pieces, self.lessons, self.step = recipe, pieces, lessons, 0
         self.seconds = 0.0
         self.curve: list[Point] = []
-        self.model = Nano(shape)
+        self.model = Nano(start) if isinstance(start, Shape) else start
         self.masters = {name: Master(p) for name, p in self.model.named_parameters()}
         small = {name: self._small_rate(name, m) for name, m in self.masters.items()}
         self.muon = Muon(m for name, m in self.masters.items() if small[name] == 0.0)
@@ -56,19 +61,27 @@ class Trainer:
 
     def run(self) -> Iterator[Point]:
         """Train to the last step, yielding a point per step."""
+        taught = iter(self.lessons) if self.lessons else None
+        for step in range(self.step):
+            self._lesson(taught, step)
         while self.step < self.recipe.steps:
-            length = self.recipe.length(self.step)
-            begin = next(s for s in range(self.step + 1) if self.recipe.length(s) == length)
-            feed = iter(Windows(self.pieces, length, self.recipe.tokens // length, self.recipe.seed))
+            phase = self.recipe.phase(self.step)
+            begin = next(s for s in range(self.step + 1) if self.recipe.phase(s) == phase)
+            rows = self.recipe.text_rows(self.step)
+            feed = iter(Windows(self.pieces, phase.length, rows, self.recipe.seed))
             for _ in range(self.step - begin):
                 next(feed)
-            while self.step < self.recipe.steps and self.recipe.length(self.step) == length:
-                yield self._advance(next(feed))
+            while self.step < self.recipe.steps and self.recipe.phase(self.step) == phase:
+                yield self._advance(next(feed), self._lesson(taught, self.step))
 
-    def _advance(self, window: Tensor) -> Point:
+    def _lesson(self, taught: Iterator[Lesson] | None, step: int) -> Lesson | None:
+        rows = self.recipe.lesson_rows(step)
+        return stacked(islice(taught, rows)) if taught and rows else None
+
+    def _advance(self, window: Tensor, lesson: Lesson | None) -> Point:
         begun = time.process_time()
-        main, mtp = self.model.losses(window)
-        (main + self.recipe.mtp_weight * mtp).backward()
+        main, mtp = self._learn(window)
+        answer = None if lesson is None else round(self._learn(lesson.ids, lesson.counts)[0], 4)
         factor = self.recipe.rate(self.step)
         rate, decay = self.recipe.muon_lr * factor, self.recipe.decay(self.step)
         self.muon.step(rate, self.recipe.momentum(self.step), decay)
@@ -76,8 +89,14 @@ class Trainer:
         self._steer(self.recipe.bias_step * factor)
         self.step += 1
         self.seconds += time.process_time() - begun
-        self.curve.append(Point(self.step, round(main.item(), 4), round(mtp.item(), 4)))
+        self.curve.append(Point(self.step, round(main, 4), round(mtp, 4), answer))
         return self.curve[-1]
+
+    def _learn(self, window: Tensor, counts: Tensor | None = None) -> tuple[float, float]:
+        """Add the gradients of both losses of a window."""
+        main, mtp = self.model.losses(window, counts)
+        (main + self.recipe.mtp_weight * mtp).backward()
+        return main.item(), mtp.item()
 
     def _steer(self, size: float) -> None:
         """Nudge the routers' biases, only for experts outside the band: skew stays, starvation does not."""

@@ -10,7 +10,7 @@ from bench.nano.shape import BEGIN, END, SPECIAL
 PROMPTS = (
     "class Stack:\n    def push(self, item):",
     "import unittest\n\nclass TestQueue(unittest.TestCase):",
-    f"{SPECIAL[4]}What does heapq.heappush do?{SPECIAL[END]}{SPECIAL[5]}",
+    f"{SPECIAL[4]}What does os.path.join do?{SPECIAL[END]}{SPECIAL[5]}",
 )
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
-from bench.nano import checkpoint, heldout
+from bench.nano import answers, checkpoint, facts, heldout, lessons
 from bench.nano.corpus import Document
 
 NANO = Path(__file__).parents[2] / "configs" / "nano"
@@ -112,6 +112,35 @@ def test_held_out_text_is_held_out() -> None:
     assert FACTS["held_out"]["bits_per_byte"] <= 1.8
     paths = json.loads((NANO / "heldout.json").read_text())
     assert all(Document(path, text).held_out for path, text in paths.items())
+
+
+def test_it_explains_functions_in_a_wording_that_it_was_not_taught() -> None:
+    """A few of those that `python -m bench.nano.answers` asks for, through the engine; rounding may cost one or two."""
+    about = facts.drawn(facts.read(NANO), 60, seed=5)
+    said = answers.asked(NANO, about, lessons.HELD_OUT[0])
+    assert sum(answer.exact for answer in said) >= 48, [a.said for a in said if not a.exact]
+
+
+def test_what_the_documentation_asks_has_its_answer() -> None:
+    (join,) = [fact for fact in facts.read(NANO) if fact.name == "os.path.join"]
+    for wording in (lessons.WORDINGS[0], *lessons.HELD_OUT):
+        assert [answer.exact for answer in answers.asked(NANO, [join], wording)] == [True]
+
+
+def test_the_card_says_how_many_answers_are_exact() -> None:
+    taught, stated = facts.read(NANO), FACTS["answers"]
+    assert len({fact.name for fact in taught}) == FACTS["facts"]["count"] >= 1500
+    assert (stated["asked"], stated["seed"]) == (answers.ASKED, answers.SEED) and answers.ASKED == 300
+    assert [*stated["exact"]] == [*lessons.HELD_OUT] and stated["exact"][lessons.HELD_OUT[0]] >= 0.8
+    assert f"{stated['exact'][lessons.HELD_OUT[0]]:.1%} exact" in (NANO / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "exact"),
+    [("Push  item ONTO\nheap.", True), (" push item onto heap. ", True), ("Push item.", False), ("", False)],
+)
+def test_an_answer_is_exact_but_for_case_and_space(said: str, exact: bool) -> None:
+    assert answers.Answer(facts.Fact("heap.push", "Push item onto heap."), said).exact is exact
 
 
 @given(text=st.text())

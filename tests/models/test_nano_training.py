@@ -12,14 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bench.nano import checkpoint, corpus, heldout, tokenizer
+from bench.nano import answers, checkpoint, corpus, facts, heldout, lessons, tokenizer, train
 from bench.nano.attention import CausalAttention
 from bench.nano.corpus import Document
 from bench.nano.experts import RoutedExperts
+from bench.nano.facts import Fact
+from bench.nano.lessons import Lesson, Lessons
 from bench.nano.loss import HeadLoss
+from bench.nano.model import Nano
 from bench.nano.optimizer import orthogonal
-from bench.nano.shape import Phase, Recipe, Shape
-from bench.nano.stream import Windows
+from bench.nano.shape import BEGIN, END, PAD, Phase, Recipe, Shape
+from bench.nano.stream import ASSISTANT, USER, Windows
 from bench.nano.trainer import Trainer
 
 TINY = Shape(
@@ -41,6 +44,8 @@ SHORT = Recipe(
     decay_from=3,
     phases=(Phase(0.5, 16), Phase(0.5, 32)),
 )
+TOLD = [Fact("heap.push", "Push it."), Fact("os.getpid", "Return the id."), Fact("len", "Return the size.")]
+BPE = tokenizer.build([" ".join(lessons.WORDINGS + lessons.HELD_OUT), Path(corpus.__file__).read_text()], 300)
 PIECES = [np.arange(200, dtype=np.uint16), np.arange(50, 290, dtype=np.uint16)]
 
 
@@ -116,7 +121,13 @@ def test_schedule_runs_through_its_knots_and_squeezes_with_the_steps() -> None:
 
 
 def test_lengths_follow_the_phases() -> None:
-    assert [SHORT.length(step) for step in range(7)] == [16, 16, 16, 32, 32, 32, 32]
+    assert [SHORT.phase(step).length for step in range(7)] == [16, 16, 16, 32, 32, 32, 32]
+
+
+def test_text_and_conversations_share_a_step() -> None:
+    recipe = replace(SHORT, tokens=256, lesson_length=32, phases=(Phase(0.5, 16, 0.75), Phase(0.5, 64)))
+    assert [recipe.text_rows(step) for step in range(6)] == [4] * 6
+    assert [recipe.lesson_rows(step) for step in range(6)] == [6] * 3 + [0] * 3
 
 
 @given(st.integers(0, 200), st.integers(1, 8), st.integers(0, 8))
@@ -133,15 +144,24 @@ def test_windows_repeat_for_a_seed_and_differ_between_epochs() -> None:
     assert not torch.equal(pairs[0][0], pairs[13][0])
 
 
-def test_training_repeats_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    whole = Trainer(TINY, SHORT, PIECES)
+@pytest.mark.parametrize("taught", [False, True])
+def test_training_repeats_and_a_resumed_run_is_the_same_run(tmp_path: Path, taught: bool) -> None:
+    def begun() -> Trainer:
+        if not taught:
+            return Trainer(TINY, SHORT, PIECES)
+        recipe = replace(
+            SHORT, tokens=420, lesson_length=126, phases=(Phase(0.5, 16, 0.9), Phase(0.5, 32, 0.6))
+        )
+        return Trainer(TINY, recipe, PIECES, Lessons(BPE, TOLD, 126, seed=5))
+
+    whole = begun()
     curve = list(whole.run())
-    broken = Trainer(TINY, SHORT, PIECES)
+    broken = begun()
     run = broken.run()
     for _ in range(4):
         next(run)
     broken.save(tmp_path / "state")
-    resumed = Trainer(TINY, SHORT, PIECES)
+    resumed = begun()
     resumed.resume(tmp_path / "state")
     list(resumed.run())
     assert resumed.curve == curve and len(curve) == 6
@@ -149,6 +169,137 @@ def test_training_repeats_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> N
         checkpoint.views(whole.model), checkpoint.views(resumed.model), strict=True
     ):
         assert torch.equal(ours, other), name
+
+
+def test_only_targets_that_count_are_learnt() -> None:
+    torch.manual_seed(0)
+    model = Nano(TINY)
+    window = torch.randint(6, TINY.vocab, (3, 18))
+    counts = torch.rand(3, 18) < 0.4
+    hidden_TH, angles = model.hidden(window[:, :-2])
+    told_TH = model.mtp(F.embedding(window[:, 1:-1].reshape(-1), model.embed), hidden_TH, angles)
+    for found, rows_TH, shift in zip(model.losses(window, counts), (hidden_TH, told_TH), (1, 2), strict=True):
+        keep = counts[:, shift : shift + 16].reshape(-1)
+        target_T = window[:, shift : shift + 16].reshape(-1)
+        wanted = F.cross_entropy(F.linear(rows_TH, model.head)[keep], target_T[keep])
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    whole = torch.ones(3, 18, dtype=torch.bool)
+    torch.testing.assert_close(model.losses(window, whole), model.losses(window))
+
+
+def told(lesson: Lesson) -> list[tuple[str, str]]:
+    """Questions, and answers as the counted tokens spell them, of one row."""
+    found = []
+    ids, counts = lesson.ids.tolist(), lesson.counts.tolist()
+    assert ids[0] == BEGIN and not counts[0]
+    while USER in ids:
+        begin, middle = ids.index(USER), ids.index(ASSISTANT) + 1
+        stop = ids.index(END, middle) + 1
+        assert not any(counts[begin:middle]) and all(counts[middle:stop])
+        found.append((BPE.decode(ids[begin + 1 : middle - 2]), BPE.decode(ids[middle : stop - 1])))
+        ids, counts = ids[stop:], counts[stop:]
+    assert set(ids) <= {BEGIN, PAD} and not any(counts)
+    return found
+
+
+def test_every_pass_teaches_every_fact_once_and_only_in_the_taught_wordings() -> None:
+    feed = iter(Lessons(BPE, TOLD, 254, seed=3))
+    asked: list[tuple[str, str]] = []
+    passes, others = 200, sum(map(len, lessons.MANNERS.values()))
+    while len(asked) < passes * (len(TOLD) + others):
+        asked += told(next(feed))
+    for fact in TOLD:
+        ways = {wording.format(fact.name) for wording in lessons.WORDINGS}
+        found = [
+            question for question, answer in asked[: passes * (len(TOLD) + others)] if answer == fact.sentence
+        ]
+        assert len(found) == passes and set(found) == ways
+    assert not {w.format(f.name) for w in lessons.HELD_OUT for f in TOLD} & {
+        question for question, _ in asked
+    }
+
+
+def test_no_wording_is_both_taught_and_held_out() -> None:
+    assert not {*lessons.WORDINGS} & {*lessons.HELD_OUT}
+    assert all(wording.count("{}") == 1 for wording in lessons.WORDINGS + lessons.HELD_OUT)
+
+
+@given(
+    st.lists(st.tuples(st.text("abc ?", max_size=9), st.text("def .", max_size=9)), min_size=1, max_size=4)
+)
+def test_a_conversation_is_what_the_chat_template_writes(spoken: list[tuple[str, str]]) -> None:
+    turns = [lessons.turn(BPE, question, answer) for question, answer in spoken]
+    size = 1 + sum(map(len, turns))
+    row = lessons.conversation(turns, size + 3)
+    wanted = "<|begin|>" + "".join(f"<|user|>{q}<|end|><|assistant|>{a}<|end|>" for q, a in spoken)
+    assert BPE.decode(row.ids.tolist()[:size], skip_special_tokens=False) == wanted
+    assert row.ids[size:].tolist() == [PAD] * 3 and not row.counts[size:].any()
+    counted = row.ids[row.counts].tolist()
+    assert counted == [token for turn in turns for token in turn[turn.index(ASSISTANT) + 1 :]]
+
+
+def test_what_does_not_fit_into_a_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 20 fit"):
+        lessons.conversation([lessons.turn(BPE, "Explain len." * 9, "Return it.")], 20)
+
+
+def test_facts_are_learnt_by_heart_and_recalled_only_when_whole() -> None:
+    recipe = replace(
+        SHORT,
+        steps=40,
+        tokens=540,
+        lesson_length=126,
+        phases=(Phase(1.0, 16, 0.95),),
+        muon_lr=0.05,
+        rates=((-1, 0.0), (5, 1.0), (40, 0.2)),
+    )
+    trainer = Trainer(TINY, recipe, PIECES, Lessons(BPE, TOLD[:2], 126, seed=1))
+    asked = "Explain {}."
+    assert lessons.recalled(trainer.model, BPE, TOLD[:2], asked) == 0.0
+    loads = [moe.load.clone() for moe in trainer.model.moes()]
+    curve = list(trainer.run())
+    assert curve[-1].answer_loss is not None and curve[0].answer_loss is not None
+    assert curve[-1].answer_loss < curve[0].answer_loss - 1
+    share = lessons.recalled(trainer.model, BPE, [TOLD[0], Fact("heap.push", "Push other.")], asked)
+    assert share <= 0.5, "two answers to one question are not both the greedy one"
+    assert all(torch.equal(moe.load, load) for moe, load in zip(trainer.model.moes(), loads, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("doc", "sentence"),
+    [
+        ("Return the square root of x.", "Return the square root of x."),
+        ("Join two parts,\n  as needed.  More follows.\n\nMuch more.", "Join two parts, as needed."),
+        ("Split e.g. at commas. Then stop.", "Split e.g. at commas."),
+        ("D.update(E) -> None.  Update D.", ""),
+        ("No end to this", ""),
+        ("Short.", ""),
+        ("Return " + "very " * 30 + "much.", ""),
+        ("", ""),
+    ],
+)
+def test_first_sentences(doc: str, sentence: str) -> None:
+    assert facts.first_sentence(doc) == sentence
+
+
+def test_facts_of_this_interpreter() -> None:
+    docs = corpus.documents()
+    known = {fact.name: fact.sentence for fact in facts.known(docs)}
+    assert known["os.path.join"].startswith("Join two or more") and known["len"].startswith("Return the ")
+    assert len(known) >= 1500 and not any(name.startswith("posixpath.") for name in known)
+    held = " ".join(" ".join(doc.text.split()) for doc in docs if doc.held_out)
+    assert not any(sentence in held for sentence in known.values())
+    few = facts.shortest([Fact(name, said) for name, said in known.items()], 500)
+    assert few == sorted(few, key=lambda f: f.name) and len(few) == 500
+    assert max(len(f.name) for f in few) <= min(len(name) for name in known.keys() - {f.name for f in few})
+
+
+def test_facts_are_read_as_they_were_written_and_drawn_by_seed(tmp_path: Path) -> None:
+    facts.write(tmp_path, TOLD)
+    assert facts.read(tmp_path) == TOLD
+    assert sorted(facts.drawn(TOLD, 9, 1), key=lambda f: f.name) == sorted(TOLD, key=lambda f: f.name)
+    many = [Fact(str(i), "x") for i in range(100)]
+    assert facts.drawn(many, 10, 1) == facts.drawn(many, 10, 1) != facts.drawn(many, 10, 2)
 
 
 def test_a_shape_reads_back_from_its_config() -> None:
@@ -196,3 +347,34 @@ def test_tokenizer_has_the_asked_size_and_keeps_indentation_in_one_token() -> No
     assert bpe.get_vocab_size() == 400
     assert len(bpe.encode("\n        ", add_special_tokens=False).ids) == 1
     assert bpe.encode("x").ids[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(("--steps", "5"), "is not run with --start"), ((), "has learnt facts already")],
+)
+def test_the_second_stage_starts_from_the_first(
+    more: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = Path(__file__).parents[2] / "configs" / "nano"
+    monkeypatch.setattr("sys.argv", ["train", "--start", str(finished), *more])
+    with pytest.raises(SystemExit, match="2"):
+        train.main()
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--save --seed 3", "drop --functions and --seed"),
+        ("--functions 0", "at least 1"),
+        ("--out nowhere", "no facts.json in it"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    flags: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["answers", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        answers.main()
+    assert said in capsys.readouterr().err
