@@ -137,7 +137,7 @@ class Placement:
 
     def slots_per_node(self) -> int:
         """The widest node's slots, over all layers."""
-        return self._slot_LNS.shape[2]
+        return int(self._slot_LNS.shape[2])
 
     def most_held(self) -> int:
         """The most experts of one layer that stand on one node."""
