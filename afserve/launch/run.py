@@ -102,7 +102,10 @@ def _with_port(run: PlannedRun, until_end: ExitStack) -> PlannedRun:
 
 
 def _traced(run: PlannedRun, folder: str) -> PlannedRun:
-    return replace(run, topology=run.topology.traced(folder, sent=bool(run.assignment.elsewhere)))
+    """Nodes of other hosts send their parts, those of this one write them."""
+    where = run.assignment
+    sent = where.managed or where.awaited or bool(where.elsewhere)
+    return replace(run, topology=run.topology.traced(folder, sent=sent))
 
 
 def _merge_trace(run: PlannedRun, processes: Sequence[NodeProcesses]) -> None:
