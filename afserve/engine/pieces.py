@@ -41,6 +41,15 @@ class PieceSize:
         row = max(0.0, (self._weight * self._products - self._rows * self._seconds) / spread)
         return max(0.0, (self._seconds - row * self._rows) / self._weight), row
 
+    def enough(self, *, beside: bool) -> float:
+        """Rows of messages that share a call: with more, a call costs less than `OVERHEAD` of their own time. `beside`
+        decoding, which waits for the call, no more than make it twice as long. Unknown costs: one more than usual, to
+        learn them."""
+        call, row = self.costs()
+        if not row:
+            return self._rows / self._weight + 1 if self._weight else 0.0
+        return call / row if beside else call / OVERHEAD / row
+
     def rows(self, left: int, quiet: float | None = None) -> int:
         """Of the next piece, of `left` rows. The next decode message is usually here in `quiet` seconds, if that is
         known: a piece ends there rather than a little later, within `_SHORTEST` and `_LONGEST`."""
