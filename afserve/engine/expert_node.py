@@ -66,8 +66,10 @@ class ExpertNode:
         watch: Watch | None = None,
         clock: Clock | None = None,
         phases: Mapping[int, AttentionPhase] | None = None,
+        prompt_share: float = 1 / 16,
     ) -> None:
-        """`phases` has the attention nodes that do not do both, by index."""
+        """`phases` has the attention nodes that do not do both, by index. `prompt_share` of the time goes to prompts
+        that wait, at least."""
         self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
@@ -79,7 +81,7 @@ class ExpertNode:
         self._held: dict[Box, Arrival] = {}
         self._prompts: dict[Box, _Prompt] = {}  # the one that has waited longest first
         self.in_phases(phases or {})
-        self._pieces, self._share = PieceSize(), PromptShare()
+        self._pieces, self._share = PieceSize(), PromptShare(prompt_share)
         self._decoded = float("-inf")  # when the last decode message came
         self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
         self._due = 0.0  # the earliest time at which something held has to be computed
@@ -117,6 +119,8 @@ class ExpertNode:
     def poll(self) -> int:
         """Answer what is there and due; never blocks. Returns the number of messages answered and of pieces computed
         of longer ones."""
+        if self._prompts and self._share.is_due:
+            return self._compute_piece()
         answered = self._poll_short()
         if not self._prompts:
             return answered

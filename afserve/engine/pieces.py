@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
 OVERHEAD = 1 / 5  # at most so much of the rows' own time is spent on calls
-FLOOR = 1 / 16  # of the time goes to prompts at least, while decode messages never end
 _SHORTEST, _LONGEST = 0.4, 1.5  # of a piece's usual size
 _GRAIN = 16  # rows
 _DECAY = 0.98  # of what was measured before, per call
@@ -65,8 +64,9 @@ class PieceSize:
 
 @dataclass(slots=True)
 class PromptShare:
-    """What prompts got of the time since some have been waiting."""
+    """What prompts got of the time since some have been waiting, and whether that is less than `floor`."""
 
+    floor: float
     _prompts: float = 0.0
     _all: float = 0.0
 
@@ -80,4 +80,4 @@ class PromptShare:
     @property
     def is_due(self) -> bool:
         """Whether a piece comes before the decode messages that wait."""
-        return self._prompts < FLOOR * self._all
+        return self._prompts < self.floor * self._all

@@ -171,7 +171,13 @@ def build_expert(
     filler.start()
     trace = _trace(assigned)
     port = ExpertPort(transport, device=ops.device)
-    node = ExpertNode(port, bank, epoch=placement.epoch, phases=deployment.phases)
+    node = ExpertNode(
+        port,
+        bank,
+        epoch=placement.epoch,
+        phases=deployment.phases,
+        prompt_share=deployment.engine.prompt_share,
+    )
     node.trace = trace
     node.expert_error = bank.rounding_error
     return node, filler, _closing(transport.close, trace, deployment)
