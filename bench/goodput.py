@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this one")
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument(
-        "--requests", type=int, default=1500, help="that are played, the first ones of the trace"
+        "--requests", type=int, default=1200, help="that are played, the first ones of the trace"
     )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults, tables_hosts
+from bench import tables_faults, tables_goodput, tables_hosts
 from bench.headline import headline
 from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
 
@@ -358,6 +358,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong against its bound": pipeline,
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
+    "Goodput of shared experts, P/D with two copies and chunked prefill": tables_goodput.goodput,
     "A gateway with the attention side scripted": gateway,
     "Planner against published tables and measured rows": planner,
     "Planner against afserve itself": planner_self,

@@ -2,8 +2,8 @@
 
 `SHARED`: prefill and decode nodes use one pool of expert devices. `TWO_COPIES`: instances that read prompts and
 instances that decode, each with a copy of the experts. `MIXED`: instances that decode and read prompts in chunks. Of
-each, counts of devices and sizes of chunks are tried on a short run, and of shared experts the best one's neighbours;
-the best for each count of devices that read are played longer. It knows no files and one kind of device.
+each, counts of devices, sizes of ranks and of chunks are tried. Of shared experts there are too many: some are tried on
+a short run, then the best one's neighbours. It knows no files and one kind of device.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ CHUNKS = (1024, 2048, 4096)  # tokens of a rank that only reads prompts
 MIXED_CHUNKS = (64, 128, 256, 512, 1024, 2048)
 FLOORS = (1 / 16, 1 / 4, 1 / 2, 3 / 4)  # of the experts' time, for prompts that wait
 DECODE_MICRO_BATCHES = (1, 2, 4)  # at most: one reads the experts least often, more hide attention and links
-_SHORT = 3  # a first run has so many times fewer requests
+_SHORT = 2  # a first run has so many times fewer requests; where it is too short, bursts count for too much
 _PARTS = 8  # a first search tries the parts of a pool in so many steps
 
 
@@ -69,16 +69,22 @@ class Load:
 def search(kind: str, pool: Pool, load: Load, pieces: Pieces) -> dict[int, Found]:
     """The best for each number of devices that only read prompts, most requests per second first; empty where the
     model does not fit."""
-    tried = _best(_layouts(kind, pool, pieces), load.shorter(), {})
-    if kind == SHARED and tried:
-        tried = _closer(pool, load.shorter(), tried)
-    return replay(tried.values(), load)
+    if kind == SHARED:
+        tried = replay(_best(_shared(pool, pieces), load.shorter(), {}).values(), load)
+        found = _closer(pool, load, tried) if tried else {}
+    else:
+        found = _best(_two_copies(pool) if kind == TWO_COPIES else _mixed(pool), load, {})
+    return _ranked(found.values())
 
 
 def replay(known: Iterable[Found], load: Load) -> dict[int, Found]:
     """The goodput of these layouts under this load, as `search` has it."""
     played = [Found(load.rate(found.layout, guess=found.rate or 1.0), found.layout) for found in known]
-    return {one.reads: one for one in sorted(played, key=lambda one: -one.rate)}
+    return _ranked(played)
+
+
+def _ranked(found: Iterable[Found]) -> dict[int, Found]:
+    return {one.reads: one for one in sorted(found, key=lambda one: -one.rate)}
 
 
 def _best(
@@ -98,12 +104,6 @@ def _best(
         if rate > above or (reads not in best and not beat):
             best[reads] = Found(rate, layout)
     return best
-
-
-def _layouts(kind: str, pool: Pool, pieces: Pieces) -> Iterator[Layout]:
-    if kind == SHARED:
-        return _shared(pool, pieces)
-    return _two_copies(pool) if kind == TWO_COPIES else _mixed(pool)
 
 
 def _shared(pool: Pool, pieces: Pieces) -> Iterator[Layout]:
