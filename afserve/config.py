@@ -97,6 +97,12 @@ class EngineSettings:
         Range(1, 1 << 20),
         "TOKENS",
     )
+    prompt_share: float = setting(
+        1 / 16,
+        "Of an expert node's time, 0.01 to 0.9: prompts that wait get at least this; in the rest decoding comes first.",
+        Range(0.01, 0.9, whole=False),
+        metavar="SHARE",
+    )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
     )

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults, tables_hosts, tables_peers, tables_planner
+from bench import tables_faults, tables_goodput, tables_hosts, tables_peers, tables_planner
 from bench.headline import headline
 from bench.rows import ROOT, Row, newest, rows, table, where
 
@@ -271,6 +271,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong against its bound": pipeline,
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
+    "Goodput of shared experts, P/D with two copies and chunked prefill": tables_goodput.goodput,
     "A gateway with the attention side scripted": gateway,
     "Planner against published tables and measured rows": tables_planner.published,
     "Planner against afserve itself": tables_planner.itself,

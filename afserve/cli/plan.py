@@ -61,6 +61,12 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
     help="Write the best plan that `afserve up --cluster FILE` can start.",
 )
 @click.option(
+    "--goodput",
+    is_flag=True,
+    help="Also simulate which pays: shared experts, P/D with two copies, or chunked prefill. Takes minutes; needs "
+    "--trace, --ttft, --tpot and one --pool.",
+)
+@click.option(
     "--compare",
     nargs=2,
     type=Path,
@@ -76,6 +82,7 @@ def plan(
     charts: tuple[Path, ...],
     reports: tuple[Path, ...],
     cluster: Path | None,
+    goodput: bool,
     **flags: Any,
 ) -> None:
     """Plan capacity: which hardware for attention and for experts, how many, what throughput, latency and cost,
@@ -84,6 +91,7 @@ def plan(
     \b
     afserve plan --model deepseek-v3 --pool h800=64 --pool h20=64 --tpot 50ms --context 4096
     """
+    from afserve.cli.plan_goodput import check_goodput, goodputs, played_lines, played_values
     from afserve.cli.plan_report import as_table, as_values
     from afserve.errors import DoesNotFitError
     from afserve.placement.planner.infeasible import explain
@@ -95,6 +103,8 @@ def plan(
     _check_endings("report", reports, (".html", ".json", ".png"))
     model = flags["model"]
     question = asked_question(flags)
+    if goodput:
+        check_goodput(question)
     found = answer(question)
     best = found.best()
     if best is None:
@@ -103,10 +113,12 @@ def plan(
     words = " ".join(filter(None, (words, on_more_devices(question, found))))
     if reports:
         _write_reports(reports, question, found, words, changes, typed_flags(click.get_current_context()))
+    played = goodputs(question) if goodput else ()
     if as_json:
-        click.echo(json.dumps(as_values(question, found, words, changes), indent=2))
+        values = as_values(question, found, words, changes) | played_values(played)
+        click.echo(json.dumps(values, indent=2))
     else:
-        click.echo(as_table(question, found, words, changes, top))
+        click.echo(as_table(question, found, words, changes, top) + played_lines(played))
     if cluster is not None:
         _write_cluster(cluster, question, found.plans, model)
     if charts:

@@ -1,8 +1,9 @@
 """An expert node: takes dispatches of all attention nodes, computes them per layer, answers each. Stateless between.
 
 Correctness never depends on grouping: rows of one layer that are there together are computed in one call, and a
-`SoftBarrier` says how long to hold them for more. Messages of prompts are computed one by one, in pieces while others
-decode: decode comes first at every piece. It knows no requests and no network.
+`SoftBarrier` says how long to hold them for more. Messages of prompts are computed in pieces while others decode:
+decode comes first at every piece. They are not held, but those of one layer that wait share a call where calls are what
+costs. It knows no requests and no network.
 
 Shapes: R rows, H hidden size, K top-k.
 """
@@ -40,6 +41,13 @@ class _Prompt:
     reply_RH: Tensor
     done: int = 0
 
+    @property
+    def left(self) -> int:
+        return self.arrival.header.rows - self.done
+
+
+_Part = tuple[Arrival, Tensor, slice]  # a message, its answer, and which of its rows
+
 
 class ExpertNode:
     """`epoch` is the placement's that the bank holds now; more may be accepted beside it. `watch` is told of
@@ -59,9 +67,10 @@ class ExpertNode:
         clock: Clock | None = None,
         phases: Mapping[int, AttentionPhase] | None = None,
         step_rows: Callable[[AttentionPhase], int] | None = None,
+        prompt_share: float = 1 / 16,
     ) -> None:
         """`phases` has the attention nodes that do not do both, by index; `step_rows` what a message of a phase has at
-        most."""
+        most. `prompt_share` of the time goes to prompts that wait, at least."""
         self.expert_error: float | None = None  # relative, of the bank's weights that were rounded at load
         self._port = port
         self._bank = bank
@@ -74,7 +83,7 @@ class ExpertNode:
         self._prompts: dict[Box, _Prompt] = {}  # the one that has waited longest first
         self._step_rows = step_rows
         self.in_phases(phases or {})
-        self._pieces, self._share = PieceSize(), PromptShare()
+        self._pieces, self._share = PieceSize(), PromptShare(prompt_share)
         self._decoded = float("-inf")  # when the last decode message came
         self._since: dict[int, float] = {}  # layer -> when the first of its held rows came
         self._due = 0.0  # the earliest time at which something held has to be computed
@@ -115,6 +124,8 @@ class ExpertNode:
     def poll(self) -> int:
         """Answer what is there and due; never blocks. Returns the number of messages answered and of pieces computed
         of longer ones."""
+        if self._prompts and self._share.is_due:
+            return self._compute_piece()
         answered = self._poll_short()
         if not self._prompts:
             return answered
@@ -198,51 +209,69 @@ class ExpertNode:
         return answered
 
     def _compute_piece(self) -> int:
-        """Of the prompt's message that has waited longest; all of it where nobody decodes."""
-        prompt = next(iter(self._prompts.values()))
-        arrival, first = prompt.arrival, prompt.done
-        left = arrival.header.rows - first
+        """Of the prompt's message that has waited longest, and of those that share its call; all of them where nobody
+        decodes."""
         start = self._clock.now()
-        if start - self._decoded < _DECODING:
+        beside = start - self._decoded < _DECODING
+        group = self._sharing(self._pieces.enough(beside=beside))
+        layer = group[0].arrival.header.layer
+        left = sum(prompt.left for prompt in group)
+        if beside:
             left = self._pieces.rows(left, self._barrier.next_in(start, self._prefilling))
-        last = first + left
-        self._bank.forward(
-            arrival.header.layer,
-            arrival.x_RH[first:last],
-            arrival.slot_RK[first:last],
-            arrival.weight_RK[first:last],
-            prompt.reply_RH[first:last],
-        )
-        prompt.done, done = last, self._clock.now()
-        if last == arrival.header.rows:
-            del self._prompts[arrival.box]
-            self._answer(arrival)
+        parts = []
+        for prompt in group:
+            first, prompt.done = prompt.done, prompt.done + min(left, prompt.left)
+            if prompt.done > first:
+                parts.append((prompt.arrival, prompt.reply_RH, slice(first, prompt.done)))
+            left -= prompt.done - first
+        self._forward(layer, parts)
+        done = self._clock.now()
+        for prompt in group:
+            if not prompt.left:
+                del self._prompts[prompt.arrival.box]
+                self._answer(prompt.arrival)
         self._prompt_pieces += 1
         self._prompt_seconds += done - start
-        self._count(arrival.header.layer, [arrival], last - first, start, done, prompt=True)
+        rows = sum(part.stop - part.start for _, _, part in parts)
+        self._count(layer, [arrival for arrival, _, _ in parts], rows, start, done, prompt=True)
         if not self._prompts:
             self._share.none_waits()
         return 1
 
+    def _sharing(self, enough: float) -> list[_Prompt]:
+        """The prompt's message that has waited longest, and next ones at its layer until they have `enough` rows."""
+        oldest = next(iter(self._prompts.values()))
+        group, rows = [oldest], oldest.left
+        for prompt in self._prompts.values():
+            if rows >= enough:
+                break
+            if prompt is not oldest and prompt.arrival.header.layer == oldest.arrival.header.layer:
+                group.append(prompt)
+                rows += prompt.left
+        return group
+
     def _compute(self, layer: int, group: Sequence[Arrival]) -> None:
         start = self._clock.now()
-        replies = [self._port.reply(arrival) for arrival in group]
-        if len(group) == 1:
-            only = group[0]
-            self._bank.forward(layer, only.x_RH, only.slot_RK, only.weight_RK, replies[0])
-        else:
-            self._merged(layer, group, replies)
+        self._forward(layer, [(arrival, self._port.reply(arrival), slice(None)) for arrival in group])
         done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
         for arrival in group:
             self._answer(arrival)
         self._count(layer, group, sum(arrival.header.rows for arrival in group), start, done)
 
-    def _merged(self, layer: int, group: Sequence[Arrival], replies: Sequence[Tensor]) -> None:
-        x_RH = torch.cat([arrival.x_RH for arrival in group])
-        slot_RK = torch.cat([arrival.slot_RK for arrival in group])
-        weight_RK = torch.cat([arrival.weight_RK for arrival in group])
-        out_RH = torch.empty(x_RH.shape, dtype=replies[0].dtype, device=x_RH.device)
+    def _forward(self, layer: int, parts: Sequence[_Part]) -> None:
+        """One call for all of them."""
+        if len(parts) == 1:
+            (only, reply_RH, part) = parts[0]
+            self._bank.forward(
+                layer, only.x_RH[part], only.slot_RK[part], only.weight_RK[part], reply_RH[part]
+            )
+            return
+        x_RH = torch.cat([arrival.x_RH[part] for arrival, _, part in parts])
+        slot_RK = torch.cat([arrival.slot_RK[part] for arrival, _, part in parts])
+        weight_RK = torch.cat([arrival.weight_RK[part] for arrival, _, part in parts])
+        out_RH = torch.empty(x_RH.shape, dtype=parts[0][1].dtype, device=x_RH.device)
         self._bank.forward(layer, x_RH, slot_RK, weight_RK, out_RH)
+        replies = [reply_RH[part] for _, reply_RH, part in parts]
         for reply_RH, part_RH in zip(replies, out_RH.split([len(reply) for reply in replies]), strict=True):
             reply_RH.copy_(part_RH)
 

@@ -88,7 +88,15 @@ class LocalCluster:
             held = plan.held(index)
             bank = build_expert_bank(source, held, slots, expert_dtype=config.expert_dtype, ops=expert_ops)
             port = ExpertPort(wrap(end), device=expert_ops.device)
-            nodes.append(ExpertNode(port, bank, epoch=plan.epoch, step_rows=config.step_rows))
+            nodes.append(
+                ExpertNode(
+                    port,
+                    bank,
+                    epoch=plan.epoch,
+                    step_rows=config.step_rows,
+                    prompt_share=config.prompt_share,
+                )
+            )
             banks.append(bank)
             addresses.append(address)
         fronts = []

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
 OVERHEAD = 1 / 5  # at most so much of the rows' own time is spent on calls
-FLOOR = 1 / 16  # of the time goes to prompts at least, while decode messages never end
 _SHORTEST, _LONGEST = 0.4, 2.0  # of a piece's usual size
 _GRAIN = 16  # rows
 _DECAY = 0.98  # of what was measured before, per call
@@ -41,6 +40,15 @@ class PieceSize:
         row = max(0.0, (self._weight * self._products - self._rows * self._seconds) / spread)
         return max(0.0, (self._seconds - row * self._rows) / self._weight), row
 
+    def enough(self, *, beside: bool) -> float:
+        """Rows of messages that share a call: with more, a call costs less than `OVERHEAD` of their own time. `beside`
+        decoding, which waits for the call, no more than make it twice as long. Unknown costs: one more than usual, to
+        learn them."""
+        call, row = self.costs()
+        if not row:
+            return self._rows / self._weight + 1 if self._weight else 0.0
+        return call / row if beside else call / OVERHEAD / row
+
     def rows(self, left: int, quiet: float | None = None) -> int:
         """Of the next piece, of `left` rows. The next decode message is usually here in `quiet` seconds, if that is
         known: a piece ends there rather than a little later, within `_SHORTEST` and `_LONGEST`."""
@@ -56,8 +64,9 @@ class PieceSize:
 
 @dataclass(slots=True)
 class PromptShare:
-    """What prompts got of the time since some have been waiting."""
+    """What prompts got of the time since some have been waiting, and whether that is less than `floor`."""
 
+    floor: float
     _prompts: float = 0.0
     _all: float = 0.0
 
@@ -71,4 +80,4 @@ class PromptShare:
     @property
     def is_due(self) -> bool:
         """Whether a piece comes before the decode messages that wait."""
-        return self._prompts < FLOOR * self._all
+        return self._prompts < self.floor * self._all

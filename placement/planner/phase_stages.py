@@ -1,19 +1,21 @@
 """Seconds of one step of a pool that reads prompts, decodes, or does both, from the stage times of the plan.
 
 Two kinds of pool: `Together` has the experts on its own devices (expert parallelism); `Apart` has attention only and
-sends rows to expert devices, which another pool may use as well. All ranks of a pool step together: a step lasts as
-long as its fullest rank needs. Closed forms are tabulated once, so that a step costs microseconds. Tensor parallelism
-is 1. It knows no requests and no clock.
+sends rows to expert devices, which another pool may use as well. Ranks of a pool step together: a step lasts as long as
+its fullest rank needs. Only ranks that read prompts beside expert devices step each by itself; rows of theirs that meet
+at a layer share a call. Closed forms are tabulated once, so that a step costs microseconds. It knows no requests and no
+clock.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.config import MAX_MICRO_BATCHES
 from afserve.pipeline import layer_period, step_seconds
 from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.kv import USABLE, attention_weight_bytes, cache_bytes, expert_weight_bytes
@@ -31,8 +33,8 @@ _AT = 4096.0  # rows at which the slope of a transfer is taken
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step: `requests` decoded by the fullest rank and by `all_requests` ranks together, which have `context` tokens
-    each; `tokens` of prompts on the fullest rank, that attend to `pairs` tokens in sum, and `all_tokens` on all."""
+    """A step: `requests` decoded by the fullest rank and `all_requests` by all ranks, which have `context` tokens each;
+    `tokens` of prompts on the fullest rank, that attend to `pairs` tokens in sum, and `all_tokens` on all ranks."""
 
     requests: float = 0.0
     all_requests: float = 0.0
@@ -70,11 +72,24 @@ class Step:
 IDLE = Step(0.0)
 
 
+def together(steps: Iterable[Step]) -> Step:
+    """What several pools or ranks do to another pool."""
+    busy = [step for step in steps if step.seconds]
+    if not busy:
+        return IDLE
+    return Step(
+        max(step.seconds for step in busy),
+        min(1.0, sum(step.experts for step in busy)),
+        min(1.0, sum(step.links for step in busy)),
+        max(step.piece for step in busy),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """How expert devices compute prompts while others decode: in pieces of `seconds`. Cut by `rows`, a piece reads the
     experts again, so it is longer, until calls take at most `overhead` of the rows' own time; cut at tiles, it does
-    not. `floor` of the time goes to prompts at least."""
+    not. `floor` of the time goes to prompts that wait, at least."""
 
     seconds: float
     overhead: float
@@ -83,19 +98,22 @@ class Pieces:
 
 
 class Tables:
-    """The closed forms of one device kind, tabulated."""
+    """The closed forms of one device kind, tabulated; an attention rank has `tensor_parallel` devices."""
 
-    def __init__(self, setting: Setting, chip: Hardware) -> None:
-        self.setting, self.chip = setting, chip
+    def __init__(self, setting: Setting, chip: Hardware, tensor_parallel: int = 1) -> None:
+        self.setting, self.chip, self.tensor_parallel = setting, chip, tensor_parallel
         self.layers = setting.shape.experts.layers
         one = np.ones(1)
         halves = [
-            attention_half(_at(setting, float(context)), chip, 1, one, _ROWS, True) for context in _CONTEXTS
+            attention_half(_at(setting, float(context)), chip, tensor_parallel, one, _ROWS, True)
+            for context in _CONTEXTS
         ]
         self._decode = np.array([half.moe_layers for half in halves])
         self._outside = np.array([half.outside for half in halves])
         first, later = (
-            prefill_step(setting.shape, chip, setting.curves, setting.precision, _ROWS, before, 1)
+            prefill_step(
+                setting.shape, chip, setting.curves, setting.precision, _ROWS, before, tensor_parallel
+            )
             for before in (0.0, 1.0)
         )
         self._pair = float((later - first)[-1] / _ROWS[-1])
@@ -124,13 +142,24 @@ class Tables:
         return expert_half(self.setting, self.chip, _ROWS, np.full_like(_ROWS, devices))
 
     def kv_tokens(self, devices: int, experts: int) -> float:
-        """Tokens of caches that fit on `devices`, of which each holds 1/`experts` of the experts (0: none)."""
+        """Tokens of caches that fit on `devices`, of which each holds 1/`experts` of the experts (0: none). Devices of
+        a rank have a part of its heads each, or all where there are fewer heads than devices."""
         shape, precision = self.setting.shape, self.setting.precision
-        free = self.chip.memory * USABLE - attention_weight_bytes(shape, precision, 1)
+        free = self.chip.memory * USABLE - attention_weight_bytes(shape, precision, self.tensor_parallel)
         if experts:
             held = expert_weight_bytes(shape, precision, self.setting.routing, np.array([float(experts)]))
             free -= float(held[0])
-        return max(0.0, devices * free / cache_bytes(shape, precision, 1.0))
+        split = min(self.tensor_parallel, *(group.kv_heads for group in shape.attention))
+        ranks = devices / self.tensor_parallel
+        return max(0.0, ranks * split * free / cache_bytes(shape, precision, 1.0))
+
+    def hold_experts(self, devices: int) -> bool:
+        """Whether the experts fit on devices that have nothing else."""
+        setting = self.setting
+        held = expert_weight_bytes(
+            setting.shape, setting.precision, setting.routing, np.array([float(devices)])
+        )
+        return bool(held[0] <= self.chip.memory * USABLE)
 
     def hand_over(self, tokens: float) -> float:
         """Seconds until the KV of a prompt is at another device, over the network."""
@@ -140,17 +169,23 @@ class Tables:
 
 @dataclass(frozen=True)
 class Together:
-    """`devices` ranks, with the experts spread over them."""
+    """Ranks on `devices`, with the experts spread over these."""
 
     tables: Tables
     devices: int
 
     @cached_property
     def kv_tokens(self) -> float:
+        """Tokens of caches that fit; 0 where not even the weights do."""
         return self.tables.kv_tokens(self.devices, self.devices)
 
     @property
     def ranks(self) -> int:
+        return self.devices // self.tables.tensor_parallel
+
+    @property
+    def held(self) -> int:
+        """Devices that hold its experts."""
         return self.devices
 
     @cached_property
@@ -196,7 +231,7 @@ class Together:
         part, layers = _part(work, micro_batches), self.tables.layers
         attention, outside = self.tables.attention(part)
         experts = float(np.interp(part.all_requests + part.all_tokens, _ROWS, self._experts))
-        rows = part.requests + part.tokens
+        rows = (part.requests + part.tokens) / self.tables.tensor_parallel  # a device sends its part of them
         dispatch, combine = min(
             ((there[0] + there[1] * rows, back[0] + back[1] * rows) for there, back in self._wires), key=sum
         )
@@ -210,15 +245,23 @@ class Together:
 
 @dataclass(frozen=True)
 class Apart:
-    """`ranks` attention devices that use `experts` expert devices, beside another pool or alone."""
+    """`ranks` attention devices that use `experts` expert devices, beside another pool or alone, with at most so many
+    micro-batches."""
 
     tables: Tables
     ranks: int
     experts: int
+    micro_batches: int = MAX_MICRO_BATCHES
+
+    @property
+    def held(self) -> int:
+        """Devices that hold its experts."""
+        return self.experts
 
     @cached_property
     def kv_tokens(self) -> float:
-        return self.tables.kv_tokens(self.ranks, 0)
+        """Tokens of caches that fit; 0 where not even the weights do, or the experts on theirs."""
+        return self.tables.kv_tokens(self.ranks, 0) if self.tables.hold_experts(self.experts) else 0.0
 
     @cached_property
     def _experts(self) -> Array:
@@ -236,11 +279,11 @@ class Apart:
         return _line(m2n)
 
     def step(self, work: Work, other: Step = IDLE, pieces: Pieces | None = None) -> Step:
-        """`other` is the step that the other pool of these experts is in; decoding comes first."""
+        """`other` is the step that the other pool of these experts is in; decoding comes first. Where nothing is
+        decoded it is the step of one rank, and `all_tokens` are those of all ranks that read meanwhile."""
         work, other = work.rounded(), other.rounded()
         if (work, other, pieces) not in self._known:
-            most = 4 if work.requests else 2
-            found = (self._step(work, other, pieces, count) for count in range(1, most + 1))
+            found = (self._step(work, other, pieces, count) for count in range(1, self.micro_batches + 1))
             self._known[work, other, pieces] = min(found, key=lambda one: one.seconds)
         return self._known[work, other, pieces]
 
@@ -266,13 +309,14 @@ class Apart:
             taken = own / max(1 - other.experts, pieces.floor)
         elif pieces is not None and other.seconds:
             waits = other.experts * other.piece / 2
-            taken = own / (1 - pieces.floor)
+            taken = own / (1 - min(pieces.floor, other.experts))
         shared = 1 + other.links  # bulk and small messages share a link evenly
         dispatch, combine = there + wire[0] * shared + waits, back + wire[1] * shared
         period = layer_period(attention, taken, dispatch, combine, micro_batches)
         step = step_seconds(attention, taken, period, outside, layers, micro_batches)
         passes = micro_batches * layers / step
-        return Step(step, min(1.0, own * passes), min(1.0, max(wire) * passes), piece)
+        mine, near = (1.0, 1.0) if part.requests else (part.tokens / part.all_tokens, 1 / self.ranks)
+        return Step(step, mine * min(1.0, own * passes), near * min(1.0, max(wire) * passes), piece)
 
     def _in_pieces(self, tokens: float, whole: float, pieces: Pieces) -> tuple[float, float]:
         """(seconds of a piece, of all pieces of a layer's rows)."""

@@ -1,8 +1,9 @@
 """Requests on pools that read prompts and pools that decode, event by event: time to first token, per token, goodput.
 
 One pool does both (prompts in chunks, beside decoding), or prompts go to some and their KV is handed over to others.
-A pool runs one step after the other; what a step lasts is `phase_stages`' to say. A request is let in where it decodes
-once there is room for the KV of its prompt and answer. It draws nothing at random and reads nothing.
+A pool runs one step after the other, and so does each rank that reads prompts beside shared experts; what a step lasts
+is `phase_stages`' to say. A request is let in where it decodes once there is room for the KV of its prompt and answer.
+It draws nothing at random and reads nothing.
 """
 
 from collections import deque
@@ -10,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from afserve.placement.planner.phase_stages import IDLE, Apart, Pieces, Step, Together, Work
+from afserve.placement.planner.phase_stages import IDLE, Apart, Pieces, Step, Together, Work, together
 
 Pool = Together | Apart
 _NEVER = float("inf")
 _DOUBLE = 16384  # tokens before it with which a token takes about twice as long
-_FEWEST = 200  # requests
+_LEAST, _MOST = 1e-2, 1e5  # requests per second that are told apart from none and from any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,12 @@ class _Prompt:
 
 @dataclass
 class _Station:
-    """A pool with what waits there and what it runs."""
+    """`ranks` of a pool that step together, with what waits there and what they run."""
 
     pool: Pool
     chunk: int
     asked: Sequence[Asked]
+    ranks: int
     free: float = 0.0  # tokens of KV
     queues: list[deque[_Prompt]] = field(default_factory=list)  # by rank
     waiting: deque[int] = field(default_factory=deque)  # for room
@@ -85,21 +87,20 @@ class _Station:
     steps: int = 0
     until: float = _NEVER
     step: Step = IDLE
+    queued: int = 0  # tokens of prompts that are not computed
+    reading: int = 0  # of those, in this step
     read: list[int] = field(default_factory=list)  # prompts that this step completes
     fresh: list[int] = field(default_factory=list)  # requests whose first step here this is
 
     def __post_init__(self) -> None:
-        self.queues = [deque() for _ in range(self.pool.ranks)]
+        self.queues = [deque() for _ in range(self.ranks)]
         self.free = self.pool.kv_tokens
-
-    @property
-    def queued(self) -> int:
-        return sum(one.tokens - one.done for queue in self.queues for one in queue)
 
     def read_prompt(self, number: int) -> None:
         """On the rank that has the fewest tokens to read."""
         shortest = min(self.queues, key=lambda queue: sum(one.tokens - one.done for one in queue))
         shortest.append(_Prompt(number, self.asked[number].prompt))
+        self.queued += self.asked[number].prompt
 
     def admits(self, number: int) -> bool:
         """Takes the room for its KV where there is enough."""
@@ -117,8 +118,8 @@ class _Station:
         self.context += one.prompt + had
         self.fresh.append(number)
 
-    def begin(self, now: float, other: Step, pieces: Pieces | None) -> None:
-        """The next step, where there is anything to do."""
+    def begin(self, now: float, other: Step, pieces: Pieces | None, beside: int) -> None:
+        """The next step, where there is anything to do. `beside`: prompt tokens of other ranks at these experts."""
         tokens = pairs = total = 0
         for queue in self.queues:
             mine, seen, spent = 0, 0, 0.0
@@ -135,16 +136,18 @@ class _Station:
         if not tokens and not self.running:
             self.until, self.step = _NEVER, IDLE
             return
-        ranks = self.pool.ranks
-        fullest = -(-self.running // ranks)
+        self.reading = total
+        fullest = -(-self.running // self.ranks)
         context = self.context / self.running if self.running else 0.0
-        work = Work(fullest, self.running, context, tokens, pairs, total)
+        work = Work(fullest, self.running, context, tokens, pairs, total + beside)
         self.step = self.pool.step(work, other, pieces)
         self.until = now + self.step.seconds
 
     def end(self) -> tuple[list[int], list[int], list[int]]:
         """(requests with their first step here, requests that ended, prompts that are read)."""
         self.steps += 1
+        self.queued -= self.reading
+        self.reading = 0
         self.context += self.running
         ended = []
         while self.ends and self.ends[0][0] <= self.steps:
@@ -167,9 +170,15 @@ class Phases:
     def __init__(self, layout: Layout, asked: Sequence[Asked]) -> None:
         self.times = [Times() for _ in asked]
         self._layout, self._asked = layout, asked
-        self._reads = [_Station(pool, layout.chunk, asked) for pool in layout.both or layout.reads]
-        self._decodes = self._reads if layout.both else [_Station(pool, 0, asked) for pool in layout.decodes]
-        self._stations = self._reads + [one for one in self._decodes if one not in self._reads]
+        self._reads = [
+            _Station(pool, layout.chunk, asked, ranks)
+            for pool in layout.both or layout.reads
+            for ranks in ([1] * pool.ranks if layout.pieces else [pool.ranks])
+        ]
+        self._decodes = (
+            self._reads if layout.both else [_Station(pool, 0, asked, pool.ranks) for pool in layout.decodes]
+        )
+        self._stations = self._reads if layout.both else self._reads + self._decodes
         self._handed: list[tuple[float, int]] = []  # (when its KV is there, request)
 
     def play(self) -> Iterator[int]:
@@ -208,10 +217,15 @@ class Phases:
                 station.read_prompt(number)
             else:
                 station.decode(number, had=1 if self._layout.first_there else 0)
-        other = IDLE
-        if self._layout.pieces is not None:
-            other = next(one.step for one in self._stations if one is not station)
-        station.begin(now, other, self._layout.pieces)
+        if not station.running and not station.queued:
+            return
+        other, beside = IDLE, 0
+        if self._layout.pieces is not None and station.chunk:
+            other = together(one.step for one in self._decodes)
+            beside = sum(one.reading for one in self._reads)
+        elif self._layout.pieces is not None:
+            other = together(one.step for one in self._reads)
+        station.begin(now, other, self._layout.pieces, beside)
 
     def _end(self, station: _Station, now: float) -> Iterator[int]:
         fresh, ended, read = station.end()
@@ -252,9 +266,8 @@ def attainment(layout: Layout, asked: Sequence[Asked], targets: Targets, least: 
     return 1 - (missed + unserved) / len(asked)
 
 
-def at_rate(asked: Sequence[Asked], rate: float, seconds: float) -> list[Asked]:
-    """So many `seconds` of them, `_FEWEST` at least, sped up or slowed so that `rate` come per second on average."""
-    asked = asked[: max(_FEWEST, round(rate * seconds))]
+def at_rate(asked: Sequence[Asked], rate: float) -> list[Asked]:
+    """All of them, sped up or slowed so that `rate` come per second on average: so a higher rate is a harder run."""
     span = max(asked[-1].at - asked[0].at, 1e-9)
     pace = (len(asked) - 1) / span / rate
     return [Asked((one.at - asked[0].at) * pace, one.prompt, one.answer) for one in asked]
@@ -266,27 +279,33 @@ def goodput(
     targets: Targets,
     *,
     above: float = 0.0,
-    seconds: float = 60.0,
+    guess: float = 1.0,
     least: float = 0.9,
     within: float = 0.02,
 ) -> float:
-    """Requests per second: the highest rate at which the share `least` meets both targets during `seconds`, found by
-    bisection to `within`. 0 where that is not more than `above`, or where targets are missed at any rate."""
+    """Requests per second: the highest rate at which the share `least` meets both targets, found to `within` by steps
+    of two from `guess` and by bisection. 0 where that is not more than `above`, or where it is less than `_LEAST`."""
 
     def holds(rate: float) -> bool:
-        return attainment(layout, at_rate(asked, rate, seconds), targets, least) >= least
+        return attainment(layout, at_rate(asked, rate), targets, least) >= least
 
-    low, high = 0.0, max(0.5, above * (1 + within))
-    if above and not holds(high):
-        return 0.0
-    while holds(high):
-        low, high = high, 2 * high
-        if high * seconds > 2 * len(asked):
-            return low
-    while high - low > within * high:
-        middle = (low + high) / 2 if low else high / 2
-        if middle < 1e-2:
+    rate = above * (1 + within) or guess
+    if holds(rate):
+        low, high = rate, 2 * rate
+        while holds(high):
+            if high > _MOST:
+                return high
+            low, high = high, 2 * high
+    else:
+        if above:
             return 0.0
+        low, high = rate / 2, rate
+        while not holds(low):
+            if low < _LEAST:
+                return 0.0
+            low, high = low / 2, low
+    while high - low > within * high:
+        middle = (low + high) / 2
         if holds(middle):
             low = middle
         else:

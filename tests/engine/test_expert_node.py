@@ -29,14 +29,20 @@ class TimedBank:
 
 
 class Rig:
-    def __init__(self, attention=2, longest_hold=MS, micro_batches=2):
+    def __init__(self, attention=2, longest_hold=MS, micro_batches=2, prompt_share=1 / 16):
         self.clock = FakeClock()
         self.placement = Placement.contiguous(layers=LAYERS, experts=4, nodes=1)
         wire = WireType.FLOAT32
         layout = Layout(8, 2, 512, micro_batches, LAYERS, 4, wire, wire)
         end, address = connect.listen("local", expert=0, attention_nodes=attention, layout=layout)
         self.bank = TimedBank(self.clock)
-        self.node = ExpertNode(ExpertPort(end), self.bank, longest_hold=longest_hold, clock=self.clock)
+        self.node = ExpertNode(
+            ExpertPort(end),
+            self.bank,
+            longest_hold=longest_hold,
+            clock=self.clock,
+            prompt_share=prompt_share,
+        )
         self.links = [
             ExpertLink(
                 connect.connect([address], attention=a, layout=layout, timeout=1.0),

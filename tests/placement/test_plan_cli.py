@@ -113,6 +113,10 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --micro-batches 5", "counts from 1 to 4"),
         ("--model deepseek-v3 --pool h800=64 --objective count", "Add --rate"),
         ("--model deepseek-v3 --pool h800=64 --trace /nowhere", "--trace /nowhere"),
+        (
+            "--model deepseek-v3 --pool h800=64 --goodput",
+            "--goodput: arrivals are played from a trace; add --trace FILE",
+        ),
         ("--model deepseek-v3 --pool h800=64 --curves h300", "no such fits file; did you mean h200"),
         ("--model deepseek-v3 --pool h800=64 --chart x.pdf", ".png or .html"),
         ("--model deepseek-v3 --pool h800=64 --pool h800=8", "given twice"),

@@ -4,8 +4,29 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from afserve.placement.planner.phase_stages import IDLE, Apart, Pieces, Step, Together, Work
+from afserve.placement.planner.phase_stages import (
+    IDLE,
+    Apart,
+    Pieces,
+    Step,
+    Tables,
+    Together,
+    Work,
+    together,
+)
+from afserve.placement.planner.search_phases import (
+    MIXED,
+    SHARED,
+    TWO_COPIES,
+    Load,
+    Pool,
+    described,
+    replay,
+    search,
+)
 from afserve.placement.planner.simulate_phases import (
     Asked,
     Layout,
@@ -55,15 +76,16 @@ def test_a_request_that_never_fits_misses_its_targets():
     assert attainment(LAYOUTS["mixed"], huge, Targets(1e6, 1e6), 0.0) <= 0.75
 
 
-def test_goodput_is_the_highest_rate_that_holds():
+@pytest.mark.parametrize("guess", [0.1, 20.0, 3000.0])
+def test_goodput_is_the_highest_rate_that_holds(guess):
     layout, targets = LAYOUTS["mixed"], Targets(1.0, 0.05)
-    many = [Asked(0.1 * i, 500, 20) for i in range(1500)]
-    rate = goodput(layout, many, targets, seconds=4.0)
+    many = [Asked(0.1 * i, 500, 20) for i in range(400)]
+    rate = goodput(layout, many, targets, guess=guess)
     assert rate > 1
-    assert attainment(layout, at_rate(many, rate, 4.0), targets, 0.9) >= 0.9
-    assert attainment(layout, at_rate(many, 1.1 * rate, 4.0), targets, 0.9) < 0.9
-    assert goodput(layout, many, targets, above=2 * rate, seconds=4.0) == 0.0
-    assert goodput(layout, many, Targets(1.0, 0.001), seconds=4.0) == 0.0, "no step is so short"
+    assert attainment(layout, at_rate(many, rate), targets, 0.9) >= 0.9
+    assert attainment(layout, at_rate(many, 1.1 * rate), targets, 0.9) < 0.9
+    assert goodput(layout, many, targets, above=2 * rate) == 0.0
+    assert goodput(layout, many[:100], Targets(1.0, 0.001)) == 0.0, "no step is so short"
 
 
 def test_prompts_and_decoding_hurt_each_other_at_shared_experts_as_pieces_say():
@@ -77,6 +99,111 @@ def test_prompts_and_decoding_hurt_each_other_at_shared_experts_as_pieces_say():
         assert read.seconds >= read_alone.seconds and read.piece > 0
     assert alone.seconds < both[False] <= both[True]
     assert decode.step(running, IDLE, AT_TILES).seconds == alone.seconds
+
+
+def test_a_floor_for_prompts_slows_decoding_only_by_what_prompts_use():
+    decode = Apart(STAGES, 4, 8)
+    running, some, much = Work(64, 256, 2000.0), Step(0.1, 0.05, 0.0), Step(0.1, 0.9, 0.0)
+    low, high = replace(AT_TILES, floor=1 / 16), replace(AT_TILES, floor=0.5)
+    assert decode.step(running, some, low).seconds == decode.step(running, some, high).seconds
+    assert decode.step(running, much, low).seconds < decode.step(running, much, high).seconds
+    prefill, reading = Apart(STAGES, 4, 8), Work(tokens=4096, pairs=4096**2 / 2, all_tokens=4 * 4096)
+    busy = Step(0.03, 0.95, 0.0)
+    assert prefill.step(reading, busy, low).seconds > prefill.step(reading, busy, high).seconds
+
+
+def test_ranks_that_read_step_each_by_itself_and_share_the_experts():
+    few, many = [Asked(0.0, 1000, 1)], [Asked(0.0, 1000, 1), Asked(0.0, 3000, 1)]
+    firsts = []
+    for asked in (few, many):
+        run = Phases(LAYOUTS["shared"], asked)
+        assert [one.ranks for one in run._reads] == [1] * 4
+        list(run.play())
+        firsts.append(run.times[0].first)
+    alone, beside = firsts
+    assert alone <= beside < 1.5 * alone, "it does not wait for the longer prompt of another rank"
+    locked = Phases(LAYOUTS["two copies"], [Asked(0.0, 500, 1), Asked(0.001, 1000, 1), Asked(0.002, 600, 1)])
+    list(locked.play())
+    assert locked.times[1].first == locked.times[2].first, "ranks with their own experts do"
+
+
+def test_what_ranks_take_of_the_experts_adds_up_to_what_they_take_together():
+    pool = Apart(STAGES, 4, 8)
+    one = pool.step(Work(tokens=2048, pairs=2048**2 / 2, all_tokens=4 * 2048))
+    all_ = together([one] * 4 + [IDLE])
+    assert all_.experts == pytest.approx(4 * one.experts) and all_.links == pytest.approx(4 * one.links)
+    assert 0 < all_.experts <= 1
+    assert together([Step(0.1, 0.7, 0.6, 0.1), Step(0.2, 0.7, 0.6, 0.3)]) == Step(0.2, 1.0, 1.0, 0.3)
+    assert together([IDLE, IDLE]) is IDLE
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 2), st.integers(1, 6000), st.integers(1, 60)), min_size=1, max_size=40),
+    st.sampled_from(sorted(LAYOUTS)),
+)
+@settings(max_examples=25, deadline=None)
+def test_nothing_is_lost_or_left_over(work, name):
+    asked = [Asked(*one) for one in sorted(work)]
+    run = Phases(LAYOUTS[name], asked)
+    assert sorted(run.play()) == list(range(len(asked)))
+    for station in run._stations:
+        assert station.free == pytest.approx(station.pool.kv_tokens)
+        assert station.queued == station.reading == station.running == 0
+        assert station.context == 0.0 and not station.waiting and not station.ends
+
+
+def test_experts_that_do_not_fit_their_devices_leave_no_room():
+    h100 = tables("h100")
+    assert Apart(h100, 8, 8).kv_tokens == 0, "32 experts of 58 layers are 82 GB"
+    assert Apart(h100, 8, 12).kv_tokens > 0
+    assert Together(h100, 8).kv_tokens == 0 and Together(h100, 24).kv_tokens > 0
+
+
+def test_a_rank_of_several_devices_reads_a_prompt_sooner_and_holds_less():
+    four = Tables(STAGES.setting, STAGES.chip, 4)
+    work = Work(tokens=2048, pairs=2048**2 / 2, all_tokens=2048)
+    assert Together(four, 16).ranks == 4 and Together(four, 16).held == 16
+    assert Together(four, 16).step(work).seconds < 0.6 * Together(STAGES, 16).step(work).seconds
+    assert Together(four, 16).kv_tokens < 0.5 * Together(STAGES, 16).kv_tokens, (
+        "each device has every head's cache"
+    )
+
+
+@pytest.mark.parametrize("kind", [SHARED, TWO_COPIES, MIXED])
+def test_the_search_finds_the_top_of_a_hill_and_uses_every_device(kind, monkeypatch):
+    """Scripted goodput: the best has 11 devices that decode or hold experts, and chunks of 1,024."""
+    seen = []
+
+    def scripted(layout, asked, targets, *, above=0.0, guess=1.0):
+        seen.append(layout)
+        decodes = sum(pool.ranks for pool in (layout.both or layout.decodes))
+        held = (layout.reads or layout.both)[0].held
+        rate = 100.0 - abs(held - 11) - abs(decodes - 8) - abs(layout.chunk - 1024) / 1024
+        return rate if rate > above else 0.0
+
+    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
+    pool, load = Pool.of(STAGES.setting, STAGES.chip, 32), Load(REQUESTS, Targets(2.0, 0.1))
+    found = search(kind, pool, load, AT_TILES)
+    rates = [one.rate for one in found.values()]
+    assert rates == sorted(rates, reverse=True) and rates[0] > 0
+    for reads, one in found.items():
+        layout = one.layout
+        used = sum(
+            part.ranks * part.tables.tensor_parallel
+            for part in (*layout.both, *layout.reads, *layout.decodes)
+        )
+        assert used + (layout.reads[0].held if kind == SHARED else 0) == 32 and reads == one.reads
+    words = described(next(iter(found.values())).layout)
+    assert "chunks of 1024" in words
+    if kind == SHARED:
+        assert rates[0] == 100 and "experts 11" in words and len(seen) < 400
+        one = next(iter(found.values()))
+        assert replay([one], load)[one.reads].layout is one.layout
+
+
+def test_two_copies_that_do_not_fit_have_no_layout():
+    small = Pool.of(STAGES.setting, replace(STAGES.chip, memory=60e9), 16)
+    assert search(TWO_COPIES, small, Load(REQUESTS, Targets(2.0, 0.1)), AT_TILES) == {}
 
 
 def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():

@@ -177,6 +177,7 @@ def build_expert(
         epoch=placement.epoch,
         phases=deployment.phases,
         step_rows=deployment.engine.step_rows,
+        prompt_share=deployment.engine.prompt_share,
     )
     node.trace = trace
     node.expert_error = bank.rounding_error

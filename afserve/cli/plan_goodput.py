@@ -1,0 +1,117 @@
+"""`afserve plan --goodput`: which of three ways to serve prompts and decoding pays, by simulation on the trace.
+
+The length of pieces is the engine's. Stage times are the kernels', without an engine's measured rows, and the same for
+all three.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from afserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.planner import Question
+    from afserve.placement.planner.search_phases import Found
+
+REQUESTS = 1000  # of the trace that are played, the first ones
+_CLEAR = 0.1  # goodputs that differ by less are as good as equal
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests per second inside both targets, of the best layout of a kind; none where the model does not fit."""
+
+    kind: str
+    found: "Found | None"
+
+    @property
+    def rate(self) -> float:
+        return self.found.rate if self.found else 0.0
+
+
+def check_goodput(question: "Question") -> None:
+    """Raises ConfigError naming what the simulation lacks or would not play."""
+    setting = question.setting
+    if not setting.workload.arrival.size or setting.workload.decode_only:
+        raise ConfigError(
+            "--goodput: arrivals are played from a trace; add --trace FILE, without --decode-only",
+            param="trace",
+        )
+    if not np.isfinite((question.targets.tpot, question.targets.ttft)).all():
+        raise ConfigError(
+            "--goodput: requests are counted that meet both targets; add --ttft and --tpot", param="goodput"
+        )
+    if len(question.pools) > 1:
+        names = ", ".join(pool.chip.name for pool in question.pools)
+        raise ConfigError(
+            f"--goodput: one kind of device is compared, not {names}; keep one --pool", param="pool"
+        )
+    if setting.draft_tokens:
+        raise ConfigError("--goodput: draft tokens are not played; leave out --mtp", param="mtp")
+
+
+def goodputs(question: "Question") -> tuple[Goodput, ...]:
+    """Of shared experts, two copies and chunked prefill on all devices of the pool, most first."""
+    from afserve.config import EngineSettings
+    from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
+    from afserve.placement.planner.phase_stages import Pieces
+    from afserve.placement.planner.search_phases import MIXED, SHARED, TWO_COPIES, Load, Pool, search
+    from afserve.placement.planner.simulate_phases import Asked, Targets
+
+    work, offered = question.setting.workload, question.pools[0]
+    together = zip(work.arrival[:REQUESTS], work.prompt[:REQUESTS], work.answer[:REQUESTS], strict=True)
+    asked = [Asked(float(at), int(prompt), int(answer)) for at, prompt, answer in together]
+    load = Load(asked, Targets(question.targets.ttft, question.targets.tpot))
+    pieces = Pieces(PIECE_SECONDS, OVERHEAD, EngineSettings().prompt_share)
+    pool = Pool.of(replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count)
+    found = [
+        Goodput(kind, next(iter(search(kind, pool, load, pieces).values()), None))
+        for kind in (SHARED, TWO_COPIES, MIXED)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.rate))
+
+
+def played_lines(found: tuple[Goodput, ...]) -> str:
+    """A line for each, best first, and which pays; nothing where nothing was played."""
+    if not found:
+        return ""
+    from afserve.placement.planner.search_phases import described
+
+    lines = [
+        "\n",
+        f"goodput of the first {REQUESTS} requests of the trace, simulated, 90 % inside both targets:",
+    ]
+    for one in found:
+        words = described(one.found.layout) if one.found else "does not fit"
+        lines.append(f"  {one.rate:8.2f} requests/s  {one.kind}: {words}")
+    return "\n".join([*lines, which_pays(found)])
+
+
+def which_pays(found: tuple[Goodput, ...]) -> str:
+    best, next_ = found[0], found[1]
+    if not best.rate:
+        return "None of the three meets both targets for 90 % of the requests at any rate."
+    if next_.rate > best.rate * (1 - _CLEAR):
+        return f"{best.kind} and {next_.kind} are as good as equal; the simulation does not tell which pays."
+    if not next_.rate:
+        return f"Only {best.kind} serves this inside the targets."
+    return f"{best.kind} pays: {best.rate / next_.rate:.2f} times {next_.kind}."
+
+
+def played_values(found: tuple[Goodput, ...]) -> dict[str, object]:
+    """The `goodput` of --json, where any was played."""
+    if not found:
+        return {}
+    from afserve.placement.planner.search_phases import described
+
+    layouts = [
+        {
+            "kind": one.kind,
+            "requests_per_s": round(one.rate, 3),
+            "layout": described(one.found.layout) if one.found else None,
+        }
+        for one in found
+    ]
+    return {"goodput": {"requests": REQUESTS, "layouts": layouts, "verdict": which_pays(found)}}

@@ -1,0 +1,87 @@
+"""`afserve plan --goodput`: what it says which pays, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from afserve.cli.plan_goodput import Goodput, which_pays
+from afserve.placement.planner.search_phases import MIXED, SHARED, TWO_COPIES, Found
+from afserve.placement.planner.simulate_phases import Asked, Layout, Targets
+from tests.placement.test_plan_cli import call
+
+ASKED = "plan --model qwen3-30b-a3b --pool h200=4 --ttft 1s --tpot 50ms --goodput"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    lines = [f"{0.1 * i + 0.5 * (i // 9)},{200 + 311 * (i % 7)},{10 + 13 * (i % 5)}" for i in range(60)]
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]))
+    return path
+
+
+def test_the_three_are_played_and_the_best_is_named(
+    capsys: pytest.CaptureFixture[str], trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scripted(layout: Layout, asked: list[Asked], targets: Targets, **_: float) -> float:
+        assert targets == Targets(1.0, 0.05) and asked[1] == Asked(0.1, 511, 23)
+        return 30.0 if layout.both else 20.0 if layout.pieces else 10.0
+
+    monkeypatch.setattr("afserve.placement.planner.search_phases.goodput", scripted)
+    code, out, _ = call(capsys, f"{ASKED} --trace {trace}")
+    assert code == 0
+    lines = [line for line in out.splitlines() if "requests/s  " in line]
+    rates = [float(line.split()[0]) for line in lines]
+    assert rates == [30.0, 20.0, 10.0]
+    assert {kind for kind in (SHARED, TWO_COPIES, MIXED) for line in lines if kind in line} == {
+        SHARED,
+        TWO_COPIES,
+        MIXED,
+    }
+    code, out, _ = call(capsys, f"{ASKED} --trace {trace} --json")
+    values = json.loads(out)["goodput"]
+    assert [one["requests_per_s"] for one in values["layouts"]] == pytest.approx(rates, abs=0.01)
+    assert values["verdict"] == which_pays_of(values["layouts"])
+
+
+def which_pays_of(layouts: list[dict[str, object]]) -> str:
+    return which_pays(tuple(scripted(str(one["kind"]), float(str(one["requests_per_s"]))) for one in layouts))
+
+
+def scripted(kind: str, rate: float) -> Goodput:
+    return Goodput(kind, Found(rate, Layout(1)) if rate else None)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((30.0, 20.0, 10.0), "shared experts pays: 1.50 times P/D, two copies"),
+        ((21.0, 20.0, 10.0), "shared experts and P/D, two copies are as good as equal"),
+        ((21.0, 0.0, 0.0), "Only shared experts serves this"),
+        ((0.0, 0.0, 0.0), "None of the three"),
+    ],
+)
+def test_what_pays_in_words(rates: tuple[float, ...], words: str) -> None:
+    found = tuple(scripted(kind, rate) for kind, rate in zip((SHARED, TWO_COPIES, MIXED), rates, strict=True))
+    assert words in which_pays(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--pool h800=64 --input 9 --output 9 --ttft 1s --tpot 50ms", "add --trace FILE"),
+        ("--pool h800=64 --trace {trace} --decode-only --tpot 50ms", "without --decode-only"),
+        ("--pool h800=64 --trace {trace} --tpot 50ms", "add --ttft and --tpot"),
+        (
+            "--pool h800=64 --pool h20=8 --trace {trace} --tpot 50ms --ttft 1s",
+            "not h800, h20; keep one --pool",
+        ),
+        ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --mtp 0.8", "leave out --mtp"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_in_a_line(
+    capsys: pytest.CaptureFixture[str], trace: Path, line: str, words: str
+) -> None:
+    code, _, err = call(capsys, f"plan --model deepseek-v3 --goodput {line.format(trace=trace)}")
+    assert code == 2 and words in err and err.count("\n") == 1
