@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults, tables_hosts
+from bench import tables_faults, tables_hosts, tables_phases
 from bench.headline import headline
 from bench.rows import RESULTS, ROOT, Row, newest, rows, table, where
 
@@ -350,6 +350,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Networks that are cut, lossy or slow": tables_faults.networks,
     "Nodes that come, go and change while they serve": tables_faults.changes,
     "What surviving losses costs, and a long run under faults": tables_faults.cost_and_soak,
+    **tables_phases.SECTIONS,
     "Kernels on a CPU, against the machine's limits": kernels,
     "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
     "Transports between hosts": hosts,
