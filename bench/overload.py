@@ -202,7 +202,7 @@ def run(case: Case) -> dict[str, object]:
         bins[min(len(bins) - 1, int((one.came - start - case.warm) / BIN))] += 1
     taken = [one for one in counted if one.request is not None]
     return {
-        "load": case.load,
+        "offered": case.load,
         "admission": case.admits,
         "capacity_s": round(case.capacity, 2),
         "goodput_s": round(len(met) / case.period, 2),

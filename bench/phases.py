@@ -180,8 +180,9 @@ PREFILL = (Node(rows=512, stage=2.5e-3),)
 def cases() -> Iterator[Case]:
     yield Case("decode alone", DECODE)
     for prefill in (1, 2, 4):
-        yield Case(f"{prefill} prefill nodes alone", (), PREFILL * prefill)
-        flood = Case(f"decode and {prefill} prefill nodes", DECODE, PREFILL * prefill)
+        nodes = f"{prefill} prefill node{'s' * (prefill > 1)}"
+        yield Case(f"{nodes} alone", (), PREFILL * prefill)
+        flood = Case(f"decode and {nodes}", DECODE, PREFILL * prefill)
         yield flood
         yield replace(flood, name=f"{flood.name}, whole messages", whole=True)
 

@@ -9,7 +9,14 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import tables_faults, tables_goodput, tables_hosts, tables_peers, tables_planner
+from bench import (
+    tables_faults,
+    tables_goodput,
+    tables_hosts,
+    tables_peers,
+    tables_phases,
+    tables_planner,
+)
 from bench.headline import headline
 from bench.rows import ROOT, Row, newest, rows, table, where
 
@@ -263,6 +270,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Networks that are cut, lossy or slow": tables_faults.networks,
     "Nodes that come, go and change while they serve": tables_faults.changes,
     "What surviving losses costs, and a long run under faults": tables_faults.cost_and_soak,
+    **tables_phases.SECTIONS,
     "Kernels on a CPU, against the machine's limits": kernels,
     "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
     "Transports between hosts": hosts,

@@ -1,0 +1,228 @@
+"""Tables of prefill and decode on nodes of their own, and of KV that moves, stays and is found. It measures nothing."""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
+
+from bench.rows import Row, newest, rows, table, where
+
+_ROUTERS = ("round robin", "gateway", "gateway, fetching", "all-knowing", "all-knowing, fetching")
+
+
+def phases() -> str:
+    found = newest([row for row in rows("phases") if "layers" in row], "experiment")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["experiment"],
+            _figure(row, "token_ms", "{:.2f}"),
+            _figure(row, "token_p99_ms", "{:.2f}"),
+            _figure(row, "p99_of_alone", "{:.3f}"),
+            f"{row['prompt_tok_s']:,}",
+            _figure(row, "prompt_time_of_alone", "{:.3f}"),
+            f"{row['busy']:.0%}",
+        ]
+        for row in found
+    ]
+    return (
+        f"**Decode beside a flood of prompts at one expert node** ({where(found[-1])}); `python -m bench.phases --save`. The engine's expert node, stages of known "
+        "length and a clock of their own, so the figures are the same on every machine. Aims: p99 at most 1.10 of decode alone, a prompt at most 1.15 times its time with the same "
+        "prefill nodes alone. Where the experts are busy all the time, more is asked for than they have.\n\n"
+        + table(
+            [
+                "case",
+                "token ms",
+                "p99 ms",
+                "p99 of alone",
+                "prompt tok/s",
+                "prompt's time of alone",
+                "experts busy",
+            ],
+            lines,
+        )
+    )
+
+
+def handover() -> str:
+    found = newest([row for row in rows("phases") if row["experiment"] == "hand-over"], "model", "tokens")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["model"],
+            f"{row['tokens']:,}",
+            f"{row['ttft_ms']:.1f}",
+            f"{row['handed_ttft_ms']:.1f}",
+            f"{row['adds']:+.1%}",
+        ]
+        for row in found
+    ]
+    return (
+        f"**What a hand-over adds to the first token** ({where(found[-1])}); `python -m bench.handover --save`. Medians of {found[-1]['runs']} runs in turns, real processes: "
+        "one attention node that does both, then a prefill and a decode node. Aim: 5 % at 2,048 tokens.\n\n"
+        + table(["model", "prompt", "together ms", "handed over ms", "adds"], lines)
+    )
+
+
+def goodput() -> str:
+    found = newest(rows("goodput"), "trace", "chip", "devices", "layout")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["trace"], f"{row['devices']} {row['chip']}", f"{row['ttft_s']:g} s, {1e3 * row['tpot_s']:.0f} ms", row["layout"], row["best"],
+            f"{row['requests_s']:.2f}", _figure(row, "of_two_copies", "{:.2f}"), _figure(row, "of_mixed", "{:.2f}"),
+        ]
+        for row in found
+    ]  # fmt: skip
+    return (
+        f"**Goodput of layouts at equal hardware**, DeepSeek-V3, stage times from measured tables ({where(found[-1])}); `python -m bench.goodput --save`. Requests per second "
+        "that keep to TTFT and TPOT, the best share of prefill of each layout.\n\n"
+        + table(
+            ["trace", "devices", "TTFT, TPOT", "layout", "best", "requests/s", "of P/D", "of mixed"], lines
+        )
+    )
+
+
+def overload() -> str:
+    found = newest(rows("overload"), "places", "offered", "admission")
+    if not found:
+        return ""
+    lines = [
+        [
+            row["places"],
+            f"{row['offered']:g}",
+            "yes" if row["admission"] else "no",
+            f"{row['of_capacity']:.2f}",
+            f"{row['worst_s'] / row['capacity_s']:.2f}",
+            f"{row['refused']:.0%}",
+            f"{row['taken_that_met']:.0%}",
+            f"{row['slowest_check_cpu_ms']:.1f}",
+        ]
+        for row in found
+    ]
+    return (
+        f"**Overload, with and without admission** ({where(found[-1])}); `python -m bench.overload --save`. The gateway's own code over scripted nodes; with 32 places a node prefill is the "
+        "narrow pool, with 16 decode. Goodput of the capacity, on average and in the worst second.\n\n"
+        + table(
+            [
+                "places",
+                "of capacity",
+                "admission",
+                "goodput",
+                "worst",
+                "refused",
+                "of taken on time",
+                "slowest check ms",
+            ],
+            lines,
+        )
+    )
+
+
+def restored() -> str:
+    found = newest([row for row in rows("kv_tiers") if row["what"] == "restore"], "shape")
+    lines = [
+        [
+            row["shape"],
+            f"{row['bytes'] / 2**20:,.0f}",
+            f"{row['gb_s']['restore']:.2f}",
+            f"{row['gb_s']['plain']:.2f}",
+            f"{row['share']:.0%}",
+            row["by"],
+        ]
+        for row in found
+    ]
+    first = newest([row for row in rows("kv_tiers") if row["what"] == "first token"], "model", "tokens")
+    told = [
+        f"{row['model']}, {row['tokens']:,} tokens and 20 more: first token after {row['ms']['disk']:,.1f} ms from the disk, {row['ms']['computed']:,.1f} ms computed "
+        f"({where(row)}; `--first`)."
+        for row in first
+    ]
+    if not (lines or told):
+        return ""
+    parts = []
+    if lines:
+        parts += [
+            f"**KV from disk** ({where(found[-1])}); `python -m bench.kv_tiers --folder DIR --save`. Restored into the cache, beside a plain read of the same bytes in the same "
+            "run. Aim: 90 %.",
+            table(["shape", "MiB", "restored GB/s", "plain read GB/s", "share", "by"], lines),
+        ]
+    return "\n\n".join([*parts, *told])
+
+
+def routing() -> str:
+    found = newest([row for row in rows("kv_routing") if row["what"] == "trace"], "router", "nodes", "blocks")
+    if not found:
+        return ""
+    order = sorted(found, key=lambda row: (row["nodes"], row["blocks"], _ROUTERS.index(row["router"])))
+    lines = [
+        [
+            row["router"],
+            f"{row['p50_s']:.2f}",
+            f"{row['p99_s']:.2f}",
+            f"{row['hits']:.0%}",
+            f"{row['busy']:.0%}",
+        ]
+        for row in order
+    ]
+    return (
+        f"**Finding KV** on the Mooncake conversation trace, {order[0]['nodes']} scripted nodes with {order[0]['blocks']:,} blocks of 512 tokens ({where(found[-1])}); `python -m bench.kv_routing --save`. "
+        "At the rate at which round robin keeps nodes busy for 80 %. Hits are of one cache as large as all nodes' together.\n\n"
+        + table(["router", "first token p50 s", "p99 s", "hits", "busy"], lines)
+    )
+
+
+def transfers() -> str:
+    found = newest([row for row in rows("kv") if row["what"] == "transfer"], "over", "bytes")
+    if not found:
+        return ""
+    ways = list(dict.fromkeys(way for row in found for way in row["gb_s"]))
+    lines = [
+        [row["over"], f"{row['bytes'] / 2**20:,.0f}", *(_figure(row["gb_s"], way, "{:.2f}") for way in ways)]
+        for row in found
+    ]
+    return (
+        f"**KV blocks between two processes** ({where(found[-1])}); `python -m bench.kv --save`. GB/s.\n\n"
+        + table(["over", "MiB", *ways], lines)
+    )
+
+
+def mailboxes() -> str:
+    found = newest(rows("mailboxes"), "kind", "node", "peers")
+    if not found:
+        return ""
+    names = ("decode_mib", "prefill_mib", "decode_again_mib", "decode_limited_mib")
+    lines = [
+        [
+            row["kind"],
+            row["node"],
+            row["peers"],
+            f"{row['reserved_gib']:.1f}",
+            *(_figure(row, name, "{:,.0f}") for name in names),
+        ]
+        for row in found
+    ]
+    return (
+        f"**Memory of mailboxes**, DeepSeek-V3's shape with 512 rows ({where(found[-1])}); `python -m bench.mailboxes --save`. MiB resident after rounds of 8 rows, of 256, of 8 again, and of 8 once "
+        "attention nodes only decode.\n\n"
+        + table(
+            ["transport", "node", "peers", "addresses GiB", "8 rows", "256 rows", "8 again", "8, limited"],
+            lines,
+        )
+    )
+
+
+def _figure(row: Row, name: str, form: str) -> str:
+    return "" if row.get(name) is None else form.format(row[name])
+
+
+SECTIONS = {
+    "Decode beside prompts": phases,
+    "A hand-over's part of the first token": handover,
+    "Layouts of prefill and decode at equal hardware": goodput,
+    "Overload": overload,
+    "KV blocks between attention nodes": transfers,
+    "KV from disk": restored,
+    "Finding KV": routing,
+    "Memory of mailboxes": mailboxes,
+}
