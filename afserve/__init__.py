@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from afserve.client import AsyncClient, Client
+    from afserve.client import Client
+    from afserve.client_async import AsyncClient
     from afserve.engine.request import SamplingParams
     from afserve.llm import LLM
 
@@ -17,7 +18,7 @@ __all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
 _HOME = {
     "LLM": "afserve.llm",
     "Client": "afserve.client",
-    "AsyncClient": "afserve.client",
+    "AsyncClient": "afserve.client_async",
     "SamplingParams": "afserve.engine.request",
 }
 

@@ -8,14 +8,33 @@ Closing a stream early cancels the generation on the server. A connection that b
 the server keeps the request then, and the client goes on behind the last token that it has. Never imports torch.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 import httpx
 
+from afserve.client_http import (
+    CHAT,
+    COMPLETIONS,
+    DEFAULT_URL,
+    EMBEDDINGS,
+    RESUME_SECONDS,
+    RETRIES,
+    Extra,
+    Input,
+    Messages,
+    Nodes,
+    Prompt,
+    Refused,
+    checked,
+    clear_errors,
+    headers_of,
+    object_of,
+    timeout_of,
+    verify,
+)
 from afserve.client_resume import BREAKS, Attempts
 from afserve.client_wire import (
     Delta,
@@ -27,29 +46,15 @@ from afserve.client_wire import (
     completion_payload,
     embedding_payload,
     embeddings_of,
-    error_of,
     reply_of,
     restart_payload,
     scale_payload,
     texts_of,
-    unreachable,
 )
 from afserve.engine.request import SamplingParams
 from afserve.errors import PeerLost
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-RESUME_SECONDS = 30.0
-RETRIES = 2
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
-Prompt = str | Sequence[int]
-Input = Prompt | Sequence[str] | Sequence[Sequence[int]]
-Messages = Sequence[Mapping[str, object]]
-Extra = Mapping[str, object] | None
-Nodes = int | str | None  # 3: so many; "+1" or "-1": more or fewer; None: as many as there are
-
-__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Delta", "Embeddings", "Reply", "ToolCall"]
+__all__ = ["DEFAULT_URL", "Client", "Delta", "Embeddings", "Reply", "ToolCall"]
 
 
 class Client:
@@ -78,11 +83,11 @@ class Client:
         self._named = {} if model is None else {"model": model}
         self._http = httpx.Client(
             base_url=self.url,
-            headers=_headers(api_key),
-            timeout=_timeout(timeout),
+            headers=headers_of(api_key),
+            timeout=timeout_of(timeout),
             params=self._named,
             transport=transport,
-            verify=_verify(self.url),
+            verify=verify(self.url),
         )
 
     def __enter__(self) -> "Client":
@@ -203,28 +208,28 @@ class Client:
             return False
 
     def metrics(self) -> str:
-        with _clear_errors(self.url):
-            return _checked(self._http.get("/metrics")).text
+        with clear_errors(self.url):
+            return checked(self._http.get("/metrics")).text
 
     def _get(self, path: str) -> Mapping[str, object]:
-        with _clear_errors(self.url):
-            return _object(_checked(self._http.get(path)))
+        with clear_errors(self.url):
+            return object_of(checked(self._http.get(path)))
 
     def _post(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        with _clear_errors(self.url):
-            return _object(_checked(self._http.post(path, json=payload)))
+        with clear_errors(self.url):
+            return object_of(checked(self._http.post(path, json=payload)))
 
     def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         attempts = Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries)
         return self._until_answered(attempts)
 
     def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
-        with _clear_errors(self.url):
+        with clear_errors(self.url):
             while True:
                 try:
                     response = self._http.request(**attempts.next().options())
                     if not response.is_error:
-                        return _object(response)
+                        return object_of(response)
                     pause = attempts.refused(response)
                 except BREAKS as error:
                     pause = attempts.broke(error)
@@ -236,12 +241,12 @@ class Client:
             Deltas(),
         )
         try:
-            with _clear_errors(self.url):
+            with clear_errors(self.url):
                 while not parser.done:
                     try:
                         yield from self._read(attempts, parser)
                         continue
-                    except _Refused as refused:
+                    except Refused as refused:
                         pause = attempts.refused(refused.response)
                     except (*BREAKS, PeerLost) as error:
                         pause = attempts.broke(error)
@@ -256,238 +261,9 @@ class Client:
         with self._http.stream(**attempts.next().options()) as response:
             if response.is_error:
                 response.read()
-                raise _Refused(response)
+                raise Refused(response)
             attempts.accepted()
             for line in response.iter_lines():
                 attempts.heard(line)
                 yield from parser.feed(line)
             parser.finish()
-
-
-class AsyncClient:
-    """`Client` for asyncio: the same methods, awaited; streams are async iterators."""
-
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 600.0,
-        resume: float = RESUME_SECONDS,
-        retries: int = RETRIES,
-        model: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.url = url.rstrip("/")
-        self._resume, self._retries = resume, retries
-        self._named = {} if model is None else {"model": model}
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers=_headers(api_key),
-            timeout=_timeout(timeout),
-            params=self._named,
-            transport=transport,
-            verify=_verify(self.url),
-        )
-
-    async def __aenter__(self) -> "AsyncClient":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._http.aclose()
-
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Reply:
-        return reply_of(await self._ask(COMPLETIONS, completion_payload(prompt, params)))
-
-    async def chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        unlimited: bool = False,
-        extra: Extra = None,
-    ) -> Reply:
-        payload = chat_payload(messages, params, unlimited=unlimited, extra=extra)
-        return reply_of(await self._ask(CHAT, payload))
-
-    def complete_stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncGenerator[Delta, None]:
-        return self._stream(COMPLETIONS, completion_payload(prompt, params, stream=True))
-
-    def chat_stream(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        unlimited: bool = False,
-        extra: Extra = None,
-    ) -> AsyncGenerator[Delta, None]:
-        payload = chat_payload(messages, params, unlimited=unlimited, stream=True, extra=extra)
-        return self._stream(CHAT, payload)
-
-    async def embed(self, input: Input) -> Embeddings:
-        payload = {**self._named, **embedding_payload(input)}
-        attempts = Attempts(self.url, EMBEDDINGS, payload, 0.0, self._retries)
-        return embeddings_of(await self._until_answered(attempts))
-
-    async def models(self) -> tuple[str, ...]:
-        return texts_of(await self._get("/v1/models"), "id")
-
-    async def status(self) -> Mapping[str, object]:
-        return await self._get("/status")
-
-    async def scale(
-        self,
-        *,
-        attention: Nodes = None,
-        prefill: Nodes = None,
-        decode: Nodes = None,
-        experts: Nodes = None,
-        gateways: Nodes = None,
-    ) -> Mapping[str, object]:
-        pools = scale_payload(
-            attention=attention, prefill=prefill, decode=decode, experts=experts, gateways=gateways
-        )
-        return await self._post("/admin/scale", pools)
-
-    async def drain(self, node: str) -> Mapping[str, object]:
-        return await self._post("/admin/drain", {"node": node})
-
-    async def restart(self, *nodes: str) -> Mapping[str, object]:
-        return await self._post("/admin/restart", restart_payload(nodes))
-
-    async def change_role(self, node: str, role: str) -> Mapping[str, object]:
-        return await self._post("/admin/role", {"node": node, "role": role})
-
-    async def change_phase(self, node: str, phase: str) -> Mapping[str, object]:
-        return await self._post("/admin/phase", {"node": node, "phase": phase})
-
-    async def down(self) -> Mapping[str, object]:
-        return await self._post("/admin/down", {})
-
-    async def fault(self, node: str, fault: str, seconds: float = 0.0) -> Mapping[str, object]:
-        return await self._post("/admin/fault", {"node": node, "fault": fault, "seconds": seconds})
-
-    async def tokenize(self, text: str) -> tuple[int, ...]:
-        tokens = (await self._post("/tokenize", {**self._named, "prompt": text}))["tokens"]
-        assert isinstance(tokens, list)
-        return tuple(tokens)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return str((await self._post("/detokenize", {**self._named, "tokens": list(token_ids)}))["prompt"])
-
-    async def ready(self) -> bool:
-        try:
-            return (await self._http.get("/ready")).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
-
-    async def metrics(self) -> str:
-        with _clear_errors(self.url):
-            return _checked(await self._http.get("/metrics")).text
-
-    async def _get(self, path: str) -> Mapping[str, object]:
-        with _clear_errors(self.url):
-            return _object(_checked(await self._http.get(path)))
-
-    async def _post(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        with _clear_errors(self.url):
-            return _object(_checked(await self._http.post(path, json=payload)))
-
-    async def _ask(self, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        attempts = Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries)
-        return await self._until_answered(attempts)
-
-    async def _until_answered(self, attempts: Attempts) -> Mapping[str, object]:
-        with _clear_errors(self.url):
-            while True:
-                try:
-                    response = await self._http.request(**attempts.next().options())
-                    if not response.is_error:
-                        return _object(response)
-                    pause = attempts.refused(response)
-                except BREAKS as error:
-                    pause = attempts.broke(error)
-                await asyncio.sleep(pause)
-
-    async def _stream(self, path: str, payload: Mapping[str, object]) -> AsyncGenerator[Delta, None]:
-        attempts, parser = (
-            Attempts(self.url, path, {**self._named, **payload}, self._resume, self._retries),
-            Deltas(),
-        )
-        try:
-            with _clear_errors(self.url):
-                while not parser.done:
-                    try:
-                        async with aclosing(self._read(attempts, parser)) as deltas:
-                            async for delta in deltas:
-                                yield delta
-                        continue
-                    except _Refused as refused:
-                        pause = attempts.refused(refused.response)
-                    except (*BREAKS, PeerLost) as error:
-                        pause = attempts.broke(error)
-                    await asyncio.sleep(pause)
-        finally:
-            if not parser.done and (ending := attempts.forget()) is not None:
-                with suppress(httpx.HTTPError, RuntimeError):  # it ends by itself, later
-                    await self._http.request(**ending.options())
-
-    async def _read(self, attempts: Attempts, parser: Deltas) -> AsyncGenerator[Delta, None]:
-        async with self._http.stream(**attempts.next().options()) as response:
-            if response.is_error:
-                await response.aread()
-                raise _Refused(response)
-            attempts.accepted()
-            async for line in response.aiter_lines():
-                attempts.heard(line)
-                for delta in parser.feed(line):
-                    yield delta
-            parser.finish()
-
-
-class _Refused(Exception):
-    """The server answered with an error."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(response.status_code)
-        self.response = response
-
-
-def _headers(api_key: str | None) -> dict[str, str]:
-    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-
-
-def _verify(url: str) -> bool:
-    """Certificates are checked, and the 50 to 100 ms of loading them paid, wherever there are any."""
-    return not url.lower().startswith("http://")
-
-
-def _timeout(seconds: float) -> httpx.Timeout:
-    return httpx.Timeout(seconds, connect=min(seconds, 5.0))
-
-
-def _checked(response: httpx.Response) -> httpx.Response:
-    if response.is_error:
-        raise error_of(response.status_code, response.text, response.headers.get("retry-after"))
-    return response
-
-
-def _object(response: httpx.Response) -> Mapping[str, object]:
-    body = response.json()
-    assert isinstance(body, dict)
-    return body
-
-
-@contextmanager
-def _clear_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
-        raise unreachable(url, error) from error

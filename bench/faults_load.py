@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from afserve.client import AsyncClient
+from afserve import AsyncClient
 from afserve.engine.request import SamplingParams
 from afserve.errors import AfserveError
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.load_offline import offline
 from bench.origin import ROOT, origin
 from bench.scripted_server import Script, serving
 from bench.served import AFSERVE, served
@@ -90,6 +91,24 @@ def truth(options: argparse.Namespace) -> list[Row]:
     return [{**row, **origin()} for row in found]
 
 
+def beside_offline(served_rows: list[Row], options: argparse.Namespace) -> list[Row]:
+    """Rows of `LLM` on this machine once no server runs any more, with the share of it that was served."""
+    vocabulary = options.vocabulary or 200
+    sizes = options.streams, options.rounds, options.repeats, options.input_len, options.output_len
+    rows = offline(options.model, *sizes, vocabulary)
+    for row in rows:
+        first = next(one for one in served_rows if one["concurrency"] == row["concurrency"])
+        row["served"], row["served_by"] = (
+            round(first["tokens_per_s"] / row["tokens_per_s"], 3),
+            first["server"],
+        )
+        print(
+            f"{row['server']:16} {row['concurrency']:4} streams {row['tokens_per_s']:9,.0f} tok/s; "
+            f"{row['served_by']} has {row['served']} of it"
+        )
+    return [{**row, **origin(), "of": Path(options.model).name} for row in rows]
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -109,6 +128,9 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=0, help="prompts are token ids below it")
+    parser.add_argument(
+        "--offline", action="store_true", help="also the same load through LLM, beside the first of --up"
+    )
     parser.add_argument("--truth", action="store_true", help="check the client against known delays")
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
@@ -120,6 +142,8 @@ def main() -> None:
         for peer in options.peer:
             name, _, url = peer.partition("=")
             found += measured(name, url, options)
+    if options.offline and not options.truth:
+        found += beside_offline(found, options)
     if options.save:
         with open(options.save, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in found)

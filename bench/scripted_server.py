@@ -66,7 +66,9 @@ async def _client(script: Script, reader: asyncio.StreamReader, writer: asyncio.
                 (int(x[15:]) for x in head.lower().split("\r\n") if x.startswith("content-length:")), 0
             )
             body = await reader.readexactly(length)
-            if head.startswith("GET"):
+            if head.startswith("HEAD"):
+                writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
+            elif head.startswith("GET"):
                 _plain(writer, 200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
             else:
                 number = len(script.bodies)
@@ -103,6 +105,8 @@ async def _answer(script: Script, number: int, writer: asyncio.StreamWriter) -> 
     tokens = wanted(asked)
     while len(script.bodies) < script.together:
         await asyncio.sleep(0.005)
+    kind = "chat.completion.chunk" if "messages" in asked else "text_completion"
+    head = {"id": "scripted", "object": kind, "created": 1, "model": "scripted"}
     loop = asyncio.get_running_loop()
     due = loop.time() + script.first
     for token in range(tokens):
@@ -112,12 +116,10 @@ async def _answer(script: Script, number: int, writer: asyncio.StreamWriter) -> 
             return
         choice = {"index": 0, "finish_reason": "length" if token + 1 == tokens else None}
         choice |= {"delta": {"content": "x"}} if "messages" in asked else {"text": "x"}
-        _event(script, writer, json.dumps({"id": "scripted", "model": "scripted", "choices": [choice]}))
+        _event(script, writer, json.dumps({**head, "choices": [choice]}))
     if script.usage:
         usage = {"prompt_tokens": PROMPT, "total_tokens": PROMPT + tokens, "completion_tokens": tokens}
-        _event(
-            script, writer, json.dumps({"id": "scripted", "model": "scripted", "choices": [], "usage": usage})
-        )
+        _event(script, writer, json.dumps({**head, "choices": [], "usage": usage}))
     _event(script, writer, "[DONE]")
     writer.write(b"0\r\n\r\n" if script.chunked else b"")
     if not script.chunked:
@@ -134,7 +136,8 @@ def _whole(asked: dict) -> dict:
     text = "x" * tokens
     choice |= {"message": {"role": "assistant", "content": text}} if "messages" in asked else {"text": text}
     usage = {"prompt_tokens": PROMPT, "completion_tokens": tokens, "total_tokens": PROMPT + tokens}
-    return {"id": "scripted", "object": "answer", "model": "scripted", "choices": [choice], "usage": usage}
+    kind = "chat.completion" if "messages" in asked else "text_completion"
+    return {"id": "scripted", "object": kind, "model": "scripted", "choices": [choice], "usage": usage}
 
 
 def _event(script: Script, writer: asyncio.StreamWriter, data: str) -> None:

@@ -22,7 +22,7 @@ ROOMS = (
     "doors",
     "cli",
 )
-DOORS = {"llm", "client", "client_wire", "client_resume"}
+DOORS = {"llm", "client", "client_async", "client_http", "client_wire", "client_resume"}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}
 

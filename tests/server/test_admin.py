@@ -8,8 +8,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from afserve import AsyncClient, Client
 from afserve.cli.scale import scale
-from afserve.client import AsyncClient, Client
 from afserve.control.changes import Changed, DrainOne, Fault, NewPhase, NewRole, Restart, ScaleTo
 from afserve.control.wire.changes import decode_change, decode_changed, encode_change, encode_changed
 from afserve.errors import ProtocolError

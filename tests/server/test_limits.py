@@ -101,6 +101,8 @@ async def send_all(server, requests):
                     )
                 except httpx.RemoteProtocolError:
                     return  # closed without an answer: what it sent was no HTTP
+                except httpx.TimeoutException as error:
+                    raise AssertionError(f"no answer to {sent}") from error
                 check(sent, reply.status_code, reply.text)
 
         await asyncio.gather(*(one(sent) for sent in requests))
