@@ -236,7 +236,7 @@ def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, s
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
-    return block_size(spec, _element(source, spec), wishes.engine.block_size)
+    return block_size(spec, _element(source, spec), wishes.engine.block_size, wishes.kv_tokens)
 
 
 def _element(source: ModelSource, spec: ModelSpec) -> int:
@@ -269,7 +269,7 @@ def _affordable(
     """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
     weights = _weights(spec, source, wishes, nodes, slots.total)
     one = _role_bytes(spec, source, _kept(spec, source, wishes))[1] // spec.experts
-    kv = (wishes.kv_tokens or 0) * per_token(spec, _element(source, spec), wishes.engine.block_size)
+    kv = (wishes.kv_tokens or 0) * per_token(spec, _element(source, spec), _block(spec, source, wishes))
     free = [
         (_free(machine, share, weights) - share.attention * kv) / share.experts
         for share in wishes.shares(nodes)

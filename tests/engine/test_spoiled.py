@@ -121,7 +121,7 @@ def test_one_token_ends_the_requests_that_hold_it_and_its_blocks_hurt_nobody(spo
             assert outcomes(source, [request], cluster=cluster) == {request.handle: clean[request.handle]}
 
 
-@pytest.mark.parametrize("name", ["v3", "qwen3", "mixtral"])
+@pytest.mark.parametrize("name", ["v3", "qwen3", "mixtral", "qwen3-next"])
 def test_beside_one_that_ends_the_others_keep_their_bits(name, spoil, tiny_checkpoint):
     """In one batch with it, over prefill chunks, prefix hits and preemption, with log-probabilities."""
     asked = requests(logprobs=2)

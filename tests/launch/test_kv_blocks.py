@@ -37,6 +37,12 @@ def test_others_have_blocks_of_16(name):
     assert per_token(spec, 2) == spec.kv_bytes_per_token(2)
 
 
+@pytest.mark.parametrize(("tokens", "size"), [(100, 16), (4096, 512), (1 << 20, 3216)])
+def test_a_small_cache_has_several_blocks(tokens, size):
+    assert block_size(known("qwen3-next-80b-a3b"), 2, None, tokens) == size
+    assert block_size(known("qwen3-next-80b-a3b"), 2, 1024, tokens) == 1024
+
+
 def test_a_model_of_states_alone():
     spec = known("qwen3-next-80b-a3b")
     assert block_size(replace(spec, pattern=spec.pattern[:3]), 2, None) == 4096
@@ -50,9 +56,11 @@ def test_what_is_counted_is_what_is_opened(asked, tiny_checkpoint):
     wishes = Wishes(kv_tokens=640, engine=EngineSettings(block_size=asked), max_model_len=100)
     found = choose(spec, source, Machine(2, 8 * GIB, 8 * GIB), wishes)
     engine = found.deployment.engine
-    assert engine.block_size == block_size(spec, 4, asked) and engine.kv_blocks == 640 // engine.block_size
+    assert (
+        engine.block_size == block_size(spec, 4, asked, 640) and engine.kv_blocks == 640 // engine.block_size
+    )
     assert ("block-size" in found.picked) == (asked is None)
     states = sum(spec.layer(layer).attention.kind == "linear" for layer in range(spec.layers))
-    counted, filling = per_token(spec, 4, asked) * engine.block_size, states * 2 * 4 * engine.block_size
+    counted, filling = per_token(spec, 4, asked, 640) * engine.block_size, states * 2 * 4 * engine.block_size
     assert counted <= colocated(source, engine).kv.block_bytes + engine.block_size
     assert colocated(source, engine).kv.block_bytes <= counted + filling
