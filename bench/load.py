@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
 
 from bench.load_offline import offline
 from bench.origin import ROOT, origin
@@ -43,12 +46,18 @@ def asked(url: str, streams: int, options: argparse.Namespace) -> Row:
 
 
 def measured(server: str, url: str, options: argparse.Namespace) -> list[Row]:
-    """A row per number of streams: the run of the median rate, with the spread of all."""
-    found = []
+    """A row per number of streams: the run of the median rate, with the spread of all.
+
+    `listener_us` is the CPU time of the processes that listen there, per token; None where they cannot be seen.
+    """
+    found, listeners = [], listening_at(url)
     for streams in options.streams:
+        before = cpu_of(listeners)
         runs = sorted(
             (asked(url, streams, options) for _ in range(options.repeats)), key=lambda r: r["tokens_per_s"]
         )
+        tokens = options.repeats * (options.rounds + 1) * streams * options.output_len  # with the warm-up
+        spent = round((cpu_of(listeners) - before) / tokens * 1e6, 1) if listeners else None
         rates = [run["tokens_per_s"] for run in runs]
         row = {
             **runs[len(runs) // 2],
@@ -56,12 +65,30 @@ def measured(server: str, url: str, options: argparse.Namespace) -> list[Row]:
             "repeats": options.repeats,
             "low": rates[0],
             "high": rates[-1],
+            "listener_us": spent,
         }
         found.append({**row, **origin(), "of": Path(options.model).name})
         first, gap = row["ttft_ms"]["p50"], row["itl_ms"]["p50"]
         rate = f"{row['tokens_per_s']:9,.0f} tok/s"
-        print(f"{server:16} {streams:4} streams {rate}  TTFT {first:8.1f} ms  ITL {gap:6.2f} ms")
+        cpu = "" if spent is None else f"  {spent:6.1f} us of the listeners' CPU a token"
+        print(f"{server:16} {streams:4} streams {rate}  TTFT {first:8.1f} ms  ITL {gap:6.2f} ms{cpu}")
     return found
+
+
+def listening_at(url: str) -> list[psutil.Process]:
+    """Processes of this machine that have the socket: of `afserve up` the gateway, and its parent, which is idle."""
+    port = urlsplit(url).port
+    found = {
+        one.pid
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None
+    }
+    return [psutil.Process(pid) for pid in sorted(found)]
+
+
+def cpu_of(processes: list[psutil.Process]) -> float:
+    """Seconds so far, of all their threads."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def truth(options: argparse.Namespace) -> list[Row]:

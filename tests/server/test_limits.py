@@ -115,7 +115,8 @@ def test_malformed_requests_to_every_route(make_backend, run_server, count):
     """Others are served meanwhile, and afterwards nothing is left: no request, no body, no task, no descriptor."""
     backend = make_backend()
     with run_server(backend, admin_keys=("x",)) as server:
-        routes = sorted({route.path for route in server.app.routes} - {"/admin/down"})
+        routes = {route.path for route in server.app.routes}
+        routes = sorted(routes - {"/admin/down", "/live"})  # one ends the server, the other one never ends
         service, loop = server.app.state.service, server._loop
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
         httpx.post(f"{server.url}/tokenize", json={"prompt": "x" * 9000}, timeout=60)

@@ -224,3 +224,8 @@ def test_recent_is_what_came_since_the_last_look():
     histogram.observe(0.05)
     assert recent.take()["p99"] <= 0.1
     assert recent.take() is None
+
+
+def test_who_asks_only_for_the_head_gets_it_at_once(server, http):
+    reply = http.head("/live")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream")

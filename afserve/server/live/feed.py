@@ -42,6 +42,8 @@ class Feeds:
     async def events(self, request: Request) -> Response:
         name = request.query_params.get("model")
         model = self._models.first if name is None else self._models.named(name)
+        if request.method == "HEAD":  # a stream without an end would be one without a beginning
+            return Response(headers={"cache-control": "no-cache"}, media_type="text/event-stream")
         return await self._feeds[model.name].events()
 
     async def close(self) -> None:
