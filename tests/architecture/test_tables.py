@@ -1,0 +1,50 @@
+"""Tables are rendered from rows as the benchmarks write them."""
+
+from dataclasses import replace
+
+from bench import overload, phases, tables_phases
+
+MADE = {"machine": "a machine", "load": 0.5, "commit": "abc", "date": "2026-01-02T03:04:05"}
+
+
+def drawn(monkeypatch, section, **found):
+    monkeypatch.setattr(tables_phases, "rows", lambda name: [{**row, **MADE} for row in found.get(name, ())])
+    text = section()
+    assert "a machine" in text and "\n| --- |" in text
+    return text.splitlines()
+
+
+def test_phases(monkeypatch):
+    cases = [replace(case, warm=0.02, period=0.1) for case in list(phases.cases())[:3]]
+    handed = {"experiment": "hand-over", "model": "nano", "tokens": 2048, "runs": 3, "ttft_ms": 10.0}
+    rows = [phases.run(case) for case in cases] + [{**handed, "handed_ttft_ms": 11.0, "adds": 0.1}]
+    assert len(drawn(monkeypatch, tables_phases.phases, phases=rows)) == 4 + len(cases)
+    assert drawn(monkeypatch, tables_phases.handover, phases=rows)[-1].endswith("| 10.0 | 11.0 | +10.0% |")
+
+
+def test_overload(monkeypatch):
+    cases = [
+        overload.Case(load, admits, warm=1.0, period=overload.BIN, prompt=200)
+        for load in (4.0,)
+        for admits in (False, True)
+    ]
+    rows = [{"places": case.places, **overload.run(case)} for case in cases]
+    lines = drawn(monkeypatch, tables_phases.overload, overload=rows)
+    assert len(lines) == 4 + len(cases), "what the machine did besides is no part of a case"
+
+
+def test_tiers_and_routing(monkeypatch):
+    restore = {"what": "restore", "shape": "nano", "bytes": 1 << 20, "by": "2 threads", "share": 0.9}
+    first = {"what": "first token", "model": "nano", "tokens": 3000, "ms": {"disk": 10.0, "computed": 50.0}}
+    rows = [{**restore, "gb_s": {"restore": 0.9, "plain": 1.0}}, first]
+    assert "after 10.0 ms" in drawn(monkeypatch, tables_phases.restored, kv_tiers=rows)[-1]
+    routed = {"what": "trace", "nodes": 8, "blocks": 10, "p50_s": 1.0, "p99_s": 2.0, "hits": 0.9, "busy": 0.8}
+    rows = [{**routed, "router": name} for name in ("gateway", "round robin")]
+    assert drawn(monkeypatch, tables_phases.routing, kv_routing=rows)[-1].startswith("| gateway |")
+    moved = {"what": "transfer", "over": "unix", "bytes": 1 << 20, "gb_s": {"kv": 1.0, "stream": 2.0}}
+    assert drawn(monkeypatch, tables_phases.transfers, kv=[moved])[-1] == "| unix | 1 | 1.00 | 2.00 |"
+
+
+def test_sections_without_rows_are_left_out(monkeypatch):
+    monkeypatch.setattr(tables_phases, "rows", lambda name: [])
+    assert not any(section() for section in tables_phases.SECTIONS.values())
