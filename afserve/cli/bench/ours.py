@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures, spread
@@ -30,7 +31,7 @@ class Shape:
     prefill: int = 0
 
     @property
-    def nodes(self) -> dict[str, int | None]:
+    def nodes(self) -> dict[str, Any]:
         """As keywords of LLM."""
         experts = None if self.colocated else self.experts
         if not self.prefill:
