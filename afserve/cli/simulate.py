@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from afserve.placement.planner.simulate_requests import Served
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
+_MOST_RANKS = 20_000
 
 
 @click.command("simulate", short_help="Play a plan event by event.")
@@ -91,6 +92,7 @@ def simulate(
     best = answer(question).best()
     if best is None:
         raise DoesNotFitError(explain(question))
+    _check_size(best)
     _check_timeline(timeline, best)
     roles = roles_of(question, best, recovery) if losses.asked else ()
     happened = outages(roles, typed_losses(losses, roles))
@@ -219,6 +221,17 @@ def _text(plan: "Plan", values: dict[str, Any]) -> str:
         f"{values['requests']:,} requests played"
     )
     return "\n".join(lines + loss_text(values))
+
+
+def _check_size(plan: "Plan") -> None:
+    from afserve.errors import ConfigError
+
+    if plan.ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"--pool: the plan has {plan.ranks:,} attention ranks, and {_MOST_RANKS:,} is the most that are played; "
+            "ask about a part of it with a smaller --pool or --attention-devices",
+            param="pool",
+        )
 
 
 def _check_timeline(path: Path | None, plan: "Plan") -> None:
