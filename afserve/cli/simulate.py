@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from afserve.placement.planner.simulate_requests import Served
 
 _LOAD, _SHARE, _SEED = Within(0.001, 10), Within(0, 1), Within(0, (1 << 32) - 1, whole=True)
+_MOST_RANKS = 20_000
 
 
 @click.command("simulate", short_help="Play a plan event by event.")
@@ -91,6 +92,8 @@ def simulate(
     best = answer(question).best()
     if best is None:
         raise DoesNotFitError(explain(question))
+    _check_size(best)
+    _check_timeline(timeline, best)
     roles = roles_of(question, best, recovery) if losses.asked else ()
     happened = outages(roles, typed_losses(losses, roles))
     endured = long_run(question, best, roles, losses, recovery, seed) if losses.mtbf is not None else None
@@ -104,7 +107,7 @@ def simulate(
     if endured is not None:
         values["long_run"] = endured
     click.echo(json.dumps(values, indent=2) if as_json else _text(best, values))
-    if timeline is not None:
+    if timeline is not None and played is not None:
         _write_timeline(timeline, played)
 
 
@@ -220,14 +223,33 @@ def _text(plan: "Plan", values: dict[str, Any]) -> str:
     return "\n".join(lines + loss_text(values))
 
 
-def _write_timeline(path: Path, played: "Played | None") -> None:
+def _check_size(plan: "Plan") -> None:
     from afserve.errors import ConfigError
-    from afserve.placement.planner.timeline import perfetto_json
 
-    if played is None:
+    if plan.ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"--pool: the plan has {plan.ranks:,} attention ranks, and {_MOST_RANKS:,} is the most that are played; "
+            "ask about a part of it with a smaller --pool or --attention-devices",
+            param="pool",
+        )
+
+
+def _check_timeline(path: Path | None, plan: "Plan") -> None:
+    """Before anything is played."""
+    from afserve.errors import ConfigError
+
+    if path is not None and plan.kind != "afd":
         raise ConfigError(
             "--timeline: the best plan is colocated and has no ping-pong; add --kind afd", param="timeline"
         )
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--timeline {path}: there is no such folder; make it first", param="timeline")
+
+
+def _write_timeline(path: Path, played: "Played") -> None:
+    from afserve.errors import ConfigError
+    from afserve.placement.planner.timeline import perfetto_json
+
     try:
         path.write_text(perfetto_json(played.spans), encoding="utf-8")
     except OSError as error:

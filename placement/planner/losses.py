@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from afserve.placement.planner.kv import attention_weight_bytes, expert_weight_bytes
 from afserve.placement.planner.pace import Pace
 from afserve.placement.planner.perf import prompt_seconds
+from afserve.placement.planner.perf_prefill import decoding_only
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question
+from afserve.placement.planner.search import PlanFamily
 from afserve.placement.planner.simulate_ranks import family_of, reading_pool
 
 Array = NDArray[np.float64]
@@ -30,6 +32,7 @@ RESTART = 0.38
 RELOAD = 2e9
 """Bytes of weights per second and device. Assumed: eight devices share a disk or a network of 16 GB/s."""
 READERS = "prefill"
+_EACH = 32  # numbers of empty places whose speed is computed; between them it is read off
 BLOCK = 16
 """Tokens of a KV block: with copies, what a request has beyond its last full block is computed again."""
 
@@ -158,16 +161,21 @@ def _stall(question: Question, recovery: Recovery, lost: float, left: int, down:
 def _speeds(question: Question, plan: Plan) -> tuple[float, ...]:
     """By how many places are empty: seconds per token of the whole over those of what is left; 0 where that cannot
     hold the experts. Ranks keep their batch; that colocated caches have less room is not counted."""
-    setting = question.setting_for(plan.kind)
-    units = plan.experts.devices if plan.kind == "afd" else plan.ranks
-    left = np.arange(float(units), 0.0, -1.0)
-    ranks = np.full_like(left, float(plan.ranks)) if plan.kind == "afd" else left
-    family = family_of(question, plan, ranks, left if plan.kind == "afd" else 0 * left)
-    stages = family.stages(setting, np.full_like(left, float(plan.batch)))
+    setting, afd = question.setting_for(plan.kind), plan.kind == "afd"
+    units = plan.experts.devices if afd else plan.ranks
+
+    def layouts(left: Array) -> PlanFamily:
+        ranks = np.full_like(left, float(plan.ranks)) if afd else left
+        return replace(family_of(question, plan, ranks, left if afd else 0 * left), prefill=None)
+
+    empty = np.arange(float(units))
+    some = np.unique(np.concatenate([empty[:_EACH], np.round(np.linspace(0, units - 1, _EACH))]))
+    decoding = decoding_only(setting) if plan.prefill else setting
+    tpot = layouts(units - some).stages(decoding, np.full_like(some, float(plan.batch))).tpot
     once = replace(setting, routing=replace(setting.routing, copies=1))
-    fits = replace(family, prefill=None).batch_limit(once) >= 1
+    fits = layouts(units - empty).batch_limit(once) >= 1
     fits[0] = True  # it is the plan
-    speed = np.where(fits, np.minimum(stages.tpot[0] / stages.tpot, 1.0), 0.0)
+    speed = np.where(fits, np.minimum(tpot[0] / np.interp(empty, some, tpot), 1.0), 0.0)
     return (*(float(one) for one in np.minimum.accumulate(speed)), 0.0)
 
 

@@ -82,21 +82,36 @@ def imbalance(routing: Routing, experts: int, devices: int) -> float:
     """
     groups = min(devices, routing.slots(experts))
     spare = max(routing.redundant, devices - experts * routing.copies, 0)
-    loads = _replicate(routing.popularity(experts), spare, routing.copies)
-    slots = -(-len(loads) // groups)
-    return _pack(loads, groups, slots) * groups
+    popularity = routing.popularity(experts)
+    replicas = _replicas(popularity, spare, routing.copies)
+    slots = -(-int(replicas.sum()) // groups)
+    if slots == 1:
+        return float((popularity / replicas).max()) * groups
+    return _pack(np.repeat(popularity / replicas, replicas), groups, slots) * groups
 
 
-def _replicate(popularity: Array, spare: int, copies: int) -> Array:
-    """Loads of all slots after each spare slot went to the expert with the highest load per replica."""
+def _replicas(popularity: Array, spare: int, copies: int) -> NDArray[np.int64]:
+    """Slots of each expert after each spare slot went to the one with the highest load per replica."""
     replicas = np.full_like(popularity, copies)
     if popularity.max() - popularity.min() < 1e-15:
         replicas[: spare % len(popularity)] += 1
         replicas += spare // len(popularity)
     else:
-        for _ in range(spare):
+        replicas = np.maximum(replicas, _first_replicas(popularity, spare, copies))
+        for _ in range(spare - int((replicas - copies).sum())):
             replicas[np.argmax(popularity / replicas)] += 1
-    return np.repeat(popularity / replicas, replicas.astype(np.int64))
+    return replicas.astype(np.int64)
+
+
+def _first_replicas(popularity: Array, spare: int, copies: int) -> Array:
+    """Where the spare slots that come first go, without taking them one by one: as long as any load per replica is
+    above some level, no slot goes to an expert below it."""
+    level, finer = 1.0 / max(spare, 1), 1 + len(popularity) / max(spare, len(popularity))
+    while True:
+        replicas = np.maximum(np.ceil(popularity / level), copies)
+        if (replicas - copies).sum() <= spare:
+            return np.asarray(replicas)
+        level *= finer
 
 
 def _pack(loads: Array, groups: int, slots: int) -> float:

@@ -2,12 +2,13 @@
 
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from afserve.cli.catalog import load_curves, load_hardware, load_model
@@ -242,9 +243,13 @@ def test_the_defaults_are_those_that_were_measured() -> None:
         assert abs(math.log(said / measured)) < math.log(1.5)
 
 
+START = (
+    "simulate --model qwen3-30b-a3b --pool h20=4 --tpot 30ms --input 800 --output 100 --steps 3 --requests 60"
+)
+
+
 def call(capsys: pytest.CaptureFixture[str], more: str) -> tuple[int, str, str]:
-    line = "simulate --model qwen3-30b-a3b --pool h20=4 --tpot 30ms --input 800 --output 100 --steps 3 --requests 60"
-    code = run([*line.split(), *more.split()])
+    code = run([*START.split(), *more.split()])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -281,12 +286,53 @@ def test_losses_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
         ("--mtbf 5h --kv-copies --on-loss end", "no copy is used"),
         ("--mtbf 5h --reload 0", "--reload: 0.0 is not"),
         ("--mtbf 5h --notice 1e400s", "--notice: '1e400s' is not a time"),
+        ("--kind colocated --timeline t.json", "has no ping-pong"),
+        ("--kind afd --timeline no/such/t.json", "there is no such folder"),
         ("--mtbf 5h --on-loss pray", "'pray' is not one of"),
     ],
 )
 def test_losses_that_make_no_sense(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     code, out, err = call(capsys, line)
     assert code == 2 and out == "" and words in err and err.count("\n") == 1
+
+
+TIMES = st.sampled_from(["0s", "30ms", "1s", "2min", "3h", "9d", "1e400h", "nan", "-1s", "s", "", "5"])
+LOST = st.one_of(
+    st.tuples(
+        st.just("--lose"),
+        st.builds(
+            "{}@{}".format, st.sampled_from(["attention", "experts", "prefill", "devices", "", "x"]), TIMES
+        ),
+    ),
+    st.tuples(st.sampled_from(["--mtbf", "--notice", "--recovery"]), TIMES),
+    st.tuples(
+        st.sampled_from(["--days", "--reload", "--load"]),
+        st.sampled_from(["0", "1", "30", "nan", "1e9", "x"]),
+    ),
+    st.tuples(st.just("--on-loss"), st.sampled_from(["recover", "end", ""])),
+    st.sampled_from(
+        [("--kv-copies",), ("--expert-copies", "2"), ("--prompts", "apart"), ("--expert-slices",)]
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(["afd", "colocated"]), chosen=st.lists(LOST, max_size=5))
+def test_an_answer_or_one_line(
+    capsys: pytest.CaptureFixture[str], kind: str, chosen: list[tuple[str, ...]]
+) -> None:
+    words = [word for words in chosen for word in words]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code = run([*START.split(), "--kind", kind, "--json", *words])
+    printed = capsys.readouterr()
+    assert code in (0, 2), (words, printed.err)
+    if code == 2:
+        assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1, words
+        return
+    values = json.loads(printed.out)
+    assert "NaN" not in printed.out and values["tok_s"] > 0, words
+    assert 0 <= values.get("long_run", {"kept": 1})["kept"] <= 1
 
 
 @given(text=st.text(max_size=80))

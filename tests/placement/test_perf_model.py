@@ -11,7 +11,13 @@ from afserve.cli.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision
-from afserve.placement.planner.perf_experts import Routing, active_experts, imbalance, largest_normal
+from afserve.placement.planner.perf_experts import (
+    Routing,
+    _replicas,
+    active_experts,
+    imbalance,
+    largest_normal,
+)
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.workload import fixed_context
 
@@ -130,3 +136,20 @@ def test_largest_of_normals_against_sampling() -> None:
     assert largest_normal(many)[::4] == pytest.approx(
         np.array([float(largest_normal(one(n))[0]) for n in range(1, 513)])
     )
+
+
+@given(
+    weights=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=40),
+    spare=st.integers(0, 300),
+    copies=st.integers(1, 3),
+)
+def test_spare_slots_go_one_by_one_to_the_hottest_replica(
+    weights: list[float], spare: int, copies: int
+) -> None:
+    popularity = np.array(weights) / sum(weights)
+    replicas = np.full(len(weights), copies)
+    for _ in range(spare):
+        replicas[np.argmax(popularity / replicas)] += 1
+    found = _replicas(popularity, spare, copies)
+    assert found.sum() == replicas.sum()
+    assert np.sort(popularity / found) == pytest.approx(np.sort(popularity / replicas), abs=1e-12)
