@@ -136,15 +136,16 @@ def main() -> None:
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this one")
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument(
-        "--requests", type=int, default=1200, help="that are played, the first ones of the trace"
+        "--requests", type=int, help="that are played, the first ones of the trace; 100 for each device"
     )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
-    if options.requests < 300:
+    if options.requests is not None and options.requests < 300:
         parser.error(f"--requests {options.requests}: fewer than 300 tell little of a tenth that may be late")
     known = origin()
     for case in CASES if options.case is None else (CASES[options.case],):
-        load = Load(read(options.traces / case.file)[: options.requests], case.targets)
+        played = options.requests or 100 * case.devices
+        load = Load(read(options.traces / case.file)[:played], case.targets)
         for row in rows(case, load):
             print(
                 json.dumps(row) if options.json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True

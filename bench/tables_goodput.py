@@ -18,14 +18,13 @@ def goodput() -> str:
     whole = [case for case in cases.values() if case.keys() == {SHARED, BY_ROWS, TWO_COPIES, MIXED}]
     if not whole:
         return ""
-    count = found[-1]["requests"]
     return (
-        f"**Simulated**: DeepSeek-V3 in FP8, stage times of the planner, the first {count:,} requests of two traces sped up or slowed; nothing is "
+        f"**Simulated**: DeepSeek-V3 in FP8, stage times of the planner, the first requests of two traces sped up or slowed; nothing is "
         "measured of the machine that plays it. Each is the best of its kind over splits, chunks, instances and ranks; `python -m bench.goodput --save`. "
         "Requests per second of which 90 % meet both targets. Shared experts were to reach 1.5 of P/D and 1.3 of mixed: "
         f"{_won(whole)}\n\n"
         + table(
-            ["devices", "trace", "TTFT, TPOT", "shared, pieces of rows", "at tiles", "P/D, two copies", "mixed, chunked prefill",
+            ["devices", "trace", "requests", "TTFT, TPOT", "shared, pieces of rows", "at tiles", "P/D, two copies", "mixed, chunked prefill",
              "shared / P/D", "shared / mixed", "best shared layout"],
             map(_line, whole),
         )
@@ -51,6 +50,7 @@ def _line(case: dict[str, Row]) -> list[object]:
     return [
         f"{row['devices']} {row['chip']}",
         row["trace"],
+        f"{row['requests']:,}",
         f"{row['ttft_s']:g} s, {1e3 * row['tpot_s']:g} ms",
         *(_rate(case[name]) for name in (BY_ROWS, SHARED, TWO_COPIES, MIXED)),
         *(_ratio(_of(case, other)) for other in (TWO_COPIES, MIXED)),
