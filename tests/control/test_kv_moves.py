@@ -9,6 +9,7 @@ from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import ExchangeStats
 from afserve.comm.kv.puller import COMPLETE, Pulled
 from afserve.config import EngineSettings
+from afserve.control.backend import NodeView
 from afserve.control.copies import buddies
 from afserve.control.node.copying import Copier
 from afserve.control.node.kv import LEAST_SECONDS, MOST_PULLS, UNKNOWN_SECONDS, KvMoves
@@ -222,8 +223,9 @@ def test_status_and_metrics_say_what_prefill_nodes_did():
     line, _ = kv_lines({"nodes": nodes})
     assert line.startswith("prompts: 4 handed over by prefill nodes (0 in part), 500.0 ms each")
     assert "; 3 computed by a decode node" in line
-    families = by_phase([("decode", stats), ("decode", stats), ("prefill", AttentionStats(queued_tokens=5))])
-    drawn = render(families, ())
+    said = [("decode", stats), ("decode", stats), ("prefill", AttentionStats(queued_tokens=5))]
+    views = [NodeView("attention-0", "attention", "ready", 1, 0.0, 0, of, phase) for phase, of in said]
+    drawn = render(by_phase(views), ())
     assert 'afserve_phase_queued_tokens{phase="decode"} 80' in drawn
     assert 'afserve_phase_queued_tokens{phase="prefill"} 5' in drawn
     assert 'afserve_prompts_handed_over_total{node="a"} 4' in render(moved_kv([("a", stats)]), ())
