@@ -228,8 +228,8 @@ class Client:
     ended: int = 0
 
     def read(self) -> None:
-        while not self.request._queue.empty():
-            item = self.request._queue.get_nowait()
+        while self.request._items:
+            item = self.request._items.popleft()
             if isinstance(item, AfserveError):
                 self.error = item
                 self.ended += 1
