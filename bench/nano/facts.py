@@ -1,7 +1,8 @@
 """What nano is to know by heart: functions of the standard library and the first sentence of each one's docstring.
 
 Asks the running interpreter, so functions written in C are there too. Knows no tokenizer and no wording. No fact
-comes from a file that is held out, and no answer stands in one.
+comes from a file that is held out, and no answer stands in one. What another package has put in a function's place is
+left out: torch replaces `inspect.getfile`.
 """
 
 import importlib
