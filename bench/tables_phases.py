@@ -63,26 +63,6 @@ def handover() -> str:
     )
 
 
-def goodput() -> str:
-    found = newest(rows("goodput"), "trace", "chip", "devices", "layout")
-    if not found:
-        return ""
-    lines = [
-        [
-            row["trace"], f"{row['devices']} {row['chip']}", f"{row['ttft_s']:g} s, {1e3 * row['tpot_s']:.0f} ms", row["layout"], row["best"],
-            f"{row['requests_s']:.2f}", _figure(row, "of_two_copies", "{:.2f}"), _figure(row, "of_mixed", "{:.2f}"),
-        ]
-        for row in found
-    ]  # fmt: skip
-    return (
-        f"**Goodput of layouts at equal hardware**, DeepSeek-V3, stage times from measured tables ({where(found[-1])}); `python -m bench.goodput --save`. Requests per second "
-        "that keep to TTFT and TPOT, the best share of prefill of each layout.\n\n"
-        + table(
-            ["trace", "devices", "TTFT, TPOT", "layout", "best", "requests/s", "of P/D", "of mixed"], lines
-        )
-    )
-
-
 def overload() -> str:
     found = newest(rows("overload"), "places", "offered", "admission")
     if not found:
@@ -219,7 +199,6 @@ def _figure(row: Row, name: str, form: str) -> str:
 SECTIONS = {
     "Decode beside prompts": phases,
     "A hand-over's part of the first token": handover,
-    "Layouts of prefill and decode at equal hardware": goodput,
     "Overload": overload,
     "KV blocks between attention nodes": transfers,
     "KV from disk": restored,
