@@ -24,7 +24,7 @@ PAGES = {
     "serve-a-checkpoint": ["+ bundled model", "ready in", "text_completion", "data: [DONE]", "expert-1", "length"],
     "serve-several-models": ['"id": "default"', '"model":"whole"', "attention-1 serves", 'model_name="small"'],
     "place-experts": ["most replicas", "moves lower the largest load by", '"moving"', "counts.afroute"],
-    "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json", "experts lost at"],
+    "plan-capacity": ["Do not disaggregate: ", "\nDisaggregate: ", "TTFT ms: p50", "wrote plan.json", "experts lost"],
     "read-the-traces": ["afserve_attention_node_busy_seconds", "attention-0  attend", "gateway      stream"],
     "change-a-running-deployment": ["attention-1 serves", "attention-0 has gone", "expert-0 serves"],
     "prefill-and-decode": ["attention-0 computed 56 of 56 blocks", "attention-2 serves", "afserve_prompts_handed_over"],
