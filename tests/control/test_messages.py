@@ -340,7 +340,7 @@ def test_every_setting_travels_with_its_type():
     ("name", "scalar", "said"),
     [("max_wait", {"whole": 3}, "max_wait is not one of adaptive"), ("block_size", None, "block_size: missing"),
      ("block_size", {}, "block_size: None is not a whole number in"),
-     ("block_size", {"whole": 0}, "block_size: 0 is outside [1, 1024]"),
+     ("block_size", {"whole": 0}, "block_size: 0 is outside [1, 4096]"),
      ("block_size", {"text": "16"}, "block_size: '16' is not a whole number"),
      ("prefix_caching", {"whole": 1}, "prefix_caching: 1 is not true or false"),
      ("device", {"flag": True}, "device: True is not a text"),
