@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine may take the cores for seconds: no drawn example has a deadline, and drawing one takes what it takes.
+settings.register_profile("afserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("afserve")
 
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0,

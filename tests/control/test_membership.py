@@ -8,6 +8,7 @@ from afserve.control.membership.events import (
     Admit,
     Begun,
     Dismiss,
+    DrainNode,
     EndRun,
     Incident,
     Joined,
@@ -22,21 +23,33 @@ from afserve.control.membership.events import (
 )
 from afserve.control.membership.recovery import GATEWAY_SECONDS, OnLoss, Rules
 from afserve.control.membership.state import Membership
-from afserve.control.wire.values import Endpoint, Gateways, Heartbeat, Identity, Ready, Register
+from afserve.control.wire.values import (
+    Drained,
+    Endpoint,
+    Gateways,
+    Heartbeat,
+    Identity,
+    Ready,
+    Register,
+    Shutdown,
+)
 from afserve.engine.stats import ExpertStats
 from afserve.errors import ConfigError, RendezvousError
 from afserve.member import NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 
 
-def run_of(attention=1, experts=1, most_attention=0, **rules):
+def run_of(attention=1, experts=1, most_attention=0, gateways=0, **rules):
     placement = Placement.contiguous(layers=1, experts=4, nodes=max(1, experts), slots_per_node=5)
     counts = {Role.ATTENTION: attention, Role.EXPERT: experts}
+    counts |= {Role.GATEWAY: gateways} if gateways else {}
     deployment = Deployment(
         ModelSource("/m", "m"), EngineConfig(64, 9), counts, "f", placement, most_attention=most_attention
     )
     membership = Membership(deployment, "1.0", Rules(**rules))
-    assert [type(effect) for effect in membership.on(Begun(), 0.0)] == [Start] * (attention + experts)
+    assert [type(effect) for effect in membership.on(Begun(), 0.0)] == [Start] * (
+        attention + experts + gateways
+    )
     return membership
 
 
@@ -108,6 +121,21 @@ def test_a_gateway_beyond_those_that_were_asked_for_comes_and_goes():
     assert told == Tell(first, Gateways(((0, ""), (1, "host:1"))))
     assert membership.on(Left(guest, "killed"), 1.0) == [Tell(first, Gateways(((0, ""),)))]
     assert not membership.members.missing() and not membership.ended
+
+
+def test_the_place_of_a_gateway_that_came_by_itself_may_be_wanted_later():
+    membership = run_of(gateways=1, on_loss=OnLoss.RECOVER, backoff=0.1)
+    for node in membership.deployment.nodes:
+        say(membership, join(membership, node), Endpoint("a", {}), Ready(1))
+    guest = join(membership, NodeId(Role.GATEWAY, None))
+    say(membership, guest, Endpoint("host:1", {}), Ready(1))
+    membership.on(DrainNode(guest.node), 0.0)
+    assert Tell(guest, Shutdown()) in say(membership, guest, Drained())
+    assert membership.on(Scale(Role.GATEWAY, 2), 1.0) == [Start(guest.node)]
+    wanted = join(membership, guest.node)
+    say(membership, wanted, Endpoint("host:2", {}), Ready(1))
+    membership.on(Left(wanted, "killed"), 2.0)
+    assert Start(guest.node) in membership.on(Ticked(), 2.2), "it is no guest: its place is filled again"
 
 
 @pytest.mark.parametrize(("on_loss", "lost"), [(OnLoss.RECOVER, True), (OnLoss.END, False)])

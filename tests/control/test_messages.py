@@ -13,6 +13,7 @@ from afserve.config import EngineConfig, ModelSource
 from afserve.control.membership.desired import Deployment
 from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
+from afserve.control.wire.fields import put_settings, take_settings
 from afserve.control.wire.placements import pack
 from afserve.control.wire.values import (
     Acknowledge,
@@ -327,12 +328,12 @@ ENGINE = EngineConfig(64, 9, adaptive=True, prefix_caching=False, device="cuda:3
 
 def wired(engine):
     proto = pb.EngineConfig()
-    messages.put_settings(engine, proto)
+    put_settings(engine, proto)
     return proto
 
 
 def test_every_setting_travels_with_its_type():
-    assert messages.take_settings(EngineConfig, wired(ENGINE)) == ENGINE
+    assert take_settings(EngineConfig, wired(ENGINE)) == ENGINE
     assert set(wired(ENGINE).settings) == {field.name for field in fields(EngineConfig)}
 
 

@@ -7,6 +7,7 @@ from afserve.control.membership.events import (
     ChangePhase,
     ChangeRole,
     Dismiss,
+    DrainAll,
     DrainNode,
     EndRun,
     Exited,
@@ -71,6 +72,16 @@ def test_a_node_that_is_drained_by_name_leaves_its_place_and_its_exit_is_no_loss
     assert membership.on(Left(first, "ended"), 2.0) == membership.on(Exited(first.node, "exit 0"), 2.0) == []
     assert membership.members.places(Role.ATTENTION) == (attention_node(1),) and not membership.ended
     assert membership.on(Scale(Role.EXPERT, 3), 3.0) == [Start(expert_node(2))], "nodes come as before"
+
+
+def test_whoever_leaves_already_is_told_when_the_run_ends():
+    """A gateway that only leaves answers on every open connection once more; at the end of the run it refuses."""
+    membership, members = served(attention=2)
+    first, second = (members[attention_node(i)] for i in range(2))
+    membership.on(DrainNode(first.node), 1.0)
+    ending = Drain(ends=True)
+    assert membership.on(DrainAll(), 2.0) == [Tell(first, ending), Tell(second, ending)]
+    assert membership.on(Ticked(), 2.1) == [], "once"
 
 
 @pytest.mark.parametrize(

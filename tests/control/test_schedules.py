@@ -482,6 +482,12 @@ def test_what_is_wanted_is_reached_when_controllers_are_lost_too(first):
         run(seed, controllers=4)
 
 
+@pytest.mark.parametrize(("seed", "controllers"), [(9857, 2)])
+def test_what_is_wanted_is_reached_by_a_seed_that_failed(seed, controllers):
+    """9857: whoever was stopped while it was told to drain comes back to the next controller, its answer lost."""
+    run(seed, controllers)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_what_is_wanted_is_reached_in_ten_thousand_schedules():

@@ -2,8 +2,11 @@
 
 import pytest
 
+from afserve.control.membership.events import Rejoined, TakenOver, Tell
 from afserve.control.membership.members import NO_EPOCH
+from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.roster import State
+from afserve.control.membership.state import Membership
 from afserve.control.membership.takeover import NodeClaim, Takeover, inherit
 from afserve.control.node.account import Account
 from afserve.control.wire.values import (
@@ -28,6 +31,7 @@ from afserve.errors import RendezvousError
 from afserve.member import NodeId, Role, attention_node, expert_node
 from afserve.placement.placement import Placement
 from tests.control.test_controller import RUN
+from tests.control.test_membership import run_of
 
 INITIAL = Placement.contiguous(layers=1, experts=2, nodes=2)
 OLD, NEW = INITIAL.with_epoch(3), INITIAL.with_epoch(4)
@@ -102,6 +106,28 @@ def test_of_two_lives_the_later_counts_and_of_two_streams_of_one_life_too():
     assert takeover.claim(late) is late
     takeover.withdraw(0)
     assert takeover.complete({Role.EXPERT: 1}) and not takeover.complete({Role.ATTENTION: 1})
+
+
+@pytest.mark.parametrize("role", [Role.ATTENTION, Role.GATEWAY])
+@pytest.mark.parametrize(("stage", "told"), [(Stage.DRAINING, [Drain()]), (Stage.DRAINED, [Shutdown()])])
+def test_whoever_drains_is_asked_to_once_more_and_whoever_has_drained_goes(role, stage, told):
+    """Nobody waits for an answer that the controller before this one had, or for one that is given only once."""
+    membership = Membership(run_of(attention=1, experts=1).deployment, "1.0", Rules(OnLoss.RECOVER), life=1)
+    membership.on(TakenOver(), 0.0)
+    held = (membership.deployment.placement,)
+    going = NodeId(role, 1)
+    nodes = {
+        attention_node(0): Standing(0, Stage.SERVING, 1, Endpoint("", {}), held=held),
+        going: Standing(0, stage, 1, Endpoint("", {}), held=held if role is Role.ATTENTION else ()),
+        expert_node(0): Standing(0, Stage.LOADED, 1, Endpoint("a", {}), held=held),
+    }
+    for number, (node, standing) in enumerate(nodes.items()):
+        effects = membership.on(
+            Rejoined(number, Register(node.role, node.index, 1, "h", "1.0", standing=standing)), 0.1
+        )
+    assert membership.settled
+    of_it = [e.value for e in effects if isinstance(e, Tell) and e.member.node == going]
+    assert [value for value in of_it if isinstance(value, Drain | Shutdown)] == told
 
 
 def account(role):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+import time
 
 import httpx
 import pytest
@@ -47,6 +48,10 @@ def told(server, path: str, body: dict) -> bytes:
     return _RANDOM.sub(b"_", reply.content)
 
 
+def metrics(server) -> str:
+    return httpx.get(f"{server.url}/metrics", timeout=60).text
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_the_same_events_whether_taken_or_not(server, name):
     path, body = BODIES[name]
@@ -87,11 +92,11 @@ def test_a_client_that_leaves_while_tokens_are_handed_on_ends_its_request(make_b
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
     with run_server(backend) as server:
         sock = post(server.port, "/v1/completions", prompt="x", stream=True, max_tokens=500_000)
-        while b"data: " not in sock.recv(65536):
-            continue
+        while b"data: " not in (piece := sock.recv(65536)):
+            assert piece, "the stream ended before its first token"
         sock.close()
         assert backend.ended.wait(60)
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 
 def test_a_client_that_does_not_read_is_dropped(make_backend, run_server):
@@ -106,7 +111,12 @@ def test_a_client_that_does_not_read_is_dropped(make_backend, run_server):
         sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
         assert backend.ended.wait(60)
         sock.close()
-        assert 'reason="slow_reader"} 1' in httpx.get(f"{server.url}/metrics").text
+        until = time.monotonic() + 60
+        while 'reason="slow_reader"} 1' not in (
+            text := metrics(server)
+        ):  # counted once its request has ended
+            assert time.monotonic() < until, text
+            time.sleep(0.01)
     assert backend.taken
 
 
@@ -137,8 +147,7 @@ def test_a_bug_of_one_stream_is_that_streams_alone(server, monkeypatch):
 
 def test_what_was_handed_on_counts(server):
     def sent() -> int:
-        text = httpx.get(f"{server.url}/metrics").text
-        found = re.search(r"^afserve_generation_tokens_total(?:{[^}]*})? (\d+)", text, re.M)
+        found = re.search(r"^afserve_generation_tokens_total(?:{[^}]*})? (\d+)", metrics(server), re.M)
         return int(found[1])
 
     before = sent()

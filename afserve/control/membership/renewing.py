@@ -198,6 +198,7 @@ class Renewing(Coming):
         if member is not None and member.serving and node.role is not Role.EXPERT:
             return self._drain(member)
         self._leaving.discard(node)
+        self._guests.discard(node)  # whoever takes its place later may be wanted
         self.role_changes.told(node, now, alive=alive)
         self.members.remove(node)
         self._recovery.forget(node)

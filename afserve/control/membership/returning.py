@@ -68,7 +68,7 @@ class Returning(Renewing):
         for joined in fresh:
             effects += self._joined(joined, now)
         if self._draining:
-            effects += [e for m in self.members if m.node.role is not Role.EXPERT for e in self._drain(m)]
+            effects += self._drain_all()
         return effects
 
     def _readmit(
@@ -87,6 +87,8 @@ class Returning(Renewing):
                 self._guests.add(node)
             state, member.epoch, member.asked = inherited.state(node.role, claim.standing)
             self.members.move(member, state)
+            if node in self._guests and state in (State.DRAINING, State.DRAINED):
+                self._leaving.add(node)
             admitted.append((member, claim.standing))
             effects.append(Admit(claim.connection, member.id, None))
         return effects, admitted
@@ -123,8 +125,13 @@ class Returning(Renewing):
         effects: list[Effect] = [
             Tell(member.id, Retire(epoch)) for epoch in inherited.obsolete(member.node.role, standing)
         ]
+        effects += self._drain_again(
+            member
+        )  # what it answered may have gone to the controller before this one
+        if member.state is State.LOADING and member.loaded:
+            return effects + self._catch_up(member, now)
         if not member.serving:
-            return effects + (self._catch_up(member, now) if member.loaded else [])
+            return effects  # it loads, or has finished what it had and only has to go
         self._recovery.serves(member.node, now)
         following = inherited.following
         if member.node.role is not Role.ATTENTION or following is None:

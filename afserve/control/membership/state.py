@@ -156,7 +156,7 @@ class Membership(Returning):
                 return []
             case DrainAll():
                 self._draining = True
-                return [e for m in self.members if m.node.role is not Role.EXPERT for e in self._drain(m)]
+                return self._drain_all()
 
     def _said(self, member: Member, value: FromNode, now: float) -> list[Effect]:
         member.seen_at = now

@@ -157,7 +157,17 @@ class Tables:
         if member.state is not State.READY:
             return []
         self.members.move(member, State.DRAINING)
-        return [Tell(member.id, Drain(ends=self._draining))]
+        return self._drain_again(member)
+
+    def _drain_again(self, member: Member) -> list[Effect]:
+        """One that drains already is told why now: a second `Drain` is harmless, a lost one would be waited for."""
+        draining = member.state is State.DRAINING
+        return [Tell(member.id, Drain(ends=self._draining))] if draining else []
+
+    def _drain_all(self) -> list[Effect]:
+        """Also those that drain because only they leave: with the end of the run a gateway waits for nobody new."""
+        members = [member for member in self.members if member.node.role is not Role.EXPERT]
+        return [e for member in members for e in self._drain(member) or self._drain_again(member)]
 
     def _tell(self, outgoing: Iterable[Outgoing]) -> list[Effect]:
         """To the present lives of nodes; who is gone will be told when it comes back."""

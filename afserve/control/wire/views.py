@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError
 
 from afserve.control.backend import ClusterView, IncidentView, NodeView
 from afserve.control.wire import control_pb2 as pb
-from afserve.control.wire.messages import Proto, put_stats, take_stats
+from afserve.control.wire.fields import Proto
+from afserve.control.wire.node_messages import put_stats, take_stats
 from afserve.errors import ProtocolError
 
 
