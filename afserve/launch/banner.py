@@ -10,7 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from afserve.launch.topology import NODE_OVERHEAD, Need, Topology
+from afserve.launch.footprint import NODE_OVERHEAD
+from afserve.launch.topology import Need, Topology
 from afserve.member import Role
 from afserve.placement.copies import copies_in_words
 from afserve.placement.placement import FREE

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from afserve.config import ModelSource
 from afserve.families.table import load_spec
+from afserve.launch.footprint import gib
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.topology import choose, gib
+from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
 from afserve.member import Role
 

@@ -36,13 +36,14 @@ from afserve.control.wire.channel import read_token
 from afserve.errors import AfserveError, DeadlineError, DoesNotFitError, PeerLost
 from afserve.families.table import load_spec
 from afserve.launch.chaos import Chaos
+from afserve.launch.footprint import gib, usable
 from afserve.launch.gateway_options import GatewayOptions
 from afserve.launch.hosts import TOGETHER_SECONDS, HostAssignment
 from afserve.launch.launcher import Launcher
 from afserve.launch.machine import this_machine
 from afserve.launch.models import FoundModel
 from afserve.launch.supervisor import Term, Wanted
-from afserve.launch.topology import Topology, gib, usable
+from afserve.launch.topology import Topology
 from afserve.member import MODEL_ROLES, NodeId, Role
 from afserve.models.identity import Identity, Progress
 from afserve.tls import opened

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import DoesNotFitError
 from afserve.families.table import load_spec
+from afserve.launch.footprint import needs
 from afserve.launch.gpus import Gpus
 from afserve.launch.hosts import HostAssignment
 from afserve.launch.launcher import Launcher
@@ -12,7 +13,7 @@ from afserve.launch.machine import Machine
 from afserve.launch.models import FoundModel
 from afserve.launch.rebalance import balance_rules
 from afserve.launch.site import RunSite
-from afserve.launch.topology import Topology, choose, needs
+from afserve.launch.topology import Topology, choose
 from afserve.launch.transports import choose_transport
 from afserve.launch.wishes import UpFlags
 from afserve.server.settings import ServerSettings

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.footprint import gib, usable
 from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine
 from afserve.launch.planned_run import PlannedRun, plan_here
 from afserve.launch.site import RunSite
-from afserve.launch.topology import Topology, gib, usable
+from afserve.launch.topology import Topology
 from afserve.member import Role
 
 

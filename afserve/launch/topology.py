@@ -12,19 +12,25 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import MOST_NODES, Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
+from afserve.launch.footprint import (
+    GIB,
+    NODE_OVERHEAD,
+    computed_dtype,
+    element_bytes,
+    gib,
+    kept_dtype,
+    needs,
+    role_bytes,
+    usable,
+)
 from afserve.launch.gpus import Gpus
 from afserve.launch.kv_blocks import block_size, per_token
 from afserve.launch.machine import Machine
 from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
 from afserve.settings import in_range
-from afserve.spec import BYTES, ModelSpec
+from afserve.spec import ModelSpec
 
-GIB = 1 << 30
-NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
-INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
-STORED_BITS = 4  # and a checkpoint's own scales in float32
-_SPARE = 0.10  # of the free memory, left to everything else on the machine
 _KV_SHARE = 0.5  # of what weights leave, unless the user says
 _SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
 _KV_DEFAULT_MAX = 4 * GIB
@@ -132,7 +138,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         most_attention=_most_attention(wishes, nodes),
         phases=wishes.phases,
     )
-    kv = kv_tokens * per_token(spec, _element(source, spec), block)
+    kv = kv_tokens * per_token(spec, element_bytes(source, spec), block)
     expert = Need(weights.expert) if nodes.experts else None
     need = Need(weights.attention, kv)
     return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
@@ -201,7 +207,7 @@ def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, node
             "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
         )
     kept = wishes.engine.expert_dtype
-    if kept != "auto" and wishes.experts_on == "cpu" and _dtype(spec, source) == "float16":
+    if kept != "auto" and wishes.experts_on == "cpu" and computed_dtype(spec, source) == "float16":
         raise ConfigError(
             f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
             param="expert_dtype",
@@ -236,12 +242,7 @@ def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, s
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
-    return block_size(spec, _element(source, spec), wishes.engine.block_size, wishes.kv_tokens)
-
-
-def _element(source: ModelSource, spec: ModelSpec) -> int:
-    """Bytes of one number once loaded; FP8 is computed in 16 bits."""
-    return max(2, BYTES[_dtype(spec, source)])
+    return block_size(spec, element_bytes(source, spec), wishes.engine.block_size, wishes.kv_tokens)
 
 
 def _slots(
@@ -268,8 +269,8 @@ def _affordable(
 ) -> int:
     """Slots of every expert node that a part of the memory holds which weights, and KV of a fixed size, leave."""
     weights = _weights(spec, source, wishes, nodes, slots.total)
-    one = _role_bytes(spec, source, _kept(spec, source, wishes))[1] // spec.experts
-    kv = (wishes.kv_tokens or 0) * per_token(spec, _element(source, spec), _block(spec, source, wishes))
+    one = role_bytes(spec, source, kept_dtype(spec, source, wishes))[1] // spec.experts
+    kv = (wishes.kv_tokens or 0) * per_token(spec, element_bytes(source, spec), _block(spec, source, wishes))
     free = [
         (_free(machine, share, weights) - share.attention * kv) / share.experts
         for share in wishes.shares(nodes)
@@ -280,7 +281,7 @@ def _affordable(
 
 def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
-    own, routed = _role_bytes(spec, source, _kept(spec, source, wishes))
+    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes))
     if not nodes.experts:
         return _Weights(own + routed, 0)
     return _Weights(own, slots * routed // spec.experts)
@@ -297,7 +298,7 @@ def _kv(
 ) -> tuple[int, int]:
     """(KV tokens of one attention node, in whole blocks; longest sequence)."""
     block = _block(spec, source, wishes)
-    each = per_token(spec, _element(source, spec), block)
+    each = per_token(spec, element_bytes(source, spec), block)
     if spec.state_bytes() and wishes.engine.block_size is None:
         picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
     shares = wishes.shares(nodes)
@@ -315,7 +316,7 @@ def _kv(
     used = max(0, tokens) * each
     full = any(s.here and s.attention * used > _free(machine, s, weights) for s in shares)
     if tokens < block or full:
-        needed = needs(spec, source, machine, _kept(spec, source, wishes))
+        needed = needs(spec, source, machine, kept_dtype(spec, source, wishes))
         raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens
@@ -336,86 +337,6 @@ def _free(machine: Machine, share: Share, weights: _Weights) -> int:
 def _room(machine: Machine, share: Share, weights: _Weights) -> int:
     """Of one attention node."""
     return _free(machine, share, weights) // share.attention
-
-
-def needs(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str = "auto") -> str:
-    """What a model needs by role, what there is, and the ways on."""
-    own, routed = _role_bytes(spec, source, expert_dtype)
-    kv = per_token(spec, _element(source, spec)) * 1000
-    machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
-    limited = f" ({machine.limited_by})" if machine.limited_by else ""
-    fewest = _fewest_bits(spec, expert_dtype)
-    flags = "" if fewest in ("auto", "stored") else f" --expert-dtype {fewest}"
-    whole = sum(_role_bytes(spec, source, fewest))
-    fits = fewest != expert_dtype and whole < _for_weights(machine)
-    smaller = f"\n  afserve up --model {source.name}{flags}     weights of {gib(whole)}" if fits else ""
-    return f"""\
-  weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({spec.moe_layers} MoE layers)
-  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
-  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
-            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})
-Ways on:
-  afserve up     the bundled nano, the same architecture at a size that fits anywhere{smaller}
-  afserve up --model {source.name} --load-format dummy --layers N{flags}     {_cut_hint(spec, source, machine, fewest)}
-  afserve plan --model {source.name}     what to buy, how to split it, what it costs"""
-
-
-def _fewest_bits(spec: ModelSpec, expert_dtype: str) -> str:
-    """The --expert-dtype of a smaller deployment: int4, where nothing else was asked for and slots hold it."""
-    held = not spec.moe.expert_bias and spec.moe.limit is None
-    return "int4" if expert_dtype == "auto" and held else expert_dtype
-
-
-def _for_weights(machine: Machine) -> int:
-    """Bytes for the weights of one node of each role."""
-    return usable(machine) - 2 * NODE_OVERHEAD
-
-
-def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str) -> str:
-    """How many layers of it would fit here, with one node of each role."""
-    least = spec.moe_layer_ids[0] + 1
-    sizes = {n: sum(_role_bytes(spec.cut(n), source, expert_dtype)) for n in range(least, spec.layers + 1)}
-    fits = [n for n, size in sizes.items() if size < _for_weights(machine)]
-    if fits:
-        return f"random weights; N = {least} to {fits[-1]} fits here"
-    return f"random weights; its first {least} layers need {gib(sizes[least])}"
-
-
-def _kept(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
-    """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
-    how, asked = spec.quantization, wishes.engine.expert_dtype
-    stored = how is not None and how.regular and asked != "int8"
-    rows = wishes.experts_on != "cpu" or _dtype(spec, source) != "float16"
-    plain = rows and not spec.moe.expert_bias and spec.moe.limit is None
-    return "stored" if stored and plain and source.load_format != "dummy" else asked
-
-
-def _dtype(spec: ModelSpec, source: ModelSource) -> str:
-    return spec.dtype if source.dtype == "auto" else source.dtype
-
-
-def _role_bytes(spec: ModelSpec, source: ModelSource, expert_dtype: str) -> tuple[int, int]:
-    """Weights of one attention node and of all expert nodes together."""
-    size = _element(source, spec)
-    own, routed = spec.attention_parameters() * size, spec.routed_parameters()
-    if expert_dtype in ("int4", "stored"):
-        how = spec.quantization if expert_dtype == "stored" else None
-        bits = INT4_BITS if how is None else STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
-        return own, int(routed * bits / 8)
-    if expert_dtype == "auto":
-        return own, routed * size
-    scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
-    return own, routed + spec.moe_layers * spec.experts * scales
-
-
-def usable(machine: Machine) -> int:
-    return int(machine.memory * (1 - _SPARE))
-
-
-def gib(size: float) -> str:
-    """Three significant digits, never an exponent."""
-    value = size / GIB
-    return f"{value:,.0f} GiB" if value >= 100 else f"{value:.3g} GiB"
 
 
 def _cores(machine: Machine) -> str:

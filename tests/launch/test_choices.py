@@ -15,9 +15,10 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import StartedModel, banner, examples, ranges
+from afserve.launch.footprint import NODE_OVERHEAD, needs
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
-from afserve.launch.topology import NODE_OVERHEAD, choose, needs
+from afserve.launch.topology import choose
 from afserve.launch.wishes import Wishes
 from afserve.member import Role
 from afserve.quantization import Quantization

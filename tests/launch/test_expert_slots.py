@@ -12,10 +12,11 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.banner import StartedModel, banner
 from afserve.launch.cluster import read_cluster
+from afserve.launch.footprint import NODE_OVERHEAD
 from afserve.launch.hosts import assign
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS
-from afserve.launch.topology import NODE_OVERHEAD, choose
+from afserve.launch.topology import choose
 from afserve.launch.wishes import Share, Wishes
 from afserve.placement.placement import FREE
 

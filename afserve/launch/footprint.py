@@ -1,0 +1,103 @@
+"""The memory that a model needs: bytes of weights by role, and in words beside what a machine has. All sizes are bytes.
+
+It decides nothing; `topology.py` does.
+"""
+
+from afserve.config import ModelSource
+from afserve.launch.kv_blocks import per_token
+from afserve.launch.machine import Machine
+from afserve.launch.wishes import Wishes
+from afserve.spec import BYTES, ModelSpec
+
+GIB = 1 << 30
+NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
+INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
+STORED_BITS = 4  # and a checkpoint's own scales in float32
+_SPARE = 0.10  # of the free memory, left to everything else on the machine
+
+
+def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
+    """Bytes of one number once loaded; FP8 is computed in 16 bits."""
+    return max(2, BYTES[computed_dtype(spec, source)])
+
+
+def needs(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str = "auto") -> str:
+    """What a model needs by role, what there is, and the ways on."""
+    own, routed = role_bytes(spec, source, expert_dtype)
+    kv = per_token(spec, element_bytes(source, spec)) * 1000
+    machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
+    limited = f" ({machine.limited_by})" if machine.limited_by else ""
+    fewest = _fewest_bits(spec, expert_dtype)
+    flags = "" if fewest in ("auto", "stored") else f" --expert-dtype {fewest}"
+    whole = sum(role_bytes(spec, source, fewest))
+    fits = fewest != expert_dtype and whole < _for_weights(machine)
+    smaller = f"\n  afserve up --model {source.name}{flags}     weights of {gib(whole)}" if fits else ""
+    return f"""\
+  weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({spec.moe_layers} MoE layers)
+  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
+  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
+            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})
+Ways on:
+  afserve up     the bundled nano, the same architecture at a size that fits anywhere{smaller}
+  afserve up --model {source.name} --load-format dummy --layers N{flags}     {_cut_hint(spec, source, machine, fewest)}
+  afserve plan --model {source.name}     what to buy, how to split it, what it costs"""
+
+
+def _fewest_bits(spec: ModelSpec, expert_dtype: str) -> str:
+    """The --expert-dtype of a smaller deployment: int4, where nothing else was asked for and slots hold it."""
+    held = not spec.moe.expert_bias and spec.moe.limit is None
+    return "int4" if expert_dtype == "auto" and held else expert_dtype
+
+
+def _for_weights(machine: Machine) -> int:
+    """Bytes for the weights of one node of each role."""
+    return usable(machine) - 2 * NODE_OVERHEAD
+
+
+def _cut_hint(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str) -> str:
+    """How many layers of it would fit here, with one node of each role."""
+    least = spec.moe_layer_ids[0] + 1
+    sizes = {n: sum(role_bytes(spec.cut(n), source, expert_dtype)) for n in range(least, spec.layers + 1)}
+    fits = [n for n, size in sizes.items() if size < _for_weights(machine)]
+    if fits:
+        return f"random weights; N = {least} to {fits[-1]} fits here"
+    return f"random weights; its first {least} layers need {gib(sizes[least])}"
+
+
+def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
+    """What experts are kept in: as asked for, or `stored` in int4 where auto leaves a checkpoint's own codes."""
+    how, asked = spec.quantization, wishes.engine.expert_dtype
+    stored = how is not None and how.regular and asked != "int8"
+    rows = wishes.experts_on != "cpu" or computed_dtype(spec, source) != "float16"
+    plain = rows and not spec.moe.expert_bias and spec.moe.limit is None
+    return "stored" if stored and plain and source.load_format != "dummy" else asked
+
+
+def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:
+    """As asked for, or the checkpoint's own."""
+    return spec.dtype if source.dtype == "auto" else source.dtype
+
+
+def role_bytes(spec: ModelSpec, source: ModelSource, expert_dtype: str) -> tuple[int, int]:
+    """Weights of one attention node and of all expert nodes together."""
+    size = element_bytes(source, spec)
+    own, routed = spec.attention_parameters() * size, spec.routed_parameters()
+    if expert_dtype in ("int4", "stored"):
+        how = spec.quantization if expert_dtype == "stored" else None
+        bits = INT4_BITS if how is None else STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
+        return own, int(routed * bits / 8)
+    if expert_dtype == "auto":
+        return own, routed * size
+    scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
+    return own, routed + spec.moe_layers * spec.experts * scales
+
+
+def usable(machine: Machine) -> int:
+    """Bytes that nodes may take together."""
+    return int(machine.memory * (1 - _SPARE))
+
+
+def gib(size: float) -> str:
+    """Three significant digits, never an exponent."""
+    value = size / GIB
+    return f"{value:,.0f} GiB" if value >= 100 else f"{value:.3g} GiB"
