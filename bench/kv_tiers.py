@@ -71,7 +71,7 @@ class Node:
     def __init__(self, folder: Path, shape: list[LayerShape], total: int, way: Way) -> None:
         self.news = threading.Event()
         self.count = max(1, total // Cache(shape, 1).block_bytes)
-        self.cache = Cache(shape, self.count * 33 // 32 + 33)
+        self.cache = Cache(shape, self.count * 32 // 31 + 33)  # a thirty-second stays free for requests
         blocks = PooledBlocks(self.cache)  # type: ignore[arg-type]
         digest, size = self.cache.fingerprint.digest, self.cache.block_bytes
         store = DiskStore.open(folder, digest, size, 2 * total, direct=way.direct)

@@ -75,7 +75,7 @@ class Engine:
         config = EngineConfig(
             self.longest,
             requests * (longest // BLOCK + 2) + 1,
-            BLOCK,
+            block_size=BLOCK,
             micro_batches=1,
             prefix_caching=False,
             threads=self.ops.threads,
