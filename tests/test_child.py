@@ -13,7 +13,7 @@ from afserve.launch.gpus import Gpus, probe_gpus
 
 @pytest.fixture
 def beside_a_clone(tmp_path, monkeypatch):
-    """A working directory with a folder `afserve`, as `git clone` makes one, and a file named like a standard module."""
+    """A working directory with a folder `afserve`, as a clone makes one, and a file named like a standard module."""
     (tmp_path / "afserve").mkdir()
     (tmp_path / "json.py").write_text("raise SystemExit('a file of the working directory was imported')")
     monkeypatch.chdir(tmp_path)
