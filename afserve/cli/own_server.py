@@ -3,13 +3,13 @@
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from afserve.child import module
 from afserve.client import Client
 from afserve.errors import DeadlineError, PeerLost
 
@@ -21,7 +21,7 @@ def own_server(model: str) -> Iterator[str]:
     """Its URL, once it is ready. Raises PeerLost with what it said where it does not start."""
     with tempfile.TemporaryDirectory(prefix="afserve-") as folder:
         log, port = Path(folder, "log"), _free_port()
-        command = [sys.executable, "-m", "afserve", "up", model, "--port", str(port)]
+        command = [*module("afserve"), "up", model, "--port", str(port)]
         with log.open("wb") as file:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         try:

@@ -6,8 +6,9 @@ The kernel is asked before anything else happens; `fork_server` does the same fo
 import os
 import sys
 
+from afserve.child import module
 from afserve.launch.fork_server import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    os.execv(sys.executable, [sys.executable, "-m", "afserve", *sys.argv[2:]])  # noqa: S606  no shell is wanted
+    os.execv(sys.executable, [*module("afserve"), *sys.argv[2:]])  # noqa: S606  no shell is wanted

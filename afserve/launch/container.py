@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from afserve.child import module
+
 STATE = "AFSERVE_STATE"
 CERTIFICATE = "AFSERVE_SSL_CERTFILE"  # as `up` reads it
 _STATE = "/var/lib/afserve"
@@ -46,7 +48,7 @@ def main() -> None:
         sys.exit(
             f"error: {STATE}: the key cannot be written: {error}; mount a folder that this user may write"
         )
-    os.execv(sys.executable, [sys.executable, "-m", "afserve", *words])  # noqa: S606  no shell is wanted
+    os.execv(sys.executable, [*module("afserve"), *words])  # noqa: S606  no shell is wanted
 
 
 if __name__ == "__main__":

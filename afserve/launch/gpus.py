@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from afserve.child import module
 from afserve.errors import ConfigError
 
 _PROBE_SECONDS = 120.0  # torch's import and a context on every device
@@ -54,10 +55,12 @@ def check_device(text: str) -> None:
         )
 
 
-def probe_gpus(command: Sequence[str] = (sys.executable, "-m", "afserve.launch.gpus")) -> Gpus:
-    """Raises ConfigError when torch cannot say in time."""
+def probe_gpus(command: Sequence[str] = ()) -> Gpus:
+    """`command` is for tests. Raises ConfigError when torch cannot say in time."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_PROBE_SECONDS, check=True)
+        done = subprocess.run(
+            command or module("afserve.launch.gpus"), capture_output=True, timeout=_PROBE_SECONDS, check=True
+        )
         found = json.loads(done.stdout)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"--device: torch found no CUDA devices within {_PROBE_SECONDS:.0f} s") from error

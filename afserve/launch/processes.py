@@ -12,13 +12,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from afserve.child import module
 from afserve.control.wire import channel
 from afserve.errors import ConfigError
 from afserve.launch.fork_server import Order, Signal
@@ -81,7 +81,7 @@ class NodeProcesses:
         arguments = [str(theirs.fileno()), str(os.getpid()), str(int(self._warm)), str(self.folder)]
         with theirs, open(self._log(HELPER), "wb") as log:
             self._helper = subprocess.Popen(
-                [sys.executable, "-m", "afserve.launch.fork_server", *arguments],
+                [*module("afserve.launch.fork_server"), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -10,11 +10,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from afserve import __version__
+from afserve.child import module
 from afserve.launch.gpus import probe_gpus
 from afserve.launch.machine import this_machine
 
@@ -53,7 +53,7 @@ class NodeHost:
             node = ["node", "--role", role, "--index", str(index), "--join", join]
             node += ["--certs", certs] * bool(certs) + ["--insecure-nodes"] * insecure
             self._process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "afserve.launch.attached", str(os.getpid())],
+                *[*module("afserve.launch.attached"), str(os.getpid())],
                 *[*node, "--token-file", f"/dev/fd/{secret}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from afserve.child import module
 from afserve.control.wire.channel import read_token
 from afserve.errors import ConfigError, PeerLost
 from afserve.launch.launcher import OnExit
@@ -70,7 +71,7 @@ class RayLauncher:
         arguments = [str(theirs.fileno()), str(os.getpid())]
         with theirs, open(self._log(HELPER), "wb") as said:
             self._helper = subprocess.Popen(
-                [sys.executable, "-m", "afserve.launch.ray_helper", *arguments],
+                [*module("afserve.launch.ray_helper"), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

@@ -9,13 +9,13 @@ import json
 import logging
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import afserve
+from afserve.child import module
 from afserve.errors import (
     AfserveError,
     CapacityError,
@@ -131,7 +131,7 @@ class _TextProcess:
 
     async def start(self, models: Sequence[TextModel]) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "afserve.server.text_process",
+            *module("afserve.server.text_process"),
             stdin=PIPE, stdout=PIPE, limit=_PIPE_BYTES, start_new_session=True, env=_environment(),
         )  # fmt: skip
         setup = {"models": [asdict(model) for model in models], "seconds": self._seconds, "mib": self._mib}

@@ -49,3 +49,13 @@ def test_an_order_for_a_node_kills_what_is_left_of_its_earlier_process(stopped):
         nobody = f"127.0.0.1:{silent.getsockname()[1]}"
         ((who, why),) = asyncio.run(replaced(processes, nobody, stopped))
     assert who == expert_node(0) and "SIGKILL" in why
+
+
+def test_nodes_start_beside_a_folder_that_is_called_afserve(tmp_path, monkeypatch):
+    """So is the folder of a clone: a user's shell may stand next to it."""
+    (tmp_path / "afserve").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as silent, NodeProcesses(warm=False) as processes:
+        silent.bind(("127.0.0.1", 0))
+        exits = asyncio.run(replaced(processes, f"127.0.0.1:{silent.getsockname()[1]}", stopped=False))
+    assert [who for who, _ in exits] == [expert_node(0)]

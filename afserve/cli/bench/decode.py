@@ -3,13 +3,13 @@
 import importlib.util
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from afserve.child import module
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.report import Row, record, table
 from afserve.errors import ConfigError
@@ -112,7 +112,7 @@ def _peer(case: Case) -> Iterator[Row]:
         return
     folder = CONFIGS / case.model if (CONFIGS / case.model).is_dir() else Path(case.model)
     settings = {**asdict(case), "model": str(folder), "threads": case.threads or this_machine().cores}
-    command = [sys.executable, "-m", "afserve.cli.bench.peer", json.dumps(settings)]
+    command = [*module("afserve.cli.bench.peer"), json.dumps(settings)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

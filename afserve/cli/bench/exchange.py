@@ -19,6 +19,7 @@ from typing import IO
 
 from torch import Tensor
 
+from afserve.child import module
 from afserve.cli.bench.stages import Engine, Row, Steps
 from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink
@@ -97,7 +98,7 @@ def exchange(source: ModelSource, peers: int) -> Iterator[Exchange]:
 @contextmanager
 def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pipes]]:
     arguments = json.dumps({"source": asdict(source), "peers": peers, "index": index})
-    command = [sys.executable, "-m", "afserve.cli.bench.exchange", arguments]
+    command = [*module("afserve.cli.bench.exchange"), arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         address = process.stdout.readline().strip()

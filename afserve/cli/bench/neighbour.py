@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from afserve.child import module
 from afserve.cli.bench.marked import MarkedLink
 from afserve.cli.bench.stages import Engine, Row, expert_rows
 from afserve.config import ModelSource
@@ -24,7 +25,7 @@ from afserve.models.experts import ExpertBank
 def neighbour(source: ModelSource, tokens: int) -> Iterator[None]:
     """It computes as long as the context lasts."""
     arguments = json.dumps({"source": asdict(source), "tokens": tokens})
-    command = [sys.executable, "-m", "afserve.cli.bench.neighbour", arguments]
+    command = [*module("afserve.cli.bench.neighbour"), arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         if not process.stdout.readline():

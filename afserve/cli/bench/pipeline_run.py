@@ -6,12 +6,12 @@ were under way during which their attention node computed something else.
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
+from afserve.child import module
 from afserve.errors import PeerLost
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Node:
 
 @contextmanager
 def _started(setup: "Setup") -> Iterator[Node]:
-    command = [sys.executable, "-m", "afserve.cli.bench.pipeline_node", json.dumps(asdict(setup))]
+    command = [*module("afserve.cli.bench.pipeline_node"), json.dumps(asdict(setup))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Node(f"{setup.role}-{setup.index}", process)
