@@ -9,6 +9,7 @@ from afserve.kernels.backend import Backend
 from afserve.kernels.chunks import cut
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.pointwise import sigmoid
 from afserve.kernels.tiled import shape_of
 
 
@@ -29,7 +30,7 @@ def half_of_ops(ops: Backend, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) 
         batch = cut(batch, layer.steps.chunk, shape_of(k_NGBD)[2])
     seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
     if layer.steps.gate is not None:
-        seen = seen * ops.linear(normed_TH, layer.steps.gate).view(seen.shape).sigmoid()
+        seen = seen * sigmoid(ops.linear(normed_TH, layer.steps.gate)).to(seen.dtype).view(seen.shape)
     return routed_half(ops, x_TH, layer, seen)
 
 

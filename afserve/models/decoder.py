@@ -13,6 +13,7 @@ from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
+from afserve.kernels.pointwise import sigmoid
 from afserve.models.attention import load_attention
 from afserve.models.halves import BoundHalf, LayerTensors, norm_weights
 from afserve.models.rope import Rotary, head_tables, tables
@@ -69,7 +70,9 @@ class DecoderLayer:
         if self._ffn is None:
             return None
         out_TH = self._ops.mlp(normed_TH, *self._ffn)
-        return out_TH if self._gate is None else out_TH * self._ops.linear(normed_TH, self._gate).sigmoid()
+        if self._gate is None:
+            return out_TH
+        return out_TH * sigmoid(self._ops.linear(normed_TH, self._gate)).to(out_TH.dtype)
 
 
 class AttentionModel:

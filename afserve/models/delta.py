@@ -8,7 +8,6 @@ the convolution, V value heads, D value size.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels.cache import LayerCache, StateShape
@@ -16,6 +15,7 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.pointwise import sigmoid, silu, softplus
 from afserve.models.halves import BoundHalf, LayerTensors
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
@@ -59,12 +59,10 @@ class DeltaHalf:
         ops, heads = self._ops, self._shape.value_heads
         widths = (self._shape.channels, self._values, heads, heads)
         mixed_TC, gate, beta_TV, decay_TV = ops.linear(x_TH, self._down).split(widths, 1)
-        rows = DeltaRows(
-            mixed_TC, self._rate_V * F.softplus(decay_TV.float() + self._step_V), beta_TV.float().sigmoid()
-        )
+        rows = DeltaRows(mixed_TC, self._rate_V * softplus(decay_TV.float() + self._step_V), sigmoid(beta_TV))
         read_TVD = ops.delta(rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
         normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(gate.shape)
-        return ops.linear((normed * F.silu(gate.float())).to(x_TH.dtype), self._out)
+        return ops.linear((normed * silu(gate)).to(x_TH.dtype), self._out)
 
 
 def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> Tensor:

@@ -1,0 +1,35 @@
+"""Functions of single numbers: torch's values, and bits that do not depend on what stands beside a number."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afserve.kernels.pointwise import sigmoid, silu, softplus
+
+BOTH = {"sigmoid": (sigmoid, torch.sigmoid), "silu": (silu, F.silu), "softplus": (softplus, F.softplus)}
+
+
+@pytest.mark.parametrize("name", BOTH)
+@given(
+    tokens=st.integers(1, 70),
+    width=st.integers(1, 40),
+    kept=st.integers(0, 9),
+    at=st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_a_row_has_the_same_bits_in_any_cutting(name, tokens, width, kept, at, seed):
+    """`kept` columns of a wider tensor are passed over, as where one product makes several things at once."""
+    ours, _ = BOTH[name]
+    drawn = torch.randn(tokens, width + kept, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    x_TW = drawn[:, :width] * 8
+    cut = torch.cat([ours(rows) for rows in x_TW.split(at)])
+    assert torch.equal(cut, ours(x_TW))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_values_are_those_of_torch(name):
+    ours, theirs = BOTH[name]
+    x = torch.cat([torch.linspace(-120, 120, 4801), torch.tensor([torch.inf, torch.nan])])
+    torch.testing.assert_close(ours(x), theirs(x.double()).float(), rtol=1e-6, atol=1e-30, equal_nan=True)
