@@ -101,10 +101,10 @@ def plan(
 
     _check_endings("chart", charts, (".png", ".html"))
     _check_endings("report", reports, (".html", ".json", ".png"))
-    model = flags["model"]
+    model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
     question = asked_question(flags)
     if goodput:
-        check_goodput(question)
+        check_goodput(question, typed)
     found = answer(question)
     best = found.best()
     if best is None:

@@ -4,11 +4,13 @@ The length of pieces is the engine's. Stage times are the kernels', without an e
 all three.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from afserve.cli.plan_layout import LayoutFlags
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +33,14 @@ class Goodput:
         return self.found.rate if self.found else 0.0
 
 
-def check_goodput(question: "Question") -> None:
-    """Raises ConfigError naming what the simulation lacks or would not play."""
+def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
+    """Raises ConfigError naming what the simulation lacks or would not play. `flags`: as they were typed."""
     setting = question.setting
+    if given := [field.name for field in fields(LayoutFlags) if flags.get(field.name)]:
+        flag = "--engine" if given[0] == "engines" else f"--{given[0].replace('_', '-')}"
+        raise ConfigError(
+            f"--goodput: every layout is tried, with the times of kernels; leave out {flag}", param=given[0]
+        )
     if not setting.workload.arrival.size or setting.workload.decode_only:
         raise ConfigError(
             "--goodput: arrivals are played from a trace; add --trace FILE, without --decode-only",

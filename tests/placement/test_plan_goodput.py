@@ -78,6 +78,12 @@ def test_what_pays_in_words(rates: tuple[float, ...], words: str) -> None:
             "not h800, h20; keep one --pool",
         ),
         ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --mtp 0.8", "leave out --mtp"),
+        ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --engine vllm", "leave out --engine"),
+        ("--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --kind afd", "leave out --kind"),
+        (
+            "--pool h800=64 --trace {trace} --tpot 50ms --ttft 1s --attention-devices 8",
+            "leave out --attention-devices",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_refused_in_a_line(
