@@ -6,6 +6,7 @@ AFSERVE_PICTURES=FOLDER it leaves the pictures that docs/pictures has.
 
 import asyncio
 import os
+import re
 import shutil
 import threading
 from contextlib import contextmanager
@@ -114,14 +115,18 @@ def _chat(page):
 def _timeline(page):
     """Every micro-batch and expert node has a lane; a held span says whose rows were where."""
     lane = page.locator("#lanes")
-    sync_api.expect(page.locator("#moment")).to_contain_text("attention-1 waited", timeout=SECONDS)
+    # A light load may all go to the node that has its prompts in its cache.
+    sync_api.expect(page.locator("#moment")).to_contain_text(
+        re.compile(r"attention-\d waited"), timeout=SECONDS
+    )
     lane.focus()
     words = set()
     for key in ("ArrowRight",) * 12 + ("ArrowDown",) * 8:
         page.keyboard.press(key)
         words.add((page.text_content("#span") or "").split(":")[0])
     assert page.get_attribute("#hold", "aria-pressed") == "true"
-    assert "attention-0, micro-batch 0" in words and any(word.startswith("expert-") for word in words), words
+    assert any(re.fullmatch(r"attention-\d, micro-batch 0", word) for word in words), words
+    assert any(word.startswith("expert-") for word in words), words
     before = lane.evaluate("canvas => canvas.toDataURL()")
     page.keyboard.press("+")
     sync_api.expect(page.locator("#steps")).to_have_text("1 step")
