@@ -95,26 +95,18 @@ QWEN3_NEXT: Config = {
 
 def qwen3_moe(c: Config) -> Sizes:
     """Names and sizes of a Qwen3-MoE checkpoint."""
-    hidden, head = c["hidden_size"], c["head_dim"]
-    q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
     yield from _ends(c)
     for layer in range(c["num_hidden_layers"]):
         p = f"model.layers.{layer}"
         yield from _norms(c, p)
-        yield f"{p}.self_attn.q_proj.weight", (q, hidden)
-        yield f"{p}.self_attn.k_proj.weight", (kv, hidden)
-        yield f"{p}.self_attn.v_proj.weight", (kv, hidden)
-        yield f"{p}.self_attn.o_proj.weight", (hidden, q)
-        yield f"{p}.self_attn.q_norm.weight", (head,)
-        yield f"{p}.self_attn.k_norm.weight", (head,)
-        yield f"{p}.mlp.gate.weight", (c["num_experts"], hidden)
+        yield from _attention(c, f"{p}.self_attn")
+        yield f"{p}.mlp.gate.weight", (c["num_experts"], c["hidden_size"])
         yield from _experts(c, p, c["num_experts"])
 
 
 def qwen3_next(c: Config) -> Sizes:
     """Names and sizes of a Qwen3-Next checkpoint."""
-    hidden, head = c["hidden_size"], c["head_dim"]
-    q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
+    hidden = c["hidden_size"]
     yield from _ends(c)
     for layer in range(c["num_hidden_layers"]):
         p = f"model.layers.{layer}"
@@ -122,16 +114,23 @@ def qwen3_next(c: Config) -> Sizes:
         if (layer + 1) % c["full_attention_interval"]:
             yield from _delta_net(c, f"{p}.linear_attn")
         else:
-            yield f"{p}.self_attn.q_proj.weight", (2 * q, hidden)
-            yield f"{p}.self_attn.k_proj.weight", (kv, hidden)
-            yield f"{p}.self_attn.v_proj.weight", (kv, hidden)
-            yield f"{p}.self_attn.o_proj.weight", (hidden, q)
-            yield f"{p}.self_attn.q_norm.weight", (head,)
-            yield f"{p}.self_attn.k_norm.weight", (head,)
+            yield from _attention(c, f"{p}.self_attn", gated=True)
         yield f"{p}.mlp.gate.weight", (c["num_experts"], hidden)
         yield from _experts(c, p, c["num_experts"])
         yield from _mlp(hidden, c["shared_expert_intermediate_size"], f"{p}.mlp.shared_expert")
         yield f"{p}.mlp.shared_expert_gate.weight", (1, hidden)
+
+
+def _attention(c: Config, prefix: str, *, gated: bool = False) -> Sizes:
+    """Grouped queries with norms of heads; `gated`: a gate for each query beside it."""
+    hidden, head = c["hidden_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
+    yield f"{prefix}.q_proj.weight", (2 * q if gated else q, hidden)
+    yield f"{prefix}.k_proj.weight", (kv, hidden)
+    yield f"{prefix}.v_proj.weight", (kv, hidden)
+    yield f"{prefix}.o_proj.weight", (hidden, q)
+    yield f"{prefix}.q_norm.weight", (head,)
+    yield f"{prefix}.k_norm.weight", (head,)
 
 
 def _delta_net(c: Config, prefix: str) -> Sizes:

@@ -6,22 +6,13 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import gqa, layer_types
-from afserve.families.read_ffn import activation, sparse_steps, stack
-from afserve.spec_parts import LayerSpec, MoeSpec
+from afserve.families.read_ffn import gated_shared, sparse_steps, stack
+from afserve.spec_parts import LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     attention = gqa(fields, theta=10000.0, bias=fields.flag("qkv_bias", True), out_bias=False)
-    moe = MoeSpec(
-        experts=fields.integer("num_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("moe_intermediate_size"),
-        shared_inner=fields.integer("shared_expert_intermediate_size"),
-        shared_gate=True,
-        scoring="softmax",
-        renormalise=fields.flag("norm_topk_prob", False),
-        activation=activation(fields),
-    )
+    moe = gated_shared(fields, renormalise=False)
     layers = stack(fields, attention, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
     if not fields.flag("use_sliding_window", False):
         return layers

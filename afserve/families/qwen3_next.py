@@ -6,8 +6,8 @@ from afserve.config_json import ConfigFields
 from afserve.families.family import Family
 from afserve.families.naming import Naming
 from afserve.families.read_attention import gqa, layer_types
-from afserve.families.read_ffn import activation, sparse_steps, stack
-from afserve.spec_parts import Around, AttentionSpec, LayerSpec, MoeSpec
+from afserve.families.read_ffn import gated_shared, sparse_steps, stack
+from afserve.spec_parts import Around, AttentionSpec, LayerSpec
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 
@@ -18,16 +18,7 @@ def layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
         raise fields.refuse("attn_output_gate", "is not true")
     bias = fields.flag("attention_bias", False)
     full = replace(gqa(fields, theta=10000.0, partial=0.25, qk_norm="head", bias=bias), gated=True)
-    moe = MoeSpec(
-        experts=fields.integer("num_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        inner=fields.integer("moe_intermediate_size"),
-        shared_inner=fields.integer("shared_expert_intermediate_size"),
-        shared_gate=True,
-        scoring="softmax",
-        renormalise=fields.flag("norm_topk_prob", True),
-        activation=activation(fields),
-    )
+    moe = gated_shared(fields, renormalise=True)
     whole = stack(fields, full, moe, sparse_steps(fields), fields.optional("intermediate_size") or 0)
     delta = _delta(fields)
     return tuple(

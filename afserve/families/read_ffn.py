@@ -54,6 +54,20 @@ def sparse_steps(fields: ConfigFields) -> frozenset[int]:
     return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)
 
 
+def gated_shared(fields: ConfigFields, *, renormalise: bool) -> MoeSpec:
+    """Qwen's experts beside a shared one with a gate; `renormalise`: where the config.json does not say."""
+    return MoeSpec(
+        experts=fields.integer("num_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        inner=fields.integer("moe_intermediate_size"),
+        shared_inner=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+        scoring="softmax",
+        renormalise=fields.flag("norm_topk_prob", renormalise),
+        activation=activation(fields),
+    )
+
+
 def activation(fields: ConfigFields) -> str:
     """Any name; swish is silu."""
     name = fields.config.get("hidden_act", "silu")
