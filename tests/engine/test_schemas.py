@@ -1,0 +1,19 @@
+"""Answers of random weights follow drawn JSON schemas."""
+
+import jsonschema
+import pytest
+
+from bench.schemas import answers, drawn, plain, rich
+
+
+def valid(schema, value) -> bool:
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+@pytest.mark.parametrize("strategy", [plain, rich])
+def test_what_ends_is_valid(strategy):
+    found = answers(drawn(strategy(), 12, 7))
+    stopped = [answer for answer in found if answer.ended == "stop"]
+    assert not [answer.refused for answer in found if answer.refused]
+    assert len(stopped) >= 9, [answer.ended for answer in found]
+    assert not [(a.schema, a.text) for a in stopped if not a.follows(valid)]
