@@ -1,8 +1,8 @@
 """`python -m bench.schemas`: does what a model of random weights answers follow the JSON schema that was asked for?
 
-Schemas are made by hypothesis from the keywords of JSON-Schema-Test-Suite, a part of them with `$ref`, `anyOf`, `pattern`,
-bounds and a depth of three at once. One colocated node of the bundled model's shape and tokenizer, its weights random,
-answers each once at temperature 1; jsonschema-rs (`pip install jsonschema-rs`) says what is valid.
+Schemas are made by hypothesis from the keywords of JSON-Schema-Test-Suite, a part of them with `$ref`, `anyOf`,
+`pattern`, bounds and a depth of three at once. One colocated node of the bundled model's shape and tokenizer, its
+weights random, answers each once at temperature 1; jsonschema-rs (`pip install jsonschema-rs`) says what is valid.
 """
 
 import argparse
@@ -125,7 +125,10 @@ def rich(draw: st.DrawFn) -> Schema:
     return {
         "$defs": {"part": part},
         "type": "object",
-        "properties": {"list": {"type": "array", "items": either, "minItems": 1, "maxItems": 3}, "deep": deep},
+        "properties": {
+            "list": {"type": "array", "items": either, "minItems": 1, "maxItems": 3},
+            "deep": deep,
+        },
         "required": ["list", *draw(st.sampled_from([[], ["deep"]]))],
         "additionalProperties": False,
     }
@@ -172,7 +175,7 @@ class Answer:
 
 
 def answers(schemas: list[Schema], tokens: int = TOKENS, weights: str = "dummy") -> list[Answer]:
-    """What a node of the bundled model's shape says to each. Weights `dummy` are random."""
+    """What a node of the bundled model's shape says to each, in their order. Weights `dummy` are random."""
     tokenizer = Tokenizer.from_folder(NANO)
     prompt = tuple(tokenizer.encode(PROMPT))
     blocks = STREAMS * -(-(len(prompt) + tokens + 16) // 16)
@@ -180,7 +183,7 @@ def answers(schemas: list[Schema], tokens: int = TOKENS, weights: str = "dummy")
         max_model_len=len(prompt) + tokens + 1, kv_blocks=blocks, block_size=16, max_sequences=STREAMS
     )
     node = colocated(ModelSource(str(NANO), "nano", load_format=weights), config)
-    found: list[Answer] = []
+    found: dict[int, Answer] = {}
     open_answers: dict[int, tuple[Schema, float, list[int]]] = {}
     waiting = list(enumerate(schemas))[::-1]
     compiler = Compiler(NANO, VOCABULARY, eos_ids(NANO))
@@ -193,7 +196,7 @@ def answers(schemas: list[Schema], tokens: int = TOKENS, weights: str = "dummy")
                 grammar = of_schema(schema)
                 compiler.compile(grammar)
             except RequestError as error:
-                found.append(Answer(schema, time.perf_counter() - began, refused=str(error)))
+                found[handle] = Answer(schema, time.perf_counter() - began, refused=str(error))
                 continue
             open_answers[handle] = (schema, time.perf_counter() - began, [])
             params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=handle, grammar=grammar)
@@ -204,8 +207,8 @@ def answers(schemas: list[Schema], tokens: int = TOKENS, weights: str = "dummy")
             if event.finish_reason is not None:
                 del open_answers[event.handle]
                 text = tokenizer.decode(ids, skip_special_tokens=True)
-                found.append(Answer(schema, seconds, event.finish_reason, text))
-    return found
+                found[event.handle] = Answer(schema, seconds, event.finish_reason, text)
+    return [found[handle] for handle in range(len(schemas))]
 
 
 def _row(found: list[Answer], valid: Valid) -> dict[str, object]:

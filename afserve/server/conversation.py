@@ -12,7 +12,7 @@ from afserve.errors import RequestError
 from afserve.grammar import of_schema, of_tags
 from afserve.server.openai import ChatRequest
 from afserve.server.reading.reasoning import OPEN
-from afserve.server.reading.table import FORMS, XML, Reading, calls_of, thinks
+from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
 from afserve.server.structured import Wanted
 from afserve.server.tools import told_in_words
 
@@ -50,7 +50,10 @@ class Conversation:
         """None where the answer is plain text."""
         reading = Reading(tell_reasoning=asked.sampling.flag("include_reasoning", True))
         if self._thinks:
-            reading = replace(reading, thinks="inside" if self._begins_inside(prompt) else "tags")
+            tags = "inside" if self._begins_inside(prompt) else "tags"
+            reading = replace(
+                reading, thinks=CHANNELS if self._calls == CHANNELS else tags, wrapped=wraps(self._source)
+            )
         if asked.tools.named:
             reading = replace(reading, name=asked.tools.named)
         elif asked.tools.used:
@@ -61,12 +64,7 @@ class Conversation:
 
     def shows_special(self, reading: Reading | None) -> bool:
         """Whether special tokens must stay in the text, because they mark what is read from it."""
-        if reading is None:
-            return False
-        form = FORMS.get(reading.calls)
-        return (
-            bool(reading.thinks) or reading.calls == XML or (form is not None and form is not FORMS["list"])
-        )
+        return reading is not None and (bool(reading.thinks) or marked(reading.calls))
 
     def format(self, asked: ChatRequest, prompt: str) -> Wanted | None:
         """What the answer must follow, from its first token on."""

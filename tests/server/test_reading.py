@@ -6,25 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.server.reading.parts import Argued, Called, Said, Thought
-from afserve.server.reading.table import FORMS, Reading, calls_of, thinks
+from afserve.server.reading.parts import Argued, Called
+from afserve.server.reading.table import CHANNELS, DIALECTS, FORMS, Reading, calls_of, thinks
+from tests.server.rendered import read, rendered, types_of
 
 FORECAST, TIME = {"city": 'Bern "B" }', "days": [1, {"x": None}]}, {}
-A, B = json.dumps(FORECAST), json.dumps(TIME)
-TWO_CALLS = {
-    "hermes": f'<tool_call>\n{{"name": "forecast", "arguments": {A}}}\n</tool_call>\n'
-    f'<tool_call>\n{{"arguments": {B}, "name": "time"}}\n</tool_call>',
-    "mistral": f'[TOOL_CALLS][{{"name": "forecast", "arguments": {A}}}, {{"name": "time", "arguments": {B}}}]',
-    "list": f'[{{"name": "forecast", "parameters": {A}}}, {{"name": "time", "parameters": {B}}}]',
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>forecast\n```json\n"
-    f"{A}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>time<｜tool▁sep｜>{B}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.forecast:0<|tool_call_argument_begin|>"
-    f"{A}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{B}<|tool_call_end|>"
-    "<|tool_calls_section_end|>",
-    "xml": "<tool_call>\n<function=forecast>\n<parameter=city>\n" + FORECAST["city"] + "\n</parameter>\n"
-    '<parameter=days>\n[1, {"x": null}]\n</parameter>\n</function>\n</tool_call>\n'
-    "<tool_call>\n<function=time>\n</function>\n</tool_call>",
-}
+CALLS = [("forecast", FORECAST), ("time", TIME)]
+ALL = [*FORMS, *DIALECTS, CHANNELS]
 PIECES = [
     "<think>",
     "</think>",
@@ -50,31 +38,96 @@ PIECES += [
     "</parameter>",
     ">",
     '{"name": "f", "arguments": {',
+    *(
+        m
+        for d in DIALECTS.values()
+        for m in (*d.markers, d.named, d.closes, d.key, d.keyed, d.value, d.valued)
+    ),
+    *("<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "analysis", " to=functions.f "),
+    *("<answer>", "</answer>"),
     "é",
 ]
 
 
-def read(reading, pieces):
-    reader = reading.reader()
-    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
-    said = "".join(p.text for p in parts if isinstance(p, Said))
-    thought = "".join(p.text for p in parts if isinstance(p, Thought))
-    names = [p.name for p in parts if isinstance(p, Called)]
-    arguments = [
-        "".join(p.text for p in parts if isinstance(p, Argued) and p.index == i) for i in range(len(names))
-    ]
-    return said, thought, names, arguments
+def reading_of(form, calls):
+    return Reading(form, thinks=CHANNELS if form == CHANNELS else "", types=types_of(calls))
 
 
-@pytest.mark.parametrize("form", TWO_CALLS)
+@pytest.mark.parametrize("form", ALL)
 @pytest.mark.parametrize("step", [1, 2, 7, 1000])
 def test_two_calls(form, step):
-    text = TWO_CALLS[form]
-    types = {"forecast": {"city": "string", "days": "array"}}
+    text = rendered(form, CALLS)
     pieces = [text[at : at + step] for at in range(0, len(text), step)]
-    said, _, names, arguments = read(Reading(form, types=types), pieces)
+    said, _, names, arguments = read(reading_of(form, CALLS), pieces)
     assert said == "" and names == ["forecast", "time"]
     assert [json.loads(text) for text in arguments] == [FORECAST, TIME]
+
+
+KEYS = st.text("abc_xyz", min_size=1, max_size=6)
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>\n"), max_size=12)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), WORDS
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("form", ALL)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.from_regex("[a-z][a-z_.]{0,8}[a-z]", fullmatch=True), st.dictionaries(KEYS, VALUES, max_size=3)
+        ),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda call: call[0],
+    ),
+    step=st.integers(1, 40),
+)
+def test_any_calls_and_back(form, calls, step):
+    text = rendered(form, calls)
+    pieces = [text[at : at + step] for at in range(0, len(text), step)]
+    said, _, names, arguments = read(reading_of(form, calls), pieces)
+    assert said == "" and names == [name for name, _ in calls]
+    assert [json.loads(text) for text in arguments] == [given for _, given in calls]
+
+
+def test_other_ways_to_write_a_call():
+    given = json.dumps(FORECAST)
+    text = f'<tool_call>{{"arguments": {given}, "name": "forecast"}}</tool_call>'
+    assert read(Reading("hermes"), list(text)) == ("", "", ["forecast"], [given])
+    text = f"<｜tool▁call▁begin｜>forecast<｜tool▁sep｜>{given}<｜tool▁call▁end｜>"
+    assert read(Reading("deepseek"), list(text)) == ("", "", ["forecast"], [given])
+    text = f"<|start|>assistant to=functions.forecast<|channel|>commentary json<|message|>{given}<|call|>"
+    assert read(Reading(CHANNELS, CHANNELS), list(text)) == ("", "", ["forecast"], [given])
+
+
+CHANNELLED = (
+    "<|channel|>analysis<|message|>hm <|end|><|start|>assistant<|channel|>commentary<|message|>I look. <|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+)
+
+
+def test_channels():
+    assert read(Reading(thinks=CHANNELS), list(CHANNELLED)) == ("I look. Yes.", "hm ", [], [])
+    assert read(Reading(thinks=CHANNELS), ["Just words"]) == ("Just words", "", [], [])
+    call = rendered(CHANNELS, [("time", {})])
+    both = CHANNELLED.replace("<|return|>", "<|end|><|start|>assistant") + call
+    assert read(Reading(CHANNELS, CHANNELS), list(both)) == ("I look. Yes.", "hm ", ["time"], ["{}"])
+    assert read(Reading("", CHANNELS), list(call)) == ("{}", "", [], [])
+    cut = "<|channel|>commentary to=functions.time<|message|>"
+    assert read(Reading(CHANNELS, CHANNELS), [cut]) == ("", "", ["time"], ["{}"])
+    assert read(Reading(thinks=CHANNELS), ["<|channel|>" + "x" * 600])[0] == "<|channel|>" + "x" * 600
+
+
+def test_an_answer_in_tags():
+    reading = Reading(thinks="tags", wrapped=True)
+    text = "<think>\nhm\n</think>\n<answer>\nYes,\n</b> it is.\n</answer>"
+    assert read(reading, list(text)) == ("Yes,\n</b> it is.", "hm\n", [], [])
+    assert read(reading, list("No tags.\n"))[0] == "No tags.\n"
+    assert read(reading, list("<answer>a</answer> b</answer>\n"))[0] == "a</answer> b"
 
 
 def test_arguments_come_as_they_are_written():
@@ -104,15 +157,20 @@ def test_an_answer_without_reasoning_is_an_answer():
     assert read(Reading(thinks="inside"), list("no end </thi")) == ("", "no end </thi", [], [])
 
 
-@pytest.mark.parametrize("form", [*FORMS, "xml", ""])
+@pytest.mark.parametrize("form", [*ALL, ""])
 @given(pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=30), data=st.data())
 def test_no_text_raises_and_cuts_change_nothing(form, pieces, data):
-    reading = Reading(form, data.draw(st.sampled_from(["", "tags", "inside"])))
+    thinks_ = data.draw(st.sampled_from(["", "tags", "inside", CHANNELS]))
+    reading = Reading(form, thinks_, wrapped=data.draw(st.booleans()))
     assert read(reading, pieces) == read(reading, ["".join(pieces)])
 
 
 def test_the_template_tells_the_form():
     assert calls_of("{{ '<｜tool▁call▁begin｜>' }}") == "deepseek"
-    assert calls_of("<tool_call>\n<function=f>") == "xml"
+    assert calls_of("<tool_call>\n<function=f>\n<parameter=x>") == "qwen-xml"
+    assert calls_of("<tool_call>f\n<arg_key>") == "glm" and calls_of("<tool_calls>[") == "hunyuan"
+    assert calls_of('<invoke name="f">\n<parameter name="x">') == "minimax"
+    assert calls_of("<|tool_call|>[") == "granite" and calls_of("<|channel|>") == CHANNELS
+    assert thinks("<|channel|>analysis")
     assert calls_of("{{ messages }}") == "hermes"
     assert thinks("x.split('</think>')") and not thinks("x")

@@ -44,6 +44,8 @@ KIMI = Form(
     r"^functions\.|:\d+\s*<\|tool_call_argument_begin\|>|<\|tool_call_argument_begin\|>",
     special=True,
 )
+GRANITE = Form(("<|tool_call|>",), ("]", ","), special=True)
+HUNYUAN = Form(("<tool_calls>",), ("</tool_calls>", "]", ","))
 # The form of an answer that a grammar makes a list of calls.
 LIST = Form(("[",), ("]", ","))
 

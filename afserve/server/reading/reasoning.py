@@ -3,6 +3,7 @@
 from afserve.server.reading.parts import Part, Reader, Thought, held
 
 OPEN, CLOSE = "<think>", "</think>"
+ANSWER, ANSWERED = "<answer>", "</answer>"
 
 
 class ReasoningReader:
@@ -60,3 +61,47 @@ class ReasoningReader:
             text = text.lstrip("\n")
             self._answered = bool(text)
         return self._after.feed(text) if text else []
+
+
+class AnswerReader:
+    """An answer in `<answer>` tags, as Hunyuan-A13B writes it after its reasoning, goes to `after` without them."""
+
+    def __init__(self, after: Reader) -> None:
+        self._after = after
+        self._text = ""
+        self._begun = False
+
+    def feed(self, text: str) -> list[Part]:
+        self._text += text
+        if not self._begun and not self._begin():
+            return []
+        at = self._end()
+        text, self._text = self._text[:at], self._text[at:]
+        return self._after.feed(text) if text else []
+
+    def finish(self) -> list[Part]:
+        rest, self._text = self._text, ""
+        if rest.strip() == ANSWERED or (not self._begun and rest.strip() == ANSWER):
+            rest = ""
+        return (self._after.feed(rest) if rest else []) + self._after.finish()
+
+    def _begin(self) -> bool:
+        """Whether it is clear how the answer begins; its opening tag is dropped, and the ends of lines behind it."""
+        found = self._text.lstrip()
+        if len(found) < len(ANSWER) and ANSWER.startswith(found):
+            return False
+        if found.startswith(ANSWER):
+            words = found[len(ANSWER) :].lstrip("\n")
+            if not words:
+                return False
+            self._text = words
+        self._begun = True
+        return True
+
+    def _end(self) -> int:
+        """Where the closing tag may begin, with the line's end before it."""
+        at = self._text.rfind("<")
+        tag = self._text[at:] if at >= 0 else ""
+        if at < 0 or not (ANSWERED.startswith(tag) or tag.rstrip() == ANSWERED):
+            at = len(self._text)
+        return len(self._text[:at].rstrip("\n"))

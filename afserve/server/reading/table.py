@@ -3,25 +3,40 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from afserve.server.reading.calls import DEEPSEEK, HERMES, KIMI, LIST, MISTRAL, CallReader, Form
+from afserve.server.reading.calls import (
+    DEEPSEEK,
+    GRANITE,
+    HERMES,
+    HUNYUAN,
+    KIMI,
+    LIST,
+    MISTRAL,
+    CallReader,
+    Form,
+)
+from afserve.server.reading.channels import CHANNEL, ChannelReader
 from afserve.server.reading.parts import Argued, Called, Part, Reader, Said
-from afserve.server.reading.reasoning import CLOSE, ReasoningReader
-from afserve.server.reading.xml_calls import XmlCallReader
+from afserve.server.reading.reasoning import ANSWER, CLOSE, AnswerReader, ReasoningReader
+from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect, XmlCallReader
 
-XML = "xml"
+CHANNELS = "channels"
 FORMS: Mapping[str, Form] = {
     "deepseek": DEEPSEEK,
     "kimi": KIMI,
     "mistral": MISTRAL,
+    "granite": GRANITE,
+    "hunyuan": HUNYUAN,
     "hermes": HERMES,
     "list": LIST,
 }
+DIALECTS: Mapping[str, Dialect] = {"qwen-xml": QWEN, "minimax": MINIMAX, "glm": GLM}
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How the answers of one request are read. `calls` "" finds none; `thinks` "" finds no reasoning, "inside" begins
-    in it, "tags" looks for its tag first. `name`: the one function that is called, whose arguments are the answer."""
+    in it, "tags" looks for its tag first, "channels" has a channel for it. `name`: the one function that is called,
+    whose arguments are the answer."""
 
     calls: str = ""
     thinks: str = ""
@@ -29,17 +44,20 @@ class Reading:
     most_calls: int = 0  # 0: any number
     tell_reasoning: bool = True
     types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    wrapped: bool = False  # the answer stands in tags
 
     def reader(self) -> Reader:
-        reader = self._calls()
+        reader = AnswerReader(self._calls()) if self.wrapped else self._calls()
+        if self.thinks == CHANNELS:
+            return ChannelReader(reader, calls=self.calls == CHANNELS)
         return ReasoningReader(reader, inside=self.thinks == "inside") if self.thinks else reader
 
     def _calls(self) -> Reader:
         if self.name:
             return NamedReader(self.name)
-        if self.calls == XML:
-            return XmlCallReader(self.types)
-        return CallReader(FORMS[self.calls]) if self.calls else WordReader()
+        if self.calls in DIALECTS:
+            return XmlCallReader(DIALECTS[self.calls], self.types)
+        return CallReader(FORMS[self.calls]) if self.calls in FORMS else WordReader()
 
 
 class WordReader:
@@ -70,13 +88,26 @@ class NamedReader:
 
 def calls_of(template: str) -> str:
     """The form that this template renders calls in; Hermes' where it shows none."""
-    if "<function=" in template:
-        return XML
+    if CHANNEL in template:
+        return CHANNELS
+    for name, dialect in DIALECTS.items():
+        if dialect.key in template:
+            return name
     for name, form in FORMS.items():
         if name != "list" and any(marker in template for marker in form.opens):
             return name
     return "hermes"
 
 
+def marked(calls: str) -> bool:
+    """Whether special tokens may be what marks calls of this form."""
+    return calls not in ("", "list")
+
+
 def thinks(template: str) -> bool:
-    return CLOSE in template
+    return CLOSE in template or CHANNEL in template
+
+
+def wraps(template: str) -> bool:
+    """Whether answers stand in tags of their own, behind the reasoning."""
+    return ANSWER in template and CLOSE in template

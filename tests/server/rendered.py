@@ -1,0 +1,104 @@
+"""Calls as the chat templates of the families write them, and what a reader makes of text in pieces."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from afserve.server.reading.parts import Argued, Called, Said, Thought
+from afserve.server.reading.table import Reading
+
+Call = tuple[str, Mapping[str, object]]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text(value: object) -> str:
+    """An argument between tags: words as they are, all else as JSON."""
+    return value if isinstance(value, str) else _json(value)
+
+
+def _list(calls: Sequence[Call], arguments: str = "arguments") -> str:
+    return "[" + ", ".join(_json({"name": name, arguments: given}) for name, given in calls) + "]"
+
+
+def _tagged(call: str, key: str, value: str, close: str, calls: Sequence[Call]) -> str:
+    """Each of the patterns has one place for a name, and one for text."""
+    return "\n".join(
+        call.format(name) + "".join(key.format(k) + value.format(_text(v)) for k, v in given.items()) + close
+        for name, given in calls
+    )
+
+
+def rendered(form: str, calls: Sequence[Call]) -> str:
+    """Raises KeyError for a form that is not known here."""
+    return {
+        "hermes": lambda: "\n".join(
+            f"<tool_call>\n{_json({'name': name, 'arguments': given})}\n</tool_call>" for name, given in calls
+        ),
+        "mistral": lambda: "[TOOL_CALLS]" + _list(calls),
+        "granite": lambda: "<|tool_call|>" + _list(calls),
+        "hunyuan": lambda: f"<tool_calls>{_list(calls)}</tool_calls>",
+        "list": lambda: _list(calls, "parameters"),
+        "deepseek": lambda: (
+            "<｜tool▁calls▁begin｜>"
+            + "\n".join(
+                f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(given)}\n```<｜tool▁call▁end｜>"
+                for name, given in calls
+            )
+            + "<｜tool▁calls▁end｜>"
+        ),
+        "kimi": lambda: (
+            "<|tool_calls_section_begin|>"
+            + "".join(
+                f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{_json(given)}<|tool_call_end|>"
+                for i, (name, given) in enumerate(calls)
+            )
+            + "<|tool_calls_section_end|>"
+        ),
+        "qwen-xml": lambda: _tagged(
+            "<tool_call>\n<function={}>\n",
+            "<parameter={}>\n",
+            "{}\n</parameter>\n",
+            "</function>\n</tool_call>",
+            calls,
+        ),
+        "minimax": lambda: (
+            "<minimax:tool_call>\n"
+            + _tagged('<invoke name="{}">\n', '<parameter name="{}">', "{}</parameter>\n", "</invoke>", calls)
+            + "\n</minimax:tool_call>"
+        ),
+        "glm": lambda: _tagged(
+            "<tool_call>{}\n",
+            "<arg_key>{}</arg_key>\n",
+            "<arg_value>{}</arg_value>\n",
+            "</tool_call>",
+            calls,
+        ),
+        "channels": lambda: "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(given)}<|call|>"
+            for name, given in calls
+        ),
+    }[form]()
+
+
+def types_of(calls: Sequence[Call]) -> dict[str, dict[str, str]]:
+    """Which arguments the tools' schemas call strings."""
+    found: dict[str, dict[str, str]] = {}
+    for name, given in calls:
+        kinds = {key: "string" if isinstance(value, str) else "any" for key, value in given.items()}
+        found.setdefault(name, {}).update(kinds)
+    return found
+
+
+def read(reading: Reading, pieces: Sequence[str]) -> tuple[str, str, list[str], list[str]]:
+    """Words, reasoning, names and arguments of an answer that comes in `pieces`."""
+    reader = reading.reader()
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
+    said = "".join(p.text for p in parts if isinstance(p, Said))
+    thought = "".join(p.text for p in parts if isinstance(p, Thought))
+    names = [p.name for p in parts if isinstance(p, Called)]
+    arguments = [
+        "".join(p.text for p in parts if isinstance(p, Argued) and p.index == i) for i in range(len(names))
+    ]
+    return said, thought, names, arguments
