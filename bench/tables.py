@@ -16,6 +16,7 @@ from bench import (
     tables_peers,
     tables_phases,
     tables_planner,
+    tables_serve,
 )
 from bench.headline import headline
 from bench.rows import ROOT, Row, newest, rows, table, where
@@ -239,28 +240,6 @@ def live() -> str:
     )
 
 
-def gateway() -> str:
-    found = newest(rows("gateway"), "streams", "attention_nodes", "step_seconds")
-    if not found:
-        return ""
-    lines = [
-        [
-            row["streams"],
-            row["attention_nodes"],
-            f"{row['step_seconds'] * 1e3:g} ms" if row["step_seconds"] else "as it reads",
-            f"{row['tokens_per_core_second']:,} ({row['low']:,} to {row['high']:,})",
-            f"{1e6 / row['tokens_per_core_second']:.1f} us",
-            row["mib"],
-        ]
-        for row in found
-    ]
-    return (
-        f"**One gateway process** with scripted attention nodes ({where(found[-1])}); `python -m bench.gateway --save`. "
-        "A core second is a second of the gateway's own CPU time.\n\n"
-        + table(["streams", "nodes", "a step every", "tokens per core second", "per token", "MiB"], lines)
-    )
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": tables_peers.peers,
     "In few bits beside its peers": tables_peers.peers_in_few_bits,
@@ -280,7 +259,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
     "Goodput of shared experts, P/D with two copies and chunked prefill": tables_goodput.goodput,
-    "A gateway with the attention side scripted": gateway,
+    **tables_serve.SECTIONS,
     "Planner against published tables and measured rows": tables_planner.published,
     "Planner against afserve itself": tables_planner.itself,
 }

@@ -31,7 +31,6 @@ _ALONE = {
     "ssh": "nodes of several models start here only",
     "gateways": "several models have one gateway, in this process",
     "record_routing": "POST /admin/routing/start?model=NAME records one model's",
-    "trace": "it is drawn of one model's nodes",
     "served_model_name": "write name = in its table",
     "model": "write model = in its table",
     **{one.name: "nodes of several models start here only" for one in settings_of(RaySettings)},

@@ -3,14 +3,18 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from afserve.cli.connection import connect, model_option, server_options
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 Fields = Mapping[str, Any]  # parsed JSON
 _INCIDENTS = 20
+COLUMNS = ("node", "state", "pid", "MiB", "seen", "running", "waiting", "KV", "tokens", "rows", "busy")
 
 
 @click.command()
@@ -40,7 +44,7 @@ def _print(answer: Fields) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(table(answer))
+    console.print(table(answer, console.width))
     for line in missing_lines(answer):
         console.print(line, style="bold", markup=False)
     for lines in (placement_lines, phase_lines, kv_lines, disk_lines, incident_lines):
@@ -149,21 +153,15 @@ def clock_time(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
-def table(answer: Fields) -> object:
-    """A rich table; columns of the other role stay empty."""
-    from rich.table import Table
+def table(answer: Fields, width: int) -> "RenderableType":
+    """What rich prints; cells of the other role stay empty."""
+    from afserve.cli.columns import drawn
 
     state = "ready" if answer["ready"] else "not ready"
     title = (
         f"{answer['model']['id']}  {state}, placement epoch {answer['epoch']}, afserve {answer['version']}"
     )
-    columns = ("node", "state", "pid", "MiB", "seen", "running", "waiting", "KV", "tokens", "rows", "busy")
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        drawn.add_column(column, justify="left" if column in ("node", "state") else "right")
-    for node in answer["nodes"]:
-        drawn.add_row(*row(node))
-    return drawn
+    return drawn(title, COLUMNS, [row(node) for node in answer["nodes"]], width, left=("node", "state"))
 
 
 def _state(node: Fields) -> str:
@@ -173,6 +171,7 @@ def _state(node: Fields) -> str:
 
 
 def row(node: Fields) -> Sequence[str]:
+    """Cells in the order of COLUMNS."""
     stats = node["stats"]
     common = (
         node["name"],

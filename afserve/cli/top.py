@@ -4,12 +4,15 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from afserve.cli.connection import connect, model_option, server_options
 from afserve.cli.status import incident_lines
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Fields = Mapping[str, Any]  # parsed JSON
 _INCIDENTS = 6
@@ -38,7 +41,7 @@ def top(
             if live is None:
                 click.echo(json.dumps(record(answer, before, now - last)))
             else:
-                live.update(frame(answer, before, now - last), refresh=True)  # type: ignore[arg-type]
+                live.update(frame(answer, before, now - last, live.console.width), refresh=True)
             before, last, shown = answer, now, shown + 1
 
 
@@ -57,28 +60,24 @@ def record(answer: Fields, before: Fields, seconds: float) -> dict[str, object]:
     }
 
 
-def frame(answer: Fields, before: Fields, seconds: float) -> object:
+def frame(answer: Fields, before: Fields, seconds: float, width: int) -> "RenderableType":
     """The table, and below it what the deployment went through last."""
     from rich.console import Group
     from rich.text import Text
 
     lines = incident_lines(answer, _INCIDENTS)
-    return Group(table(answer, before, seconds), *(Text(line, style="dim") for line in lines))  # type: ignore[arg-type]
+    return Group(table(answer, before, seconds, width), *(Text(line, style="dim") for line in lines))
 
 
-def table(answer: Fields, before: Fields, seconds: float) -> object:
-    """A rich table of what changed in `seconds` since `before`."""
-    from rich.table import Table
+def table(answer: Fields, before: Fields, seconds: float, width: int) -> "RenderableType":
+    """What changed in `seconds` since `before`, for rich to print."""
+    from afserve.cli.columns import drawn
 
     nodes = {node["name"]: node for node in before["nodes"]}
     rows = [row(node, nodes.get(node["name"], node), seconds) for node in answer["nodes"]]
     title = f"{answer['model']['id']}  epoch {answer['epoch']}, {total(rows):,} tokens/s"
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in COLUMNS:
-        drawn.add_column(column, justify="left" if column in ("node", "state") else "right")
-    for cells in rows:
-        drawn.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
-    return drawn
+    cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in each] for each in rows]
+    return drawn(title, COLUMNS, cells, width, left=("node", "state"))
 
 
 def row(node: Fields, before: Fields, seconds: float) -> tuple[str | int, ...]:

@@ -128,7 +128,7 @@ def _boxes(nodes: Sequence[tuple[str, str]]) -> RenderableType:
 
 def memory(need: Need, kind: str = "") -> str:
     kv = f" + {_size(need.kv)} KV" if need.kv else ""
-    return f"{_size(need.weights)} {kind}weights{kv} + {_size(NODE_OVERHEAD)}"
+    return f"{_size(need.weights)} {kind}weights{kv}\n{_size(NODE_OVERHEAD)} for its process"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -72,6 +72,7 @@ class ForkServer:
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
+        self.let_go = False  # the parent has closed its end
         self._children: dict[int, str] = {}
         self._pending = b""
         self._sockets: deque[int] = deque()  # came with orders that have not been read yet
@@ -96,6 +97,7 @@ class ForkServer:
                 data, descriptors, _, _ = socket.recv_fds(self._orders, _LINE, _DESCRIPTORS)
                 self._sockets.extend(descriptors)
                 if not data:
+                    self.let_go = True
                     return None
                 for order in self._lines(data):
                     if isinstance(order, Signal):
@@ -239,7 +241,10 @@ def preload() -> None:
 
 
 def main(descriptor: int, parent: int, warm: bool, folder: Path) -> None:
-    """`folder` is the run's; it goes with the last process of the run. Not `warm`: each child imports for itself."""
+    """`folder` is the run's; it goes with the last process of the run: a parent that is there reads the log in it.
+
+    Not `warm`: each child imports for itself.
+    """
     me = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ForkServer(socket.socket(fileno=descriptor))
@@ -254,7 +259,8 @@ def main(descriptor: int, parent: int, warm: bool, folder: Path) -> None:
     finally:
         if os.getpid() == me:
             server.end()
-            shutil.rmtree(folder, ignore_errors=True)
+            if server.let_go or os.getppid() != parent:
+                shutil.rmtree(folder, ignore_errors=True)
     if order is not None:
         try:
             die_with_parent(me)

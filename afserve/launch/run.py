@@ -24,7 +24,7 @@ from afserve.launch.planned_run import PlannedRun, plan_run
 from afserve.launch.processes import NodeProcesses
 from afserve.launch.ray_launcher import RayLauncher
 from afserve.launch.serving import Serving
-from afserve.launch.several import check_names, shared
+from afserve.launch.several import check_names, shared, trace_files
 from afserve.launch.site import attended, on_ray, on_this_machine
 from afserve.launch.supervisor import Supervisor, Term, keep_port
 from afserve.launch.traced import write_parts
@@ -70,13 +70,13 @@ def serve_here(asked: Sequence[UpFlags], processes: Sequence[NodeProcesses]) -> 
 
 def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequence[NodeProcesses]) -> None:
     flags = runs[0].flags
-    for path in filter(None, (flags.run.record_routing, flags.run.trace)):
+    traces = trace_files(runs)
+    for path in filter(None, (flags.run.record_routing, *traces)):
         check_writable(str(path))
     with bind(flags.listening.host, flags.listening.port) as sock, ExitStack() as until_end:
-        if flags.run.trace:
+        if traces:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
-            parts = until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-"))
-            runs = [_traced(run, parts) for run in runs]
+            runs = [_traced(run, until_end.enter_context(_parts())) for run in runs]
         runs = [_with_port(run, until_end) for run in runs]
         started = time.monotonic()
 
@@ -92,7 +92,10 @@ def _serve(runs: Sequence[PlannedRun], settings: ServerSettings, processes: Sequ
             for each in processes:
                 each.kill()
             raise
-        _merge_trace(runs[0], processes)
+        for each in processes if traces else ():
+            each.stop()
+        for run, path in zip(runs, traces):
+            _merge_trace(run, path)
 
 
 def _with_port(run: PlannedRun, until_end: ExitStack) -> PlannedRun:
@@ -108,17 +111,17 @@ def _traced(run: PlannedRun, folder: str) -> PlannedRun:
     return replace(run, topology=run.topology.traced(folder, sent=sent))
 
 
-def _merge_trace(run: PlannedRun, processes: Sequence[NodeProcesses]) -> None:
+def _parts() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="afserve-trace-")
+
+
+def _merge_trace(run: PlannedRun, path: Path) -> None:
     """Once every node has written its part."""
-    if run.flags.run.trace is None:
-        return
-    for each in processes:
-        each.stop()
     folder = Path(run.topology.deployment.trace_folder)
     write_parts(folder)
-    dropped = merge(list(folder.glob("*.trace")), run.flags.run.trace)
+    dropped = merge(list(folder.glob("*.trace")), path)
     lost = f", {dropped:,} events were too many" if dropped else ""
-    Console(stderr=True).print(f"trace: {run.flags.run.trace}{lost}; open it at ui.perfetto.dev", style="dim")
+    Console(stderr=True).print(f"trace: {path}{lost}; open it at ui.perfetto.dev", style="dim")
 
 
 def _log(flags: UpFlags) -> None:

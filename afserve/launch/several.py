@@ -5,6 +5,8 @@ Each has what its weights take, and the same part of what all weights leave; cor
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.footprint import gib, usable
@@ -47,6 +49,16 @@ def check_names(runs: Sequence[PlannedRun]) -> None:
                     param="models",
                 )
             seen[name] = number
+
+
+def trace_files(runs: Sequence[PlannedRun]) -> list[Path]:
+    """Where each model's trace goes, none without --trace: to the file, or beside it under the model's name."""
+    path = runs[0].flags.run.trace
+    if path is None:
+        return []
+    if len(runs) == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}.{quote(run.names[0], safe='')}{path.suffix}") for run in runs]
 
 
 def _fewer_cores(site: RunSite, models: int) -> RunSite:

@@ -7,7 +7,7 @@ is needed by role, what there is, and the ways on. All sizes are bytes.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, ModelSource
+from afserve.config import MAX_MICRO_BATCHES, THREADS, EngineConfig, EngineSettings, ModelSource
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.desired import MOST_NODES, Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
@@ -107,7 +107,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     """Everything that `afserve up` starts."""
     picked: dict[str, str] = {}
     nodes = _counts(spec, machine, wishes, picked)
-    _check_eight_bits(spec, source, wishes, nodes)
+    _check_colocated_and_bits(spec, source, wishes, nodes)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = _micro_batches(wishes, nodes, picked)
@@ -127,6 +127,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         **(asdict(wishes.engine) | {"block_size": block}),
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
+    _only_of_phases(wishes, picked)
     counts = {Role.ATTENTION: nodes.attention, Role.EXPERT: nodes.experts, Role.GATEWAY: wishes.gateways}
     deployment = Deployment(
         source,
@@ -142,6 +143,18 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     expert = Need(weights.expert) if nodes.experts else None
     need = Need(weights.attention, kv)
     return Topology(deployment, spec, need, expert, picked, slots, wishes.expert_copies, wishes.expert_hosts)
+
+
+def _only_of_phases(wishes: Wishes, picked: dict[str, str]) -> None:
+    """Says what a value does not change before a node has a phase, as nodes may be given one while they serve."""
+    usual = EngineSettings()
+    for name in ("prefill_tokens", "decode_prompt_tokens"):
+        value = getattr(wishes.engine, name)
+        if value != getattr(usual, name) and not wishes.phases:
+            phase = "prefill" if name == "prefill_tokens" else "decode"
+            picked[name.replace("_", "-")] = (
+                f"{value}, of no node yet: for nodes of phase {phase}, as from --{phase} or `afserve scale --phase`"
+            )
 
 
 def _silence(wishes: Wishes, counts: Mapping[Role, int], picked: dict[str, str]) -> float:
@@ -200,11 +213,16 @@ def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, s
     return replace(machine, memory=min(gpus.free), memory_total=min(gpus.total), limited_by="GPU memory")
 
 
-def _check_eight_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
-    """Experts in few bits and FP8 rows where there is nothing that keeps or sends them so."""
+def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
+    """What is asked of expert nodes that are not there, and experts in few bits that nothing multiplies."""
     if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
         raise ConfigError(
             "--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts", param="wire_dtype"
+        )
+    if wishes.engine.prompt_share != EngineSettings().prompt_share and not nodes.experts:
+        raise ConfigError(
+            "--prompt-share: expert nodes share their time so, a colocated run has none; drop it, or give --experts",
+            param="prompt_share",
         )
     kept = wishes.engine.expert_dtype
     if kept != "auto" and wishes.experts_on == "cpu" and computed_dtype(spec, source) == "float16":

@@ -19,7 +19,13 @@ class Known:
 
 
 _TEXT_ONLY = Known("this model reads and writes text only", (["text"],))
-_SCHEMA = Known("use response_format, structured_outputs or tools")
+_SCHEMA = Known("use response_format or structured_outputs")
+
+
+def _drawn(*neutral: object) -> Known:
+    return Known("tokens are drawn by temperature, top_k, top_p and min_p", neutral)
+
+
 _ANYWHERE: Mapping[str, Known] = {
     "use_beam_search": Known("tokens are drawn; ask for n answers and choose"),
     "length_penalty": Known("it belongs to beam search; leave it out", (1, 1.0)),
@@ -39,6 +45,24 @@ _ANYWHERE: Mapping[str, Known] = {
     "kv_transfer_params": Known("leave it out"),
     "vllm_xargs": Known("leave it out"),
     "mm_processor_kwargs": _TEXT_ONLY,
+    "structural_tag": _SCHEMA,
+    "regex": _SCHEMA,
+    "ebnf": _SCHEMA,
+    "grammar": _SCHEMA,
+    "json_schema": _SCHEMA,
+    "stop_regex": Known("use stop"),
+    "no_stop_trim": Known("use include_stop_str_in_output"),
+    "custom_logit_processor": Known("use logit_bias or structured_outputs"),
+    "lora_path": Known("serve the merged checkpoint"),
+    "typical_p": _drawn(1, 1.0),
+    "tfs_z": _drawn(1, 1.0),
+    "top_a": _drawn(0, 0.0),
+    "top_n_sigma": _drawn(-1, -1.0),
+    "mirostat": _drawn(0),
+    "dynatemp_range": _drawn(0, 0.0),
+    "dry_multiplier": _drawn(0, 0.0),
+    "xtc_probability": _drawn(0, 0.0),
+    "samplers": _drawn(),
 }
 _CHAT: Mapping[str, Known] = {
     "modalities": _TEXT_ONLY,
@@ -58,6 +82,16 @@ def refuse_unsupported(fields: Fields, *, chat: bool = False) -> None:
     """Raises RequestError for the first field that is known and not done."""
     for name, known in {**_ANYWHERE, **(_CHAT if chat else {})}.items():
         value = fields.get(name)
-        if value in (None, False, [], {}, "") or value in known.neutral:
+        if _asks_nothing(value) or any(_same(value, each) for each in known.neutral):
             continue
         raise RequestError(f"{name}: is not supported; {known.instead}", param=name)
+
+
+def _asks_nothing(value: object) -> bool:
+    """0 is a number like others: no tokens to think, or no tops beside a logprob."""
+    return value is None or value is False or value in ([], {}, "")
+
+
+def _same(value: object, other: object) -> bool:
+    """True is no 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

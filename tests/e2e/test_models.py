@@ -1,5 +1,6 @@
 """`afserve up --models FILE`: two models with nodes of their own behind one gateway; one is lost and comes back."""
 
+import json
 import time
 
 import httpx
@@ -57,3 +58,21 @@ def test_two_models_and_one_is_lost_and_comes_back(up, tmp_path):
     assert answer(server.url, "whole").json()["choices"] == answers["whole"]["choices"]
     code, printed = server.stop()
     assert code == 0 and "whole: fork-server" in printed
+
+
+def test_each_model_is_traced_in_a_file_of_its_own(up, tmp_path):
+    file, trace = tmp_path / "models.toml", tmp_path / "run.json"
+    file.write_text(FILE)
+    server = up("--models", str(file), "--trace", str(trace))
+    assert all(answer(server.url, model).status_code == 200 for model in ("split", "whole"))
+    code, printed = server.stop()
+    assert code == 0, printed
+    found = {}
+    for model in ("split", "whole"):
+        events = json.loads((tmp_path / f"run.{model}.json").read_text())["traceEvents"]
+        found[model] = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert found == {
+        "split": {"attention-0", "expert-0", "expert-1", "gateway"},
+        "whole": {"attention-0", "gateway"},
+    }
+    assert not trace.exists() and f"run.{model}.json" in printed.replace("\n", "")

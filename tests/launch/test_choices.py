@@ -84,6 +84,10 @@ def test_what_the_user_fixed_is_not_explained():
             "--wire-dtype fp8: a colocated run sends no rows",
         ),
         (
+            Wishes(colocated=True, engine=EngineSettings(prompt_share=0.2)),
+            "--prompt-share: expert nodes share their time so, a colocated run has none",
+        ),
+        (
             lambda: Wishes(engine=EngineSettings(expert_dtype="int3")),
             "--expert-dtype: 'int3' is not one of auto, int8, int4",
         ),
@@ -99,6 +103,18 @@ def test_a_bad_wish_is_named(wishes, said):
     with pytest.raises(ConfigError) as refused:
         choose(NANO, SOURCE, machine(), wishes if isinstance(wishes, Wishes) else wishes())
     assert said in refused.value.message and "\n" not in refused.value.message
+
+
+def test_what_only_nodes_of_a_phase_use_is_said_where_none_has_one():
+    engine = EngineSettings(prefill_tokens=700, decode_prompt_tokens=64)
+    picked = choose(NANO, SOURCE, machine(), Wishes(1, 2, engine=engine)).picked
+    assert (
+        picked["prefill-tokens"].startswith("700, of no node yet") and "--prefill" in picked["prefill-tokens"]
+    )
+    assert picked["decode-prompt-tokens"].startswith("64, of no node yet")
+    phases = choose(NANO, SOURCE, machine(), Wishes(prefill=1, decode=1, experts=2, engine=engine)).picked
+    assert not phases.keys() & {"prefill-tokens", "decode-prompt-tokens"}
+    assert not choose(NANO, SOURCE, machine(), Wishes(1, 2)).picked.keys() & {"prefill-tokens"}
 
 
 def test_settings_reach_the_engine():

@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 
 import psutil
 import pytest
 
-from afserve.launch.processes import NodeProcesses
+from afserve.launch import processes
+from afserve.launch.processes import HELPER, NodeProcesses
 from afserve.member import expert_node
 
 pytestmark = pytest.mark.process
@@ -59,3 +61,38 @@ def test_nodes_start_beside_a_folder_that_is_called_afserve(tmp_path, monkeypatc
         silent.bind(("127.0.0.1", 0))
         exits = asyncio.run(replaced(processes, f"127.0.0.1:{silent.getsockname()[1]}", stopped=False))
     assert [who for who, _ in exits] == [expert_node(0)]
+
+
+def ended(run):
+    """What is said of a fork server that ends by itself, and its last words, which outlive it."""
+
+    async def watched():
+        said = []
+        async with asyncio.timeout(60):
+            await run.watch(lambda who, why: said.append((who, why)))
+        return said
+
+    said = asyncio.run(watched())
+    assert run.token_file.exists(), "whoever reads it next would blame the token"
+    return *said, run.last_words(HELPER)
+
+
+def test_a_fork_server_that_cannot_begin_says_why(monkeypatch):
+    broken = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('%s', run_name='__main__')"
+    monkeypatch.setattr(processes, "module", lambda name: [sys.executable, "-c", broken % name])
+    with NodeProcesses() as run:
+        (who, why), words = ended(run)
+    assert who == HELPER and "exit code 1" in why and "import of torch halted" in words
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_fork_server_that_is_killed_leaves_the_token_to_its_run(number):
+    with NodeProcesses(warm=False) as run:
+        (helper,) = (
+            each for each in psutil.Process().children() if "fork_server" in " ".join(each.cmdline())
+        )
+        helper.send_signal(number)
+        (who, why), _ = ended(run)
+    assert who == HELPER and why
+    assert not run.folder.exists()

@@ -1,5 +1,8 @@
 """Several models on one machine: together they fit, or one line says what each needs."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +12,8 @@ from afserve.errors import DoesNotFitError
 from afserve.launch.gpus import Gpus
 from afserve.launch.machine import Machine
 from afserve.launch.models import CONFIGS, FoundModel
-from afserve.launch.planned_run import plan_here
-from afserve.launch.several import shared
+from afserve.launch.planned_run import PlannedRun, plan_here
+from afserve.launch.several import shared, trace_files
 from afserve.launch.site import RunSite
 from afserve.launch.wishes import RunSettings, UpFlags, Wishes
 from afserve.member import Role
@@ -71,3 +74,18 @@ def test_what_is_too_much_together_is_one_line():
     ) as found:
         shared([site(machine, attention=3, colocated=True)] * 4)
     assert "\n" not in found.value.message
+
+
+def test_each_model_has_a_trace_of_its_own():
+    one = site(Machine(8, 16 * GIB, 16 * GIB))
+    topology = planned(one)
+
+    def runs(trace, *names):
+        flags = replace(one.flags, run=RunSettings(trace=trace))
+        return [PlannedRun(flags, NANO, (name,), topology, None, None, None) for name in names]
+
+    assert trace_files(runs(None, "a", "b")) == []
+    assert trace_files(runs(Path("x/run.json"), "a")) == [Path("x/run.json")]
+    files = trace_files(runs(Path("x/run.json"), "a", "o/a", "o%2Fa", ".."))
+    assert files[:2] == [Path("x/run.a.json"), Path("x/run.o%2Fa.json")]
+    assert len(set(files)) == 4 and {file.parent for file in files} == {Path("x")}

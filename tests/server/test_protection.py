@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import statistics
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
@@ -209,19 +208,20 @@ def test_a_second_client_is_served_and_memory_is_bounded(
 ):
     backend = make_backend(eos=False)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)
-    with run_server(backend, write_deadline=3, read_deadline=20) as server, ExitStack() as stack:
+    # nobody of the crowd is sent away before the second client has its answers
+    forever = {"write_deadline": 600, "read_deadline": 600, "head_deadline": 600}
+    with run_server(backend, **forever) as server, ExitStack() as stack:
         assert httpx.get(f"{server.url}/health").status_code == 200
         before = resident(server)
         crowd(server, stack, connections, stalled, readers)
-        took, until = [], time.monotonic() + 5
-        while time.monotonic() < until:
-            began = time.monotonic()
+        for _ in range(20):
             reply = httpx.post(
                 f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 4}, timeout=60
             )
-            took.append(time.monotonic() - began)
             assert reply.status_code == 200
-        assert statistics.median(took) < 1.0, took  # this machine may be busy with other things meanwhile
+            assert reply.json()["usage"]["completion_tokens"] == 4
+        most = min(connections, ServerSettings().max_connections, ServerSettings().max_connections_per_client)
+        assert len(server.app.state.service.connections) > most - 25  # each of the 20 may have taken a place
         grown = resident(server) - before
         # 16 KiB a connection, four bodies, a socket's buffer and 64 pieces of every choice of a stream
         assert grown < 16 * connections + 4 * 8192 * 2 + 2048 * readers + 32_768, grown

@@ -308,3 +308,33 @@ def test_key_file(tmp_path):
         read_keys(tmp_path / "absent")
     with pytest.raises(ConfigError, match="--max-body-bytes"):
         ServerSettings(max_body_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "nothing"),
+    [
+        ("thinking_token_budget", 0, None),
+        ("typical_p", 0.9, 1),
+        ("mirostat", 2, 0),
+        ("mirostat", True, 0),
+        ("dry_multiplier", 0.8, 0.0),
+        ("xtc_probability", 0.5, 0),
+        ("top_n_sigma", 1.0, -1),
+        ("regex", "a+", ""),
+        ("ebnf", 'root ::= "a"', None),
+        ("grammar", 'root ::= "a"', ""),
+        ("json_schema", {"type": "object"}, {}),
+        ("lora_path", "mine", None),
+        ("prompt_logprobs", 0, None),
+    ],
+)
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses", "messages"])
+def test_what_other_servers_take_and_this_one_does_not_is_refused_in_every_api(
+    http, path, name, asked, nothing
+):
+    """A zero asks for something, too."""
+    words = {"completions": {"prompt": "x"}, "responses": {"input": "x"}}
+    body = words.get(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4})
+    refused = http.post(f"/v1/{path}", json={**body, name: asked})
+    assert refused.status_code == 400 and f"{name}: is not supported" in refused.text
+    assert http.post(f"/v1/{path}", json={**body, name: nothing}).status_code == 200

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.translate import SAMPLING, Body, Translated, copied
+from afserve.server.unsupported import refuse_unsupported
 
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
@@ -12,7 +13,7 @@ NAMES: Mapping[str, str] = {
     "reasoning_effort": "thinking",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_REFUSED = ("mcp_servers", "container", "context_management", "output_format")
+_REFUSED = ("mcp_servers", "container", "context_management", "output_format", "output_config")
 
 
 def translate(fields: Fields) -> Translated:
@@ -20,6 +21,7 @@ def translate(fields: Fields) -> Translated:
     for name in _REFUSED:
         if fields.get(name):
             raise RequestError(f"{name}: is not supported; leave it out", param=name)
+    refuse_unsupported(fields)
     if fields.get("max_tokens") is None:
         fields.refuse("max_tokens", "an integer")
     messages = _system(fields)

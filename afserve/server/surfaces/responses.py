@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.translate import Body, Translated, copied
+from afserve.server.unsupported import refuse_unsupported
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -46,6 +47,7 @@ def translate(fields: Fields, before: list[object]) -> Translated:
 
 
 def _refuse(fields: Fields) -> None:
+    refuse_unsupported(fields)
     for name, instead in _REFUSED.items():
         if fields.get(name) not in (None, False):
             raise RequestError(f"{name}: is not supported; {instead}", param=name)
