@@ -172,9 +172,44 @@ def grammar() -> str:
     )
 
 
+def follows() -> str:
+    drawn, called = rows("schemas"), rows("tool_calls")
+    if not drawn or not called:
+        return ""
+    lines = [
+        [
+            f"drawn schemas, {r['kind']}",
+            r["schemas"],
+            r["refused"],
+            f"{r['stopped'] / r['schemas']:.0%}",
+            r["stopped"] - r["valid"],
+            f"{r['compile_p50_ms']:.1f}, {r['compile_p99_ms']:.1f}",
+        ]
+        for r in drawn
+    ]
+    lines += [
+        [
+            "required calls",
+            r["cases"],
+            r["refused"],
+            f"{r['ended'] / r['cases']:.0%}",
+            r["unread"] + r["invalid"],
+            "",
+        ]
+        for r in called
+    ]
+    return (
+        f"**Answers of random weights that follow a schema** ({where(drawn[-1])}); `python -m bench.schemas --save` and `python -m bench.tool_calls --save`. Schemas are made by "
+        "hypothesis, rich ones with `$ref`, `anyOf`, `pattern`, bounds and a depth of three; calls are of the Berkeley leaderboard's functions. Ended: within 1,024 tokens. Wrong: ended, "
+        "but not valid by jsonschema-rs, or no call.\n\n"
+        + table(["asked", "answers", "refused", "ended", "wrong", "compile p50, p99 ms"], lines)
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "A gateway with the attention side scripted": gateway,
     "What is served beside what the engine generates": served,
     "Load clients beside the truth and one another": clients,
     "What grammars cost": grammar,
+    "Whether answers follow": follows,
 }

@@ -13,8 +13,10 @@ from afserve.control.node import spans
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequests
 from afserve.control.node.spans import NodeSpans
+from afserve.control.node.work_spans import WorkSpans
 from afserve.control.wire.keeping import Keep
 from afserve.engine.request import GenerationRequest, Origin, SamplingParams, TokenEvent
+from afserve.engine.stats import ExpertStats
 from afserve.errors import OverloadedError
 from afserve.logs import JsonLines
 
@@ -144,3 +146,30 @@ def test_spans_are_posted_in_batches_and_a_missing_collector_costs_spans_only(mo
     assert [record.getMessage() for record in caplog.records].count(
         "spans cannot be sent (URLError); this is said once"
     ) == 1
+
+
+def totals(messages, rows, busy):
+    return ExpertStats(messages=messages, rows=rows, calls=messages, busy_seconds=busy)
+
+
+def test_an_expert_node_tells_each_two_seconds_in_which_it_computed(drawn, clock):
+    at = [totals(0, 0, 0.0)]
+    clock.advance(-clock.now() % 2.0)
+    one, other = (WorkSpans(f"expert-{i}", lambda: at[0], drawn.append, "run", clock) for i in range(2))
+    clock.advance(0.5)
+    at[0] = totals(3, 40, 0.25)
+    assert one.stats() == at[0] and not drawn
+    clock.advance(1.5)
+    one.stats(), other.stats()
+    first, second = drawn
+    assert first["traceId"] == second["traceId"] and first["spanId"] != second["spanId"]
+    assert (
+        said(first)["messages"] == "3" and said(first)["rows"] == "40" and said(first)["busy_seconds"] == 0.25
+    )
+    clock.advance(2.0)
+    one.stats()
+    assert len(drawn) == 2, "nothing was computed"
+    at[0] = totals(4, 41, 0.5)
+    clock.advance(0.1)
+    one.close()
+    assert said(drawn[2])["rows"] == "1" and drawn[2]["traceId"] != first["traceId"]

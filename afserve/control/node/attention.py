@@ -97,7 +97,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
         heartbeat, stream, lambda: node.stats(kv.stats(), kv.tiers()), node.take_routed, attention=nodes
     )
     freeze_heap()
-    spans = _spans(assigned)
+    spans = spans_of(assigned)
     journal = Journal(str(assigned.node), None if spans is None else spans.put)
     kept = KeptRequests(assigned.deployment.engine.orphan_grace, AwakeClock(most=2 * _IDLE), journal)
 
@@ -134,7 +134,8 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
             spans.close()
 
 
-def _spans(assigned: Assigned) -> NodeSpans | None:
+def spans_of(assigned: Assigned) -> NodeSpans | None:
+    """Where the node's spans go; None without a collector."""
     endpoint = assigned.deployment.otlp_endpoint
     return NodeSpans(endpoint, str(assigned.node)) if endpoint else None
 

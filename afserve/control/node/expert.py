@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from afserve.control.node.attention import freeze_heap, identify
+from afserve.control.node.attention import freeze_heap, identify, spans_of
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.recording import Recorder
 from afserve.control.node.report import Report, Reporter, silent
 from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import sent
+from afserve.control.node.work_spans import WorkSpans
 from afserve.control.wire.values import (
     Assigned,
     AttentionNodes,
@@ -62,7 +63,9 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
     node, filler, close = build_expert(
         assigned, progress, announce, tell, stream.own_address(), stream.certificates
     )
-    report = Reporter(heartbeat, stream, node.stats)
+    spans = spans_of(assigned)
+    work = spans and WorkSpans(str(assigned.node), node.stats, spans.put, assigned.deployment.fingerprint)
+    report = Reporter(heartbeat, stream, work.stats if work else node.stats)
     freeze_heap()
     stream.send(Ready(heartbeat.resident_bytes(), node.expert_error))
     placement = assigned.deployment.placement
@@ -70,6 +73,9 @@ def serve_expert(stream: ControlStream, assigned: Assigned, heartbeat: Heartbeat
         with sent(node.trace, stream.send, assigned.deployment):
             ExpertLoop(node, filler, placement, assigned.node.index, stream, report).run()
     finally:
+        if work and spans:
+            work.close()
+            spans.close()
         filler.close()
         close()
 
