@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from tests.server.test_tools import CALLS, TOOLS, roomy, server  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours to mend
 USER = [{"role": "user", "content": "hello"}]
 CALLED = [("forecast", {"city": "Bern", "days": 2}), ("time", {})]
 
@@ -61,7 +62,10 @@ def test_langchain_is_refused_by_name(chain):
 
 
 @pytest.fixture
-def lite(server):  # noqa: F811
+def lite(server, monkeypatch):  # noqa: F811
+    monkeypatch.setenv(
+        "LITELLM_LOCAL_MODEL_COST_MAP", "True"
+    )  # without it prices are asked for over the network
     litellm = pytest.importorskip("litellm")
 
     def ask(**given):
