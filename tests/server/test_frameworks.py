@@ -137,6 +137,6 @@ def test_llama_index_calls_tools(index, server):  # noqa: F811
 
     server.backend.reply = CALLS
     given = [tools.FunctionTool.from_defaults(fn=fn) for fn in (forecast, time)]
-    reply = index.chat_with_tools(given, user_msg="hello")
+    reply = index.chat_with_tools(given, user_msg="hello", allow_parallel_tool_calls=True)
     calls = index.get_tool_calls_from_response(reply)
     assert [(c.tool_name, c.tool_kwargs) for c in calls] == CALLED
