@@ -2,7 +2,8 @@
 
 A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised where it
 is stored in fewer bits, or as those blocks or codes where the caller can multiply them. Files are memory-mapped, so
-what is never asked for is never read. It does not know which tensors a model has.
+what is never asked for is never read, and mapped anew now and then, so that what was read does not stay in the process.
+It does not know which tensors a model has.
 """
 
 import hashlib
@@ -33,6 +34,9 @@ NORMS = (
     "norm_f.weight",
 )  # those that random weights leave at 1
 _LARGE = 1 << 20  # numbers of a tensor
+MOST_MAPPED = (
+    512 << 20
+)  # bytes handed out before the files are mapped anew: their pages count as the process's
 _CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -83,6 +87,7 @@ class Checkpoint:
         self._fp8_block = fp8_block
         self._file_of = _locate(self._folder)
         self._open: dict[str, safe_open] = {}
+        self._given = 0
         self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
 
     def has(self, name: str) -> bool:
@@ -139,9 +144,12 @@ class Checkpoint:
             tensor: Tensor = self._shard(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{self._where(name)}: {name} cannot be read: {error}") from error
+        self._given += tensor.nbytes
         return tensor
 
     def _shard(self, file: str) -> safe_open:
+        if self._given > MOST_MAPPED:  # a tensor that is still used keeps its own mapping
+            self._open, self._given = {}, 0
         if file not in self._open:
             path = self._folder / file
             if not path.is_file():
@@ -158,6 +166,10 @@ class Checkpoint:
 
     def _dequantised(self, name: str, raw: Tensor) -> Tensor:
         """DeepSeek's layout: float32 `weight_scale_inv` of ceil(out / b0) x ceil(in / b1); w = q * scale."""
+        if raw.dim() != 2:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} is FP8 of shape {tuple(raw.shape)}; only matrices are read from FP8"
+            )
         if self._fp8_block is None:
             raise CheckpointError(
                 f"{self._where(name)}: {name} is FP8 but config.json has no quantization_config.weight_block_size"
