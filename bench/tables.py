@@ -16,6 +16,7 @@ from bench import (
     tables_peers,
     tables_phases,
     tables_planner,
+    tables_start,
 )
 from bench.headline import headline
 from bench.rows import ROOT, Row, newest, rows, table, where
@@ -265,6 +266,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": tables_peers.peers,
     "In few bits beside its peers": tables_peers.peers_in_few_bits,
     "Start and memory": decode,
+    "Start and memory of large models": tables_start.large,
     "Placements that change under load": live,
     "Nodes that are killed and stopped under load": tables_faults.nodes,
     "Networks that are cut, lossy or slow": tables_faults.networks,

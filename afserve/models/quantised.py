@@ -105,6 +105,7 @@ class QuantisedWeights:
         count = (1,) if self.how.per_tensor else (outputs, groups)
         scale = self._scales(f"{stem}.weight_scale", count).expand(outputs, groups)
         if self.how.symmetric:
+            self._no_zeros(f"{stem}.weight_zero_point", outputs)
             return code, torch.full((outputs, groups), 1 << (self.how.bits - 1), dtype=torch.int16), scale
         zero = self._words(f"{stem}.weight_zero_point", (-(-outputs // each), groups))
         return code, along_rows(zero, self.how.bits)[:outputs].short(), scale
@@ -148,7 +149,19 @@ class QuantisedWeights:
         zero = f"{name}_zero_point"
         if not self.how.symmetric and (self.has(zero) or raw.dtype is not FP8):
             return (raw.float() - self._spread(zero, self._zeros, outputs, inputs)) * scale
+        self._no_zeros(zero, outputs)
         return raw.float() * scale
+
+    def _no_zeros(self, name: str, outputs: int) -> None:
+        """Zero points beside symmetric codes say nothing: packed ones are the middle, others 0."""
+        assert self.how is not None
+        if not self.has(name):
+            return
+        zero, middle = self.raw(name), 0
+        if zero.dtype is torch.int32 and zero.dim() == 2 and self.how.layout == "pack-quantized":
+            zero, middle = along_rows(zero, self.how.bits)[:outputs], 1 << (self.how.bits - 1)
+        if (zero.float() != middle).any():
+            raise self._odd(name, "has zero points, but quantization_config says symmetric")
 
     def _spread(self, name: str, read: Callable[[str, Shape], Tensor], outputs: int, inputs: int) -> Tensor:
         """Of each weight, what a block, the tensor, a row or a group of inputs has in common."""
