@@ -10,10 +10,12 @@ both, for what is not loading. Memory is sampled until a request has been answer
 
 import argparse
 import json
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -143,6 +145,11 @@ def _show(row: Row) -> None:
     )
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    """Whoever ends this ends what it has started too."""
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="a checkpoint folder, or with --dummy a bundled name")
@@ -154,6 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.layers and not options.dummy:
         parser.error("--layers is for --dummy: a checkpoint is loaded whole")
+    signal.signal(signal.SIGTERM, _end)
     for row in measure(options):
         _show(row)
         if options.save:
