@@ -6,9 +6,12 @@ from bench.rows import Row, newest, rows, table, where
 
 
 def large() -> str:
-    found = newest(
-        [row for row in rows("start") if row["bench"] == "start"], "model", "layers", "from", "flags"
-    )
+    every = [row for row in rows("start") if row["bench"] == "start"]
+    last = {
+        (row["model"], row["flags"]): row["commit"] for row in every
+    }  # a model's rows are of one state of the code
+    of_last = [row for row in every if row["commit"] == last[row["model"], row["flags"]]]
+    found = newest(of_last, "model", "layers", "from", "flags")
     if not found:
         return ""
     lines = [
