@@ -7,8 +7,10 @@ logits are neither flat nor one spike; the tokenizer is a real byte-level BPE of
 import argparse
 import json
 import math
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,16 @@ from torch import Tensor
 from bench.nano import corpus, tokenizer
 from bench.nano.shape import BEGIN, END, PAD
 
+MODELS = Path(__file__).parents[1] / "configs/models"
 Config = dict[str, Any]
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def published(name: str) -> Config:
+    """The config.json that `configs/models` has of a published model."""
+    fields: Config = tomllib.loads((MODELS / f"{name}.toml").read_text())["config"]
+    return fields
+
 
 COMMON: Config = {
     "attention_bias": False,
@@ -92,6 +102,11 @@ QWEN3_NEXT: Config = {
     "shared_expert_intermediate_size": 256,
 }
 
+OLMOE: Config = {
+    **{name: COMMON[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype")},
+    **published("olmoe-1b-7b"),
+}
+
 
 def qwen3_moe(c: Config) -> Sizes:
     """Names and sizes of a Qwen3-MoE checkpoint."""
@@ -102,6 +117,23 @@ def qwen3_moe(c: Config) -> Sizes:
         yield from _attention(c, f"{p}.self_attn")
         yield f"{p}.mlp.gate.weight", (c["num_experts"], c["hidden_size"])
         yield from _experts(c, p, c["num_experts"])
+
+
+def olmoe(c: Config) -> Sizes:
+    """Names and sizes of an OLMoE checkpoint: heads of hidden / heads numbers, norms over all of them."""
+    hidden = c["hidden_size"]
+    yield from _ends(c)
+    for layer in range(c["num_hidden_layers"]):
+        p = f"model.layers.{layer}"
+        yield from _norms(c, p)
+        kv = hidden * c["num_key_value_heads"] // c["num_attention_heads"]
+        for part, outputs in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
+            yield f"{p}.self_attn.{part}_proj.weight", (outputs, hidden)
+        yield f"{p}.self_attn.q_norm.weight", (hidden,)
+        yield f"{p}.self_attn.k_norm.weight", (kv,)
+        yield f"{p}.mlp.gate.weight", (c["num_experts"], hidden)
+        for expert in range(c["num_experts"]):
+            yield from _mlp(hidden, c["intermediate_size"], f"{p}.mlp.experts.{expert}")
 
 
 def qwen3_next(c: Config) -> Sizes:
@@ -203,6 +235,7 @@ SHAPES = {
     "qwen3-moe-110m": Shape(QWEN3_MOE, qwen3_moe),
     "deepseek-v3-119m": Shape(DEEPSEEK_V3, deepseek_v3),
     "qwen3-next-123m": Shape(QWEN3_NEXT, qwen3_next),
+    "olmoe-1b-7b": Shape(OLMOE, olmoe),
 }
 
 
@@ -234,35 +267,41 @@ def matrix_spread(name: str, size: tuple[int, ...], c: Config) -> float:
 
 
 def write(shape: Shape, folder: Path, *, seed: int = 0, shards: int = 1) -> int:
-    """Write config, weights (with an index when sharded) and tokenizer; returns the number of parameters."""
+    """Write config, weights (with an index when sharded) and tokenizer; returns the number of parameters.
+
+    One shard is in memory at a time, so a checkpoint of many may be larger than the machine.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    everything = dict(tensors(shape, seed))
-    _write_weights(everything, folder, shards)
+    _write_weights(shape, folder, seed, shards)
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
     write_tokenizer(shape.config, folder)
-    return sum(value.numel() for value in everything.values())
+    return sum(math.prod(size) for _, size in shape.sizes(shape.config))
 
 
 def write_tokenizer(c: Config, folder: Path) -> None:
-    """Of so many ids as config has in its vocabulary, with the file that says which end a text."""
+    """Of so many ids as config has in its vocabulary, up to those of the small shapes; with the file that says which
+    end a text."""
     ids = {key: c[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
     texts = (doc.text for doc in corpus.documents() if "test" not in doc.path)
-    tokenizer.save(tokenizer.build(texts, c["vocab_size"]), folder, c["max_position_embeddings"])
+    size = min(c["vocab_size"], COMMON["vocab_size"])
+    tokenizer.save(tokenizer.build(texts, size), folder, c["max_position_embeddings"])
 
 
-def _write_weights(everything: dict[str, Tensor], folder: Path, shards: int) -> None:
+def _write_weights(shape: Shape, folder: Path, seed: int, shards: int) -> None:
+    made = tensors(shape, seed)
     if shards == 1:
-        save_file(everything, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        save_file(dict(made), str(folder / "model.safetensors"), metadata={"format": "pt"})
         return
-    names, where = list(everything), {}
-    per_file = -(-len(names) // shards)
+    names = sum(1 for _ in shape.sizes(shape.config))
+    where: dict[str, str] = {}
+    total = 0
     for shard in range(shards):
-        part = names[shard * per_file : (shard + 1) * per_file]
+        part = dict(islice(made, -(-names // shards)))
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        save_file({name: everything[name] for name in part}, str(folder / file), metadata={"format": "pt"})
+        save_file(part, str(folder / file), metadata={"format": "pt"})
         where |= dict.fromkeys(part, file)
-    total = sum(value.nbytes for value in everything.values())
+        total += sum(value.nbytes for value in part.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 

@@ -7,7 +7,6 @@ larger than the machine. The tokenizer is small: its ids are the first of the vo
 
 import argparse
 import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -17,9 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bench import make_checkpoint
 from bench.make_checkpoint import COMMON, Config, Shape, matrix_spread, qwen3_moe, write_tokenizer
 
-MODELS = Path(__file__).parents[1] / "configs/models"
 GROUP = 128
 CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 QUANTIZATION: Config = {
@@ -46,7 +45,7 @@ QUANTIZATION: Config = {
 
 def published(name: str, **changed: int) -> Shape:
     """A Qwen3-MoE of `configs/models`, with other numbers of layers or experts if any are named."""
-    fields = tomllib.loads((MODELS / f"{name}.toml").read_text())["config"]
+    fields = make_checkpoint.published(name)
     config = {**COMMON, "mlp_only_layers": [], "torch_dtype": "bfloat16", **fields, **changed}
     return Shape({**config, "quantization_config": QUANTIZATION}, qwen3_moe)
 
@@ -93,9 +92,7 @@ def write(shape: Shape, folder: Path, *, seed: int = 0) -> int:
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2) + "\n")
-    write_tokenizer(
-        shape.config | {"vocab_size": min(shape.config["vocab_size"], COMMON["vocab_size"])}, folder
-    )
+    write_tokenizer(shape.config, folder)
     return total
 
 

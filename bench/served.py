@@ -35,9 +35,9 @@ class Served:
         """Headers that prove that the key is known."""
         return {"Authorization": f"Bearer {self.key}"}
 
-    def wait_ready(self) -> "Served":
-        """Raises RuntimeError with what it printed where it ends, or is not ready in READY_S."""
-        until = time.monotonic() + READY_S
+    def wait_ready(self, within: float = READY_S) -> "Served":
+        """Raises RuntimeError with what it printed where it ends, or is not ready in so many seconds."""
+        until = time.monotonic() + within
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise RuntimeError(f"afserve up ended with {self.process.returncode}: {self.printed()}")
@@ -47,7 +47,7 @@ class Served:
             except httpx.TransportError:
                 pass
             time.sleep(0.05)
-        raise RuntimeError(f"afserve up was not ready in {READY_S:.0f} s: {self.printed()}")
+        raise RuntimeError(f"afserve up was not ready in {within:.0f} s: {self.printed()}")
 
     def printed(self) -> str:
         return self.log.read_text(errors="replace")

@@ -17,6 +17,7 @@ from bench import (
     tables_phases,
     tables_planner,
     tables_serve,
+    tables_start,
 )
 from bench.headline import headline
 from bench.rows import ROOT, Row, newest, rows, table, where
@@ -244,6 +245,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": tables_peers.peers,
     "In few bits beside its peers": tables_peers.peers_in_few_bits,
     "Start and memory": decode,
+    "Start and memory of large models": tables_start.large,
     "Placements that change under load": live,
     "Nodes that are killed and stopped under load": tables_faults.nodes,
     "Networks that are cut, lossy or slow": tables_faults.networks,

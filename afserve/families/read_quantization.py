@@ -136,7 +136,14 @@ def _scheme(quant: ConfigFields, name: str, group: object) -> Quantization:
         symmetric=weights.flag("symmetric", True),
         ordered=str(weights.config.get("actorder")).lower() in ("group", "dynamic", "true"),
     )
-    return _shared(how, weights)
+    if how.ordered and not packed:
+        raise weights.refuse(
+            "actorder", f"is not supported with {form}; supported: weight, or pack-quantized"
+        )
+    shared = _shared(how, weights)
+    if shared.block is not None and packed:
+        raise _odd(weights, "strategy", "tensor, channel, group with pack-quantized")
+    return shared
 
 
 def _shared(how: Quantization, weights: ConfigFields) -> Quantization:

@@ -6,7 +6,9 @@ H hidden, J = 2 I inner.
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -24,7 +26,14 @@ from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 
 Held = Sequence[tuple[int, int, int]]
+_MOST_LOADERS = 4
 log = logging.getLogger("afserve.models")
+
+
+def _loaders(ops: Ops) -> int:
+    """Threads that read and pack experts: as many as there are cores, a few at most, and one for a GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if ops.device.type != "cpu" else min(cores, _MOST_LOADERS)
 
 
 class ExpertBank:
@@ -62,10 +71,11 @@ class ExpertBank:
         return None if self._error is None else self._error.relative
 
     def load(self, held: Held, progress: Callable[[float], None]) -> None:
-        """Fill (layer, slot, expert) one after the other. Raises CheckpointError."""
-        for done, (layer, slot, expert) in enumerate(held):
-            self.fill(layer, slot, expert)
-            progress((done + 1) / len(held))
+        """Fill (layer, slot, expert), several at a time: reading waits for the disk, and packing for the memory. Raises
+        CheckpointError."""
+        with ThreadPoolExecutor(_loaders(self._ops), "expert-loader") as pool:
+            for done, _ in enumerate(pool.map(lambda one: self.fill(*one), held)):
+                progress((done + 1) / len(held))
         if self.rounding_error is not None:
             named = next(kept.name for kept in self._kept if kept.rounds)
             log.warning("expert weights are rounded to %s: relative error %.2g", named, self.rounding_error)

@@ -79,10 +79,10 @@ class QuantisedWeights:
             raise self._odd(
                 f"{_stem(name)}.qzeros", "has zero points other than 8, but quantization_config says sym"
             )
-        return Grouped((code_OI - 8).to(torch.int8), scale_OG, size)
+        return Grouped(_from_the_middle(code_OI), scale_OG, size)
 
     def _parts(self, name: str, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """code_OI and zero_OG from 0 on, scale_OG, and the group of each input."""
+        """code_OI (uint8) and zero_OG (int16) from 0 on, scale_OG, and the group of each input."""
         assert self.how is not None
         stem, (_, inputs) = _stem(name), shape
         groups = 1 if self.how.group is None else groups_of(inputs, self.how.group)
@@ -98,16 +98,17 @@ class QuantisedWeights:
         (outputs, inputs), each = shape, 32 // self.how.bits
         words = self._words(f"{stem}.weight_packed", (outputs, -(-inputs // each)))
         if self.has(f"{stem}.weight_shape"):
-            told = tuple(self.raw(f"{stem}.weight_shape").tolist())
+            told = tuple(self.raw(f"{stem}.weight_shape").flatten().tolist())
             if told != shape:
                 raise self._odd(f"{stem}.weight_shape", f"says {told}, config.json asks for {shape}")
         code = along_columns(words, self.how.bits)[:, :inputs]
         count = (1,) if self.how.per_tensor else (outputs, groups)
         scale = self._scales(f"{stem}.weight_scale", count).expand(outputs, groups)
         if self.how.symmetric:
+            self._no_zeros(f"{stem}.weight_zero_point", outputs)
             return code, torch.full((outputs, groups), 1 << (self.how.bits - 1), dtype=torch.int16), scale
         zero = self._words(f"{stem}.weight_zero_point", (-(-outputs // each), groups))
-        return code, along_rows(zero, self.how.bits)[:outputs], scale
+        return code, along_rows(zero, self.how.bits)[:outputs].short(), scale
 
     def _rows_of_inputs(
         self, stem: str, shape: tuple[int, int], groups: int
@@ -123,7 +124,7 @@ class QuantisedWeights:
         else:
             words = self._words(f"{stem}.qweight", (-(-inputs // each), outputs))
             code, zero = along_rows(words, self.how.bits).t(), along_columns(zeros, self.how.bits)
-        zero_OG = ((zero[:, :outputs] + self.how.zero_shift) & ((1 << self.how.bits) - 1)).t()
+        zero_OG = ((zero[:, :outputs].short() + self.how.zero_shift) & ((1 << self.how.bits) - 1)).t()
         return code[:outputs, :inputs], zero_OG, scale
 
     def _group_of(self, stem: str, inputs: int, groups: int) -> Tensor:
@@ -148,7 +149,19 @@ class QuantisedWeights:
         zero = f"{name}_zero_point"
         if not self.how.symmetric and (self.has(zero) or raw.dtype is not FP8):
             return (raw.float() - self._spread(zero, self._zeros, outputs, inputs)) * scale
+        self._no_zeros(zero, outputs)
         return raw.float() * scale
+
+    def _no_zeros(self, name: str, outputs: int) -> None:
+        """Zero points beside symmetric codes say nothing: packed ones are the middle, others 0."""
+        assert self.how is not None
+        if not self.has(name):
+            return
+        zero, middle = self.raw(name), 0
+        if zero.dtype is torch.int32 and zero.dim() == 2 and self.how.layout == "pack-quantized":
+            zero, middle = along_rows(zero, self.how.bits)[:outputs], 1 << (self.how.bits - 1)
+        if (zero.float() != middle).any():
+            raise self._odd(name, "has zero points, but quantization_config says symmetric")
 
     def _spread(self, name: str, read: Callable[[str, Shape], Tensor], outputs: int, inputs: int) -> Tensor:
         """Of each weight, what a block, the tensor, a row or a group of inputs has in common."""
@@ -195,6 +208,11 @@ class QuantisedWeights:
 
     def _odd(self, name: str, why: str) -> CheckpointError:
         return CheckpointError(f"{self.where(name)}: {name} {why}")
+
+
+def _from_the_middle(code_OI: Tensor) -> Tensor:
+    """Codes of 4 bits from 0 on as those from -8 on, int8."""
+    return code_OI.sub(8).view(torch.int8)  # below 0 a byte wraps around to what int8 means
 
 
 def _stem(name: str) -> str:

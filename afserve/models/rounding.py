@@ -1,7 +1,10 @@
 """How far weights are from what a few bits hold of them, measured while they are loaded.
 
-Every 16th output of each weight is looked at, so that loading is not much slower. It keeps two sums.
+Every 16th output of each weight is looked at, so that loading is not much slower. It keeps two sums, which several
+threads may add to; in which order they do changes the last digits at most.
 """
+
+import threading
 
 import torch
 from torch import Tensor
@@ -18,12 +21,16 @@ class RoundingError:
         """group: that of int4; None for int8 with a scale per output."""
         self._group = group
         self._lost = self._whole = 0.0
+        self._adding = threading.Lock()
 
     def look_at(self, weight_OI: Tensor) -> None:
         some = weight_OI[::EVERY].float()
         kept = int8_rounded(some) if self._group is None else int4_rounded(some, self._group)
-        self._lost += float(torch.sum((kept - some) ** 2, dtype=torch.float64))
-        self._whole += float(torch.sum(some**2, dtype=torch.float64))
+        lost = float(torch.sum((kept - some) ** 2, dtype=torch.float64))
+        whole = float(torch.sum(some**2, dtype=torch.float64))
+        with self._adding:
+            self._lost += lost
+            self._whole += whole
 
     @property
     def relative(self) -> float | None:

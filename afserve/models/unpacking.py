@@ -24,10 +24,14 @@ _AWQ_ORDER = (
 
 
 def along_columns(words_RW: Tensor, bits: int) -> Tensor:
-    """R x W words -> R x (W P) codes from 0 on, int16; the lowest bits are the first column's."""
-    shift = torch.arange(0, 32, bits, dtype=torch.int32)
-    codes = (words_RW.unsqueeze(-1) >> shift) & ((1 << bits) - 1)
-    return codes.flatten(-2).to(torch.int16)
+    """R x W words -> R x (W P) codes of 4 or 8 bits from 0 on, uint8; the lowest bits are the first column's.
+
+    A word's bytes are taken as they lie in memory, the lowest first, as in the file.
+    """
+    pair = words_RW.contiguous().view(torch.uint8)
+    if bits == 8:
+        return pair
+    return torch.stack((pair & 15, pair >> 4), -1).flatten(-2)
 
 
 def along_rows(words_WC: Tensor, bits: int) -> Tensor:

@@ -2,12 +2,13 @@
 
 A reader hands out one tensor at a time, checked against the shape that the caller expects, de-quantised where it
 is stored in fewer bits, or as those blocks or codes where the caller can multiply them. Files are memory-mapped, so
-what is never asked for is never read. It does not know which tensors a model has.
+what is never asked for is never read, and mapped anew now and then, so that what was read does not stay in the process.
+It does not know which tensors a model has.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +34,8 @@ NORMS = (
     "norm_f.weight",
 )  # those that random weights leave at 1
 _LARGE = 1 << 20  # numbers of a tensor
+MOST_MAPPED = 512 << 20  # bytes handed out before files are mapped anew
+_WORDS = 1 << 14  # of 8 random bytes, drawn at a time
 _CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -83,6 +86,7 @@ class Checkpoint:
         self._fp8_block = fp8_block
         self._file_of = _locate(self._folder)
         self._open: dict[str, safe_open] = {}
+        self._given = 0
         self._quantised = QuantisedWeights(quantization, self._raw, self.has, self._where)
 
     def has(self, name: str) -> bool:
@@ -139,25 +143,33 @@ class Checkpoint:
             tensor: Tensor = self._shard(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{self._where(name)}: {name} cannot be read: {error}") from error
+        self._given += tensor.nbytes
         return tensor
 
     def _shard(self, file: str) -> safe_open:
-        if file not in self._open:
+        if self._given > MOST_MAPPED:  # a tensor that is still used keeps its own mapping
+            self._open, self._given = {}, 0
+        opened = self._open  # another thread may begin a new one meanwhile
+        if file not in opened:
             path = self._folder / file
             if not path.is_file():
                 raise CheckpointError(
                     f"{path}: the index names this shard, but it is not there; download it again"
                 )
             try:
-                self._open[file] = safe_open(str(path), framework="pt")
+                opened[file] = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"{path}: not a whole safetensors file: {error}; download it again"
                 ) from error
-        return self._open[file]
+        return opened[file]
 
     def _dequantised(self, name: str, raw: Tensor) -> Tensor:
         """DeepSeek's layout: float32 `weight_scale_inv` of ceil(out / b0) x ceil(in / b1); w = q * scale."""
+        if raw.dim() != 2:
+            raise CheckpointError(
+                f"{self._where(name)}: {name} is FP8 of shape {tuple(raw.shape)}; only matrices are read from FP8"
+            )
         if self._fp8_block is None:
             raise CheckpointError(
                 f"{self._where(name)}: {name} is FP8 but config.json has no quantization_config.weight_block_size"
@@ -204,7 +216,9 @@ class DummyCheckpoint:
     def int4(self, name: str, shape: tuple[int, int], size: int) -> Grouped:
         """Random codes, each as likely as any other, with the standard deviation of the others."""
         outputs, inputs = shape
-        code_OI = self._bits(name, outputs * inputs, torch.int8).view(shape).bitwise_right_shift_(4)
+        code_OI = torch.empty(shape, dtype=torch.int8)
+        for part, bits in self._bits(name, code_OI.view(-1)):
+            torch.bitwise_right_shift(bits, 4, out=part)
         scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
         made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
         return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))
@@ -218,17 +232,25 @@ class DummyCheckpoint:
         count = math.prod(shape)
         if count >= _LARGE:  # uniform, which is several times as fast
             step = self._scale * 3**0.5 / (1 << 15)
-            return self._bits(name, count, torch.int16).to(dtype).mul_(step).view(shape).to(self._device)
+            made = torch.empty(shape, dtype=dtype)
+            for part, bits in self._bits(name, made.view(-1), torch.int16):
+                part.copy_(bits).mul_(step)
+            return made.to(self._device)
         return (
             torch.randn(shape, generator=self._generator(name), dtype=torch.float32)
             .mul_(self._scale)
             .to(self._device, dtype)
         )
 
-    def _bits(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        """Whole numbers of `dtype`, all as likely."""
-        words = torch.empty(-(-count * dtype.itemsize // 8), dtype=torch.int64)
-        return words.random_(-(1 << 63), None, generator=self._generator(name)).view(dtype)[:count]
+    def _bits(
+        self, name: str, out: Tensor, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parts of `out`, and for each as many whole numbers of `dtype`, all as likely; no more than a cache holds."""
+        dtype, generator = dtype or out.dtype, self._generator(name)
+        words = torch.empty(_WORDS, dtype=torch.int64)
+        for part in out.split(_WORDS * 8 // dtype.itemsize):
+            words.random_(-(1 << 63), None, generator=generator)
+            yield part, words.view(dtype)[: len(part)]
 
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bench import overload, phases, tables_phases
+from bench import overload, phases, tables_phases, tables_start
 
 MADE = {"machine": "a machine", "load": 0.5, "commit": "abc", "date": "2026-01-02T03:04:05"}
 
@@ -48,3 +48,29 @@ def test_tiers_and_routing(monkeypatch):
 def test_sections_without_rows_are_left_out(monkeypatch):
     monkeypatch.setattr(tables_phases, "rows", lambda name: [])
     assert not any(section() for section in tables_phases.SECTIONS.values())
+
+
+def test_starts(monkeypatch):
+    read = {"bytes": 2 * 10**9, "disk_gb_s": 1.0, "cache_gb_s": 10.0, "flags": ""}
+    common = {
+        "bench": "start",
+        "layers": None,
+        "ready_s": 4.0,
+        "nano_ready_s": 2.0,
+        "tok_s": 3.0,
+        "together_mib": 3000,
+    }
+    memory = {"own_mib": {"expert-0": 2000}, "resident_mib": {"expert-0": 2100}}
+    one = {**common, **read, **memory, "model": "m", "from": "disk"}
+    made = {**common, **memory, "model": "n", "from": "random", "layers": 4, "flags": "--expert-dtype int4"}
+    monkeypatch.setattr(tables_start, "rows", lambda name: [{**row, **MADE} for row in (one, made)])
+    drawn_lines = tables_start.large().splitlines()
+    assert (
+        drawn_lines[-2]
+        == "| m | 2.0 GB, disk | 4.0 (2.0) | 0.50 | 1.00, 10.00 | expert-0 2,000 (2,100) | 3,000 | 3.0 |"
+    )
+    assert (
+        drawn_lines[-1] == "| n, 4 layers | random | 4.0 (2.0) |  |  | expert-0 2,000 (2,100) | 3,000 | 3.0 |"
+    )
+    monkeypatch.setattr(tables_start, "rows", lambda name: [])
+    assert not tables_start.large()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench import make_checkpoint
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "moe_intermediate_size": 16, "vocab_size": 320}
-SMALL |= {"full_attention_interval": 2}
+SMALL |= {"full_attention_interval": 2, "intermediate_size": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,8 @@ def test_transformers_loads_it_and_logits_have_a_sensible_scale(
 def test_measured_shapes_have_as_many_parameters_as_their_names_say(name: str) -> None:
     shape = make_checkpoint.SHAPES[name]
     count = sum(math.prod(size) for _, size in shape.sizes(shape.config))
-    assert name.endswith(f"-{round(count / 1e6)}m")
+    said = f"{round(count / 1e6)}m" if count < 1e9 else f"{round(count / 1e9)}b"
+    assert name.endswith(f"-{said}")
 
 
 def test_a_seed_repeats(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from afserve.families.read_quantization import read_quantization
 from afserve.models.quantised import QuantisedWeights
 from afserve.models.weights import Checkpoint
 from afserve.quantization import Quantization
-from tests.models.quantising import compressed_config, gptq, packed, quantised
+from tests.models.quantising import compressed_config, gptq, int8_channels, packed, quantised, words
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+BYTES = compressed_config("int-quantized", num_bits=8, strategy="channel")
 PACKED = compressed_config("pack-quantized", num_bits=4, group_size=32, strategy="group")
 
 
@@ -80,6 +81,9 @@ def test_codes_are_handed_out_as_they_are_stored():
         (compressed_config("pack-quantized", num_bits=4, type="float", group_size=32), "type: 'float'"),
         (compressed_config("int-quantized", num_bits=8, strategy="block"), "block_structure: None"),
         (compressed_config("int-quantized", num_bits=8, dynamic=True), "weights: dynamic"),
+        (compressed_config("int-quantized", num_bits=8, actorder="group"), "weights: actorder: 'group' is not"),
+        (compressed_config("pack-quantized", num_bits=4, strategy="block", block_structure=[128, 128]),
+         "weights: strategy: 'block' is not supported; supported: tensor, channel, group with pack-quantized"),
         ({**PACKED, "config_groups": {**PACKED["config_groups"], "group_1": {"weights": {"num_bits": 8}}}},
          "config_groups: group_0 and group_1 store weights in two ways"),
     ],
@@ -100,6 +104,10 @@ def without(name):
     return lambda stored: stored.pop(name)
 
 
+def also(name, tensor):
+    return lambda stored: stored.update({name: tensor})
+
+
 def other(name, change):
     return lambda stored: stored.update({name: change(stored[name])})
 
@@ -118,6 +126,9 @@ def other(name, change):
         (GPTQ, gptq(), other("w.scales", lambda s: s.int()), "w.scales has dtype torch.int32"),
         (PACKED, packed(), without("w.weight_scale"), "w.weight_scale is missing"),
         (PACKED, packed(), other("w.weight_shape", lambda s: s + 1), r"w.weight_shape says \(17, 129\)"),
+        (PACKED, packed(symmetric=False), None, "w.weight_zero_point has zero points, but .* symmetric"),
+        (BYTES, int8_channels, also("w.weight_zero_point", torch.ones(16, 1)), "w.weight_zero_point has zero points"),
+        (PACKED, packed(), other("w.weight_shape", lambda s: s[0]), r"w.weight_shape says \(16,\)"),
         (PACKED, gptq(), None, r"w.weight is missing .* there is w.qweight, which is not what .*pack-quantized"),
         (None, gptq(), None, "w.weight is missing .* w.qweight, but config.json has no quantization_config"),
     ],
@@ -131,6 +142,16 @@ def test_tensors_that_do_not_fit_are_named(config, write, spoil, said, tmp_path)
     with pytest.raises(CheckpointError, match=said) as refused:
         Checkpoint(tmp_path, quantization=how).tensor("w.weight", (16, 128), torch.float32)
     assert "\n" not in str(refused.value)
+
+
+def test_zero_points_that_say_nothing_are_passed_over(tmp_path):
+    stored, values = packed()("w", torch.randn(16, 128))
+    for zero in (words(torch.full((4, 16), 8)).t().contiguous(), torch.zeros(16, 4, dtype=torch.int8)):
+        save_file(stored | {"w.weight_zero_point": zero}, tmp_path / "model.safetensors")
+        read_back = Checkpoint(tmp_path, quantization=read(PACKED)).tensor(
+            "w.weight", (16, 128), torch.float32
+        )
+        assert torch.equal(read_back, values)
 
 
 def test_an_expert_stored_otherwise_than_its_layer_is_named(tiny_checkpoint, tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoint folders as they come: shards, FP8 blocks, and everything that can be wrong with them."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.local import colocated
 from afserve.errors import CheckpointError
+from afserve.models import weights
 from afserve.models.shards import INDEX
 from afserve.models.weights import Checkpoint, DummyCheckpoint
 
@@ -45,6 +47,38 @@ def test_shards_are_opened_only_when_asked(tmp_path):
     assert checkpoint.tensor("x", (2,), torch.float32).tolist() == [1, 1]
     with pytest.raises(CheckpointError, match=r"two\.safetensors: the index names this shard"):
         checkpoint.tensor("y", (2,), torch.float32)
+
+
+def mapped_bytes():
+    """Pages of mapped files in this process, of those below pytest's temporary folder."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            ours = line.endswith(".safetensors")
+        elif ours and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="counts pages as Linux tells them")
+def test_what_was_read_does_not_stay_in_memory(tmp_path, monkeypatch):
+    """While a tensor that is still used stays as it was."""
+    monkeypatch.setattr(weights, "MOST_MAPPED", 8 << 20)
+    shard(tmp_path, **{f"f{i}": {f"t{i}": torch.full((1 << 20,), float(i))} for i in range(16)})
+    checkpoint = Checkpoint(tmp_path)
+    first = checkpoint.tensor("t0", (1 << 20,), torch.float32)
+    most = 0
+    for i in range(1, 16):
+        assert checkpoint.tensor(f"t{i}", (1 << 20,), torch.float32).sum() == i << 20
+        most = max(most, mapped_bytes())
+    assert 4 << 20 <= most <= 17 << 20, "of 64 MiB: 8 and one more, and the first"
+    assert not first.any()
+
+
+def test_fp8_is_read_of_matrices_only(tmp_path):
+    save_file({"w.bias": torch.ones(4).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"w.bias is FP8 of shape \(4,\)"):
+        Checkpoint(tmp_path, BLOCK).tensor("w.bias", (4,), torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(128, 256), (130, 257), (1, 128), (127, 1)])
