@@ -37,7 +37,7 @@ def why_not_fused(layer: MlaLayer, gate: _native.Linear | None, scorings: tuple[
     norms = (layer.input_norm_H, layer.latent_norm_C, layer.post_norm_H, *optional)
     maps = [layer.down, layer.out, *([layer.q_up] if layer.q_up is not None else [])]
     heads = [layer.up_k, layer.up_v]
-    if any(x.dtype is not dtype for x in (*norms, *maps, *heads)):
+    if {x.dtype for x in norms} | {x.dtype for x in maps} | {x.dtype for x in heads} != {dtype}:
         return "norms and projections of several dtypes"
     if not all(isinstance(x.handle, _native.Linear) for x in maps):
         return f"{dtype} weights"
