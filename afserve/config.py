@@ -56,12 +56,18 @@ class EngineSettings:
     """What a user sets of the engine and every node is told as it is.
 
     `expert_dtype` is what routed experts are kept in, auto being the model's dtype, or the checkpoint's FP8 or int4
-    where the kernels multiply it; `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
+    where the kernels multiply it; `dense_dtype` is that of all other linear maps, where auto is the model's dtype;
+    `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype.
     """
 
     device: str = setting("cpu", "cpu, cuda (a GPU for each node while there are enough) or cuda:N.")
     expert_dtype: str = setting(
         "auto", "int8, int4: a byte or half a byte per weight of the routed experts.", EXPERT_DTYPES
+    )
+    dense_dtype: str = setting(
+        "auto",
+        "int8, int4: a byte or half a byte per weight of attention, shared experts, dense layers and the LM head.",
+        EXPERT_DTYPES,
     )
     wire_dtype: str = setting(
         "auto", "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.", WIRE_DTYPES

@@ -8,10 +8,11 @@ for its front end, and told to compute on all. llama.cpp runs as `llama-batched-
 Rates are of the steady state: prompts processed, nobody finished. Ratios are by round. `--prefill 512,2048,3500` adds
 prompts of such lengths, one at a time: tokens of the prompt by the time to the first token.
 
-    python -m bench.peers --model DIR --expert-dtype int4 --llama-bench BIN --gguf FILE --gguf-type Q4_0 [--save]
+    python -m bench.peers --model DIR --expert-dtype int4 --dense-dtype int4 --llama-bench BIN --gguf FILE \
+        --gguf-type Q4_0 [--save]
 
-compares few bits: our routed experts in int4 or int8, all else in bf16, beside llama.cpp with every matrix in Q4_0 or
-Q8_0.
+compares few bits: our routed experts in int4 or int8 and, with `--dense-dtype`, all other linear maps, beside
+llama.cpp with every matrix in Q4_0 or Q8_0. Its embeddings are in few bits too, ours and both routers are not.
 """
 
 import argparse
@@ -148,10 +149,11 @@ def _engines(options: argparse.Namespace) -> list[Engine]:
         str(options.threads),
     ]
     longest = str(max([0, *(int(size) for size in options.prefill.split(",") if size)]))
-    kept = options.expert_dtype
+    kept, dense = options.expert_dtype, options.dense_dtype
     names, suffix = ((*OURS, "transformers"), "") if kept == "auto" else (OURS, f" {kept}")
+    suffix += "" if dense == "auto" else f" dense {dense}"
     engines: list[Engine] = [
-        Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case, kept], suffix=suffix)
+        Worker(name, [sys.executable, "-m", "bench.peers_worker", name, *case, kept, dense], suffix=suffix)
         for name in names
     ]
     if options.vllm_python:
@@ -194,7 +196,7 @@ def _measure(
                 "high": round(max(values), 1), "ratio": ratios, "rounds": options.rounds,
                 "prompt_len": options.prompt_len if decodes else size,
                 "output_len": options.output_len if decodes else 1, "threads": options.threads,
-                "experts": options.expert_dtype,
+                "experts": options.expert_dtype, "dense": options.dense_dtype,
                 "load": round(os.getloadavg()[0], 1), **origin(),
             }
         )  # fmt: skip
@@ -227,6 +229,9 @@ def _options() -> argparse.Namespace:
         "--gguf-type", default="", help="what the GGUF is quantised to, for its name: Q4_0, Q8_0"
     )
     parser.add_argument("--expert-dtype", default="auto", choices=EXPERT_DTYPES, help="of afserve's experts")
+    parser.add_argument(
+        "--dense-dtype", default="auto", choices=EXPERT_DTYPES, help="of afserve's other linear maps"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()

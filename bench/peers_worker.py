@@ -1,7 +1,7 @@
 """One engine for `bench.peers`, in a process of its own: afserve's two modes, or transformers.
 
-Started with a name, a model folder, prompt length, output length, threads and what experts are kept in; answers lines
-of JSON.
+Started with a name, a model folder, prompt length, output length, threads and what experts and other maps are kept in;
+answers lines of JSON.
 """
 
 import json
@@ -16,12 +16,12 @@ UNSEEN = 1000  # seeds of prompts that no other measurement has used: their pref
 Run = Callable[[Case, int, int], Sequence[Timeline]]  # (what, sequences, seed)
 
 
-def main(name: str, model: str, prompt: int, output: int, threads: int, kept: str) -> None:
+def main(name: str, model: str, prompt: int, output: int, threads: int, kept: str, dense: str) -> None:
     case = Case(model, (1,), prompt, output, 1, threads)
     if name == "transformers":
         _transformers(name, case)
     else:
-        _afserve(name, case, kept)
+        _afserve(name, case, kept, dense)
 
 
 def _answer(name: str, case: Case, run: Run) -> None:
@@ -38,14 +38,16 @@ def _answer(name: str, case: Case, run: Run) -> None:
         print(json.dumps({"rate": rate}), flush=True)
 
 
-def _afserve(name: str, case: Case, kept: str) -> None:
+def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
     from afserve.cli.bench.ours import _batch
     from afserve.llm import LLM
 
     colocated = name == "colocated"
     threads = case.threads if colocated else max(1, (case.threads or 2) // 2)
     nodes = {"attention": 1, "experts": None if colocated else 1}
-    with LLM(case.model, colocated=colocated, threads=threads, expert_dtype=kept, **nodes) as llm:
+    with LLM(
+        case.model, colocated=colocated, threads=threads, expert_dtype=kept, dense_dtype=dense, **nodes
+    ) as llm:
         _answer(name, case, lambda asked, batch, seed: _batch(llm, asked, batch, seed))
 
 
@@ -71,4 +73,4 @@ def _transformers(name: str, case: Case) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]), sys.argv[6])
+    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]), *sys.argv[6:8])

@@ -17,15 +17,16 @@ def peers_in_few_bits() -> str:
     return _beside(
         "In few bits beside its peers",
         [row for row in rows("peers") if row.get("experts", "auto") != "auto"],
-        "afserve keeps routed experts in int8 or int4 and all else in bf16, llama.cpp every matrix in what its row says.",
+        'afserve keeps routed experts in int8 or int4 and all else in bf16, or in what a row calls "dense"; llama.cpp keeps every matrix in what its row says.',
     )
 
 
 def _beside(title: str, measured: list[Row], note: str) -> str:
-    found = newest(measured, "model", "experts", "engine", "phase", "batch", "prompt_len")
-    cases: dict[tuple[str, str], list[Row]] = {}
+    told = ({"experts": "auto", "dense": "auto"} | row for row in measured)  # rows of before these had names
+    found = newest(told, "model", "experts", "dense", "engine", "phase", "batch", "prompt_len")
+    cases: dict[tuple[str, str, str], list[Row]] = {}
     for row in found:
-        cases.setdefault((row["model"], row.get("experts", "auto")), []).append(row)
+        cases.setdefault((row["model"], row["experts"], row["dense"]), []).append(row)
     return "\n\n".join(
         f"{_says(title, note, of) if i == 0 else _says(title, '', of)}\n\n{_tables(of)}"
         for i, of in enumerate(cases.values())

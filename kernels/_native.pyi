@@ -13,8 +13,12 @@ class Engine:
     def threads(self) -> int: ...
 
 class Linear:
+    @overload
     def __init__(self, outputs: int, inputs: int, dtype: int) -> None: ...
+    @overload
+    def __init__(self, outputs: int, inputs: int, group: int, wide: bool) -> None: ...
     def pack(self, weight: int, dtype: int, stride: int) -> None: ...
+    def pack_int4(self, codes: int, scales: int) -> None: ...
     def set_bias(self, bias: int, dtype: int) -> None: ...
     @property
     def bytes(self) -> int: ...
@@ -22,9 +26,19 @@ class Linear:
         self, engine: Engine, x: int, stride: int, rows: int, dtype: int, out: int, out_dtype: int
     ) -> None: ...
 
+def mlp(
+    engine: Engine, gate_up: Linear, down: Linear, dtype: int, x: int, stride: int, rows: int, out: int
+) -> None: ...
+
 class HeadLinear:
+    @overload
     def __init__(self, heads: int, outputs: int, inputs: int, dtype: int) -> None: ...
+    @overload
+    def __init__(self, heads: int, outputs: int, inputs: int, group: int, wide: bool) -> None: ...
     def pack(self, head: int, weight: int, dtype: int, stride: int) -> None: ...
+    def pack_int4(self, head: int, codes: int, scales: int) -> None: ...
+    @property
+    def bytes(self) -> int: ...
     def run(
         self, engine: Engine, dtype: int, x: int, token_stride: int, head_stride: int, tokens: int, out: int
     ) -> None: ...
@@ -115,6 +129,59 @@ class LayerWeights:
         gate: Linear | None,
         bias: int,
         rule: Rule,
+    ) -> None: ...
+
+class MlaShape:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        nope: int,
+        rope: int,
+        value: int,
+        rank: int,
+        eps: float,
+        latent_eps: float,
+        scale: float,
+    ) -> None: ...
+
+class MlaNorms:
+    def __init__(self, input: int, q: int, latent: int, post: int) -> None: ...
+
+class MlaWeights:
+    def __init__(
+        self,
+        norms: MlaNorms,
+        down: Linear,
+        q_up: Linear | None,
+        up_k: HeadLinear,
+        up_v: HeadLinear,
+        out: Linear,
+        gate: Linear | None,
+        bias: int,
+        rule: Rule,
+    ) -> None: ...
+
+class MlaLayer:
+    def __init__(
+        self,
+        dtype: int,
+        shape: MlaShape,
+        weights: MlaWeights,
+        cos: int,
+        sin: int,
+        positions: int,
+        interleaved: bool,
+    ) -> None: ...
+    def run(
+        self,
+        engine: Engine,
+        batch: Batch,
+        cache: CachePair,
+        x: int,
+        normed: int,
+        expert: int,
+        weight: int,
     ) -> None: ...
 
 class GqaLayer:

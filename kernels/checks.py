@@ -6,7 +6,8 @@ Each raises ValueError. It knows no backend and no op. Shapes as in `ops.py`.
 import torch
 from torch import Tensor
 
-from afserve.kernels.grouped import Grouped, Groups, groups_of
+from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
+from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import Biases, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
@@ -42,6 +43,13 @@ def expect_blocks(name: str, weight: BlockScaled, shape: tuple[int, int]) -> Non
         raise ValueError(
             f"{name}: {weight.q_OI.dtype} with {weight.scale.dtype} scales, expected {FP8} with float32"
         )
+
+
+def expect_bits(int8: bool, int4: Groups | None, fp8: bool = False) -> None:
+    if int8 + fp8 + (int4 is not None) > 1:
+        raise ValueError("int8, fp8, int4: weights are kept as one of them")
+    if int4 is not None and (int4.size < STEP or int4.size % STEP):
+        raise ValueError(f"int4: groups of {int4.size} inputs, expected a multiple of {STEP}")
 
 
 def expect_groups(name: str, weight: Grouped, shape: tuple[int, int], kept: Groups) -> None:
@@ -86,3 +94,32 @@ def expect_last(name: str, x: Tensor, size: int) -> None:
 def expect_tokens(name: str, x: Tensor, batch: PagedBatch) -> None:
     if x.shape[0] != batch.tokens:
         raise ValueError(f"{name}: {x.shape[0]} tokens, the batch has {batch.tokens}")
+
+
+def expect_mla(layer: MlaLayer) -> None:
+    hidden, rank, head = layer.input_norm_H.shape[0], layer.rank, layer.nope + layer.rope
+    expect_shape("post_norm_H", layer.post_norm_H, (hidden,))
+    if (layer.q_up is None) != (layer.q_norm_R is None):
+        raise ValueError("q_up: a query with a rank of its own needs both its norm and its second projection")
+    query = layer.heads * head
+    if layer.q_up is not None and layer.q_norm_R is not None:
+        query = layer.q_norm_R.shape[0]
+        expect_sizes("q_up", layer.q_up, layer.heads * head, query)
+    expect_sizes("down", layer.down, query + rank + layer.rope, hidden)
+    expect_sizes("out", layer.out, hidden, layer.heads * layer.value)
+    for name, packed, sizes in (
+        ("up_k", layer.up_k, (layer.heads, rank, layer.nope)),
+        ("up_v", layer.up_v, (layer.heads, layer.value, rank)),
+    ):
+        found = packed.heads, packed.outputs, packed.inputs
+        if found != sizes:
+            raise ValueError(f"{name}: {found}, expected {sizes}")
+    expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], layer.rope // 2))
+    expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], layer.rope // 2))
+    if (layer.rule is None) != (layer.gate_EH is None):
+        raise ValueError("gate_EH: a router needs both its gate and its rule")
+    if layer.gate_EH is not None:
+        expect_last("gate_EH", layer.gate_EH, hidden)
+        for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
+            if bias is not None:
+                expect_shape(name, bias, (layer.gate_EH.shape[0],))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afserve.kernels import _native, tiled
+from afserve.kernels import _native, native_latent, tiled
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.half import half_of_ops
+from afserve.kernels.half_latent import latent_half_of_ops
+from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
 from afserve.kernels.norms import layer_norm
@@ -273,7 +275,7 @@ class Native(NativeProducts):
             self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
         )
 
-    def _packed_gate(self, layer: GqaLayer) -> _native.Linear | None:
+    def _packed_gate(self, layer: GqaLayer | MlaLayer) -> _native.Linear | None:
         """None when the rows' dtype would lose bits of the gate."""
         dtype, gate_EH = layer.input_norm_H.dtype, layer.gate_EH
         if dtype not in CODES or gate_EH is None:
@@ -315,6 +317,35 @@ class Native(NativeProducts):
             _address(weight),
         )
         return Half(normed, expert, weight)
+
+    def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
+        gate = self._packed_gate(layer)
+        reason = native_latent.why_not_fused(layer, gate, SCORINGS)
+        if reason:
+            self.fallbacks.note("mla_half", reason)
+            return PreparedMla(layer)
+        rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
+        return PreparedMla(layer, native_latent.fused(layer, gate, rule))
+
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
+        layer, fused = prepared.layer, prepared.handle
+        if not isinstance(fused, native_latent.FusedMla):  # prepare_mla said why
+            return BoundMla(layer, cache_NBC)
+        if cache_NBC.dtype is not layer.input_norm_H.dtype or not _last_plain(cache_NBC):
+            self.fallbacks.note("mla_half", _odd(layer.input_norm_H, cache_NBC))
+            return BoundMla(layer, cache_NBC)
+        rows = cache_NBC.unsqueeze(1)
+        over = native_latent.FusedOverLatents(fused, _pair(rows, rows, layer.rank))
+        return BoundMla(layer, cache_NBC, over)
+
+    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
+        layer, handle = bound.layer, bound.handle
+        if not isinstance(handle, native_latent.FusedOverLatents):  # bind_mla or prepare_mla said why
+            return latent_half_of_ops(self, x_TH, bound, batch)
+        if x_TH.dtype is not layer.input_norm_H.dtype or not x_TH.is_contiguous():
+            self.fallbacks.note("mla_half", _odd(x_TH, bound.cache_NBC))
+            return latent_half_of_ops(self, x_TH, bound, batch)
+        return native_latent.run(self._engine, handle, layer, x_TH, _batch_handle(batch))
 
     def route(
         self,

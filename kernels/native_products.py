@@ -10,7 +10,7 @@ from torch import Tensor
 from afserve.kernels import _native
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.gating import SWIGLU, Gating
-from afserve.kernels.grouped import Grouped, Groups
+from afserve.kernels.grouped import Grouped, Groups, quantised_groups
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference, no_fp8
 from afserve.kernels.scaled import BlockScaled, dequantised
@@ -60,16 +60,23 @@ class NativeProducts:
         """Read a contiguous tensor once: the bandwidth that other ops are measured against."""
         _native.stream(self._engine, x.data_ptr(), x.numel() * x.element_size())
 
-    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
+    def pack_linear(
+        self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False, int4: Groups | None = None
+    ) -> PackedLinear:
         kept = self._weight_code(weight_OI.dtype, int8)
         if kept is None:
             return self._fall_back("linear", f"{weight_OI.dtype} weights").pack_linear(
-                weight_OI, bias_O, int8
+                weight_OI, bias_O, int8, int4
             )
         weight = matrix(weight_OI)
         outputs, inputs = weight.shape
-        handle = _native.Linear(outputs, inputs, kept)
-        handle.pack(weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
+        if int4 is None:
+            handle = _native.Linear(outputs, inputs, kept)
+            handle.pack(weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
+        else:
+            handle = _native.Linear(outputs, inputs, int4.size, int4.wide)
+            made = quantised_groups(weight, int4.size)
+            handle.pack_int4(made.code_OI.data_ptr(), made.scale_OG.data_ptr())
         if bias_O is not None:
             bias = bias_O.to(torch.float32).contiguous()
             handle.set_bias(bias.data_ptr(), CODES[torch.float32])
@@ -153,15 +160,23 @@ class NativeProducts:
         _native.argmax(self._engine, logits.data_ptr(), rows, size, index.data_ptr())
         return index
 
-    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
-        kept = self._weight_code(weight_AOI.dtype)
+    def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
+        kept = self._weight_code(weight_AOI.dtype, int8)
         if kept is None:
-            return self._fall_back("linear_heads", f"{weight_AOI.dtype} weights").pack_heads(weight_AOI)
+            fallback = self._fall_back("linear_heads", f"{weight_AOI.dtype} weights")
+            return fallback.pack_heads(weight_AOI, int8, int4)
         heads, outputs, inputs = weight_AOI.shape
-        handle = _native.HeadLinear(heads, outputs, inputs, kept)
+        if int4 is None:
+            handle = _native.HeadLinear(heads, outputs, inputs, kept)
+        else:
+            handle = _native.HeadLinear(heads, outputs, inputs, int4.size, int4.wide)
         for head in range(heads):
             weight = matrix(weight_AOI[head])
-            handle.pack(head, weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
+            if int4 is None:
+                handle.pack(head, weight.data_ptr(), CODES[weight.dtype], weight.stride(0))
+            else:
+                made = quantised_groups(weight, int4.size)
+                handle.pack_int4(head, made.code_OI.data_ptr(), made.scale_OG.data_ptr())
         return PackedHeads(heads, outputs, inputs, None, handle, weight_AOI.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
@@ -177,6 +192,13 @@ class NativeProducts:
         return out.to(x_TAI.dtype)
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+        first, second, alike = gate_up.handle, down.handle, x_TH.dtype is gate_up.dtype is down.dtype
+        if isinstance(first, _native.Linear) and isinstance(second, _native.Linear) and alike:
+            x = matrix(x_TH.reshape(-1, gate_up.inputs))
+            out = torch.empty((*x_TH.shape[:-1], down.outputs), dtype=x_TH.dtype)
+            code, rows = CODES[x.dtype], x.shape[0]
+            _native.mlp(self._engine, first, second, code, x.data_ptr(), x.stride(0), rows, out.data_ptr())
+            return out
         wide = self.linear(x_TH, gate_up)
         code = CODES.get(wide.dtype)
         if code is None:

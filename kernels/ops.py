@@ -17,9 +17,11 @@ from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
     cache_shapes,
+    expect_bits,
     expect_blocks,
     expect_groups,
     expect_last,
+    expect_mla,
     expect_rank,
     expect_shape,
     expect_sizes,
@@ -29,7 +31,8 @@ from afserve.kernels.checks import (
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.gating import SWIGLU, Gating
-from afserve.kernels.grouped import STEP, Grouped, Groups, quantised_groups
+from afserve.kernels.grouped import Grouped, Groups, quantised_groups
+from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import ExpertShape, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch
@@ -78,13 +81,18 @@ class Ops:
         return self._backend.fallbacks.met()
 
     def pack_linear(
-        self, weight_OI: Tensor, bias_O: Tensor | None = None, int8: bool = False
+        self,
+        weight_OI: Tensor,
+        bias_O: Tensor | None = None,
+        int8: bool = False,
+        int4: Groups | None = None,
     ) -> PackedLinear:
-        """Called once at load. The weight may be dropped by the caller afterwards."""
+        """Called once at load. The weight may be dropped by the caller afterwards. int8, int4: see `empty_experts`."""
         expect_rank("weight_OI", weight_OI, 2)
         if bias_O is not None:
             expect_shape("bias_O", bias_O, (weight_OI.shape[0],))
-        return self._backend.pack_linear(weight_OI, bias_O, int8)
+        expect_bits(int8, int4)
+        return self._backend.pack_linear(weight_OI, bias_O, int8, int4)
 
     def pack_experts(self, gate_up_EJH: Tensor, down_EHI: Tensor, int8: bool = False) -> PackedExperts:
         """gate_up_EJH stacks gate over up (J = 2 I). Called once at load."""
@@ -116,12 +124,9 @@ class Ops:
         int4: weights are kept as int4 with a scale per group of inputs.
         bias: slots have biases of both projections; gating: how gate and up are joined. Neither goes with fp8.
         """
-        if int8 + fp8 + (int4 is not None) > 1:
-            raise ValueError("int8, fp8, int4: weights are kept as one of them")
+        expect_bits(int8, int4, fp8)
         shape = ExpertShape(slots, hidden, inner, dtype, bias, gating)
         if int4 is not None:
-            if int4.size < STEP or int4.size % STEP:
-                raise ValueError(f"int4: groups of {int4.size} inputs, expected a multiple of {STEP}")
             return self._backend.empty_experts_int4(shape, int4)
         if fp8 and not shape.plain:
             raise ValueError("fp8: only experts of a plain SwiGLU without biases are kept so")
@@ -227,10 +232,11 @@ class Ops:
         expect_rank("logits_RV", logits_RV, 2)
         return self._backend.argmax(logits_RV)
 
-    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
-        """One weight per head; called once at load."""
+    def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
+        """One weight per head; called once at load. int8, int4: as of `empty_experts`."""
         expect_rank("weight_AOI", weight_AOI, 3)
-        return self._backend.pack_heads(weight_AOI)
+        expect_bits(int8, int4)
+        return self._backend.pack_heads(weight_AOI, int8, int4)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         """y[t, a] = x[t, a] @ weight[a]^T: MLA's absorbed projections, batch-invariant unlike torch.bmm."""
@@ -411,6 +417,22 @@ class Ops:
         """
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
         return self._backend.gqa_half(x_TH, bound, batch)
+
+    def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
+        """`prepare_gqa` for a layer with a latent."""
+        expect_mla(layer)
+        return self._backend.prepare_mla(layer)
+
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
+        """A layer and its part of a cache, checked against each other once. The tensor must keep its memory."""
+        expect_rank("cache_NBC", cache_NBC, 3)
+        expect_last("cache_NBC", cache_NBC, prepared.layer.rank + prepared.layer.rope)
+        return self._backend.bind_mla(prepared, cache_NBC)
+
+    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
+        """`gqa_half` for a layer with a latent: x_TH becomes, in place, the residual stream after attention."""
+        expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
+        return self._backend.mla_half(x_TH, bound, batch)
 
     def route(
         self,

@@ -16,8 +16,10 @@ from torch import Tensor
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
-from afserve.kernels.grouped import Grouped, Groups, int8_rounded
+from afserve.kernels.grouped import Grouped, Groups, int4_rounded, int8_rounded
 from afserve.kernels.half import half_of_ops
+from afserve.kernels.half_latent import latent_half_of_ops
+from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
@@ -49,14 +51,17 @@ class Reference:
     def explain(self) -> str:
         return f"PyTorch {torch.__version__}"
 
-    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
+    def pack_linear(
+        self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False, int4: Groups | None = None
+    ) -> PackedLinear:
         outputs, inputs = weight_OI.shape
-        kept = int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
+        kept = _rounded(weight_OI, int8, int4)
         return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
 
-    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
+    def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
         heads, outputs, inputs = weight_AOI.shape
-        return PackedHeads(heads, outputs, inputs, weight_AOI, dtype=weight_AOI.dtype)
+        kept = _rounded(weight_AOI.flatten(0, 1), int8, int4).view(weight_AOI.shape)
+        return PackedHeads(heads, outputs, inputs, kept, dtype=weight_AOI.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         assert packed.weight_AOI is not None
@@ -256,6 +261,15 @@ class Reference:
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half:
         return half_of_ops(self, x_TH, bound, batch)
 
+    def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
+        return PreparedMla(layer)
+
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
+        return BoundMla(prepared.layer, cache_NBC)
+
+    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
+        return latent_half_of_ops(self, x_TH, bound, batch)
+
     def route(
         self,
         x_TH: Tensor,
@@ -281,6 +295,13 @@ class Reference:
         sums = sums_by_slot if x_RH.device.type == "cpu" else sums_by_choice
         sums(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, total)
         out_RH.copy_(total)
+
+
+def _rounded(weight_OI: Tensor, int8: bool, int4: Groups | None) -> Tensor:
+    """The values that fewer bits hold, in the weight's own dtype."""
+    if int4 is not None:
+        return int4_rounded(weight_OI, int4.size).to(weight_OI.dtype)
+    return int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
 
 
 def no_fp8(backend: str) -> ConfigError:

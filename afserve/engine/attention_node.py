@@ -68,6 +68,7 @@ class AttentionNode(Generic[T]):
         self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
         self.stalled = True
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
+        self.dense_error: float | None = None  # the same of its other linear maps
         self._guides = guides
         self._prompt_tokens = 0
         self._generated_tokens = 0

@@ -93,11 +93,14 @@ def build_attention_node(
         dtype_of(source, spec),
         config.max_model_len,
         progress,
+        config.dense_dtype,
     )
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))
-    return AttentionNode(model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides)
+    node = AttentionNode(model, link, config, frozenset(eos), trace=trace, weights=weights, guides=guides)
+    node.dense_error = model.rounding_error
+    return node
 
 
 def attention_weights(source: ModelSource) -> str:

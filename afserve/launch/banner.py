@@ -23,11 +23,13 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StartedModel:
-    """`expert_error` is relative, of expert weights that were rounded to fewer bits; the largest of all nodes."""
+    """`expert_error` is relative, of expert weights that were rounded to fewer bits, `dense_error` the same of all
+    other linear maps; each the largest of all nodes."""
 
     topology: Topology
     name: str
     expert_error: float | None = None
+    dense_error: float | None = None
 
 
 def banner(
@@ -60,6 +62,9 @@ def _about(model: StartedModel) -> list[RenderableType]:
         lines.append(
             Text(f"expert weights: rounded to {_kept_in(topology)}, relative error {expert_error:.2g}")
         )
+    if model.dense_error is not None:
+        kept, error = deployment.engine.dense_dtype, model.dense_error
+        lines.append(Text(f"dense weights: rounded to {kept}, relative error {error:.2g}"))
     parts: list[RenderableType] = [head, picture, *lines]
     if deployment.colocated:
         asked = _kept_in(topology)

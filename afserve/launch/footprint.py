@@ -21,15 +21,21 @@ def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
     return max(2, BYTES[computed_dtype(spec, source)])
 
 
-def needs(spec: ModelSpec, source: ModelSource, machine: Machine, expert_dtype: str = "auto") -> str:
+def needs(
+    spec: ModelSpec,
+    source: ModelSource,
+    machine: Machine,
+    expert_dtype: str = "auto",
+    dense_dtype: str = "auto",
+) -> str:
     """What a model needs by role, what there is, and the ways on."""
-    own, routed = role_bytes(spec, source, expert_dtype)
+    own, routed = role_bytes(spec, source, expert_dtype, dense_dtype)
     kv = per_token(spec, element_bytes(source, spec)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
     fewest = _fewest_bits(spec, expert_dtype)
     flags = "" if fewest in ("auto", "stored") else f" --expert-dtype {fewest}"
-    whole = sum(role_bytes(spec, source, fewest))
+    whole = sum(role_bytes(spec, source, fewest, dense_dtype))
     fits = fewest != expert_dtype and whole < _for_weights(machine)
     smaller = f"\n  afserve up --model {source.name}{flags}     weights of {gib(whole)}" if fits else ""
     return f"""\
@@ -78,10 +84,12 @@ def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:
     return spec.dtype if source.dtype == "auto" else source.dtype
 
 
-def role_bytes(spec: ModelSpec, source: ModelSource, expert_dtype: str) -> tuple[int, int]:
+def role_bytes(
+    spec: ModelSpec, source: ModelSource, expert_dtype: str, dense_dtype: str = "auto"
+) -> tuple[int, int]:
     """Weights of one attention node and of all expert nodes together."""
     size = element_bytes(source, spec)
-    own, routed = spec.attention_parameters() * size, spec.routed_parameters()
+    own, routed = _own_bytes(spec, size, dense_dtype), spec.routed_parameters()
     if expert_dtype in ("int4", "stored"):
         how = spec.quantization if expert_dtype == "stored" else None
         bits = INT4_BITS if how is None else STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
@@ -90,6 +98,17 @@ def role_bytes(spec: ModelSpec, source: ModelSource, expert_dtype: str) -> tuple
         return own, routed * size
     scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
     return own, routed + spec.moe_layers * spec.experts * scales
+
+
+def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str) -> int:
+    """Of an attention node's weights; embeddings are never rounded, and a head that is tied to them is kept apart."""
+    every = spec.attention_parameters()
+    bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype)
+    if bits is None:
+        return every * size
+    embeddings = spec.vocab_size * spec.hidden
+    maps = every - (0 if spec.tied else embeddings)
+    return embeddings * size + int(maps * bits / 8)
 
 
 def usable(machine: Machine) -> int:

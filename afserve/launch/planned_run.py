@@ -56,7 +56,7 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
     if source.load_format == "safetensors" and not found.weights:
         raise DoesNotFitError(
             f"{found.name} is known by its shape only; there are no weights here.\n"
-            f"{needs(spec, source, machine, wishes.engine.expert_dtype)}"
+            f"{needs(spec, source, machine, wishes.engine.expert_dtype, wishes.engine.dense_dtype)}"
         )
     if wishes.engine.device != "cpu" and not wishes.hosts:
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))

@@ -258,8 +258,10 @@ class Serving:
 
 
 def _started(model: ModelRun) -> StartedModel:
-    errors = [member.expert_error or 0.0 for member in model.run.controller.members]
-    return StartedModel(model.planned.topology, model.name, max(errors, default=0.0) or None)
+    members = model.run.controller.members
+    experts = max((member.expert_error or 0.0 for member in members), default=0.0)
+    dense = max((member.dense_error or 0.0 for member in members), default=0.0)
+    return StartedModel(model.planned.topology, model.name, experts or None, dense or None)
 
 
 def _absolute(path: Path | None) -> Path | None:

@@ -224,8 +224,19 @@ def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wish
             "--prompt-share: expert nodes share their time so, a colocated run has none; drop it, or give --experts",
             param="prompt_share",
         )
+    dense, half = wishes.engine.dense_dtype, computed_dtype(spec, source) == "float16"
+    if dense != "auto" and wishes.engine.device != "cpu":
+        raise ConfigError(
+            f"--dense-dtype {dense}: only CPUs keep them so, not --device {wishes.engine.device}; leave it out",
+            param="dense_dtype",
+        )
+    if dense != "auto" and half:
+        raise ConfigError(
+            f"--dense-dtype {dense}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
+            param="dense_dtype",
+        )
     kept = wishes.engine.expert_dtype
-    if kept != "auto" and wishes.experts_on == "cpu" and computed_dtype(spec, source) == "float16":
+    if kept != "auto" and wishes.experts_on == "cpu" and half:
         raise ConfigError(
             f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16",
             param="expert_dtype",
@@ -299,7 +310,7 @@ def _affordable(
 
 def _weights(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int) -> _Weights:
     """Of one attention node and of the fullest expert node."""
-    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes))
+    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes), wishes.engine.dense_dtype)
     if not nodes.experts:
         return _Weights(own + routed, 0)
     return _Weights(own, slots * routed // spec.experts)

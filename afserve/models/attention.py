@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.cache import LayerCache, LayerShape
+from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
@@ -87,7 +88,7 @@ class GroupedQueryHalf:
         if not a.gated:
             return None
         bias = _query(a, tensors, "bias")[1] if a.qkv_bias else None
-        return self._ops.pack_linear(_query(a, tensors, "weight", h)[1], bias)
+        return tensors.dense.linear(_query(a, tensors, "weight", h)[1], bias)
 
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         d, naming = a.head_dim, tensors.naming
@@ -101,10 +102,10 @@ class GroupedQueryHalf:
             parts = _query(a, tensors, "weight", h)[0], k, v
         weight = torch.cat((self._ordered(parts[0], d), self._ordered(parts[1], d), parts[2]))
         if not a.qkv_bias:
-            return self._ops.pack_linear(weight)
+            return tensors.dense.linear(weight)
         k, v = (tensors.attention(f"{p}_proj.bias", n) for p, n in zip("kv", widths[1:], strict=True))
         q = _query(a, tensors, "bias")[0]
-        return self._ops.pack_linear(weight, torch.cat((self._ordered(q, d), self._ordered(k, d), v)))
+        return tensors.dense.linear(weight, torch.cat((self._ordered(q, d), self._ordered(k, d), v)))
 
     def _head_norm(self, a: AttentionSpec, name: str, heads: int, tensors: LayerTensors) -> Tensor | None:
         """Of each head, or of all heads together (`width`)."""
@@ -128,7 +129,7 @@ class GroupedQueryHalf:
         bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias else None
         if a.out_scale != 1.0:
             weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
-        return self._ops.pack_linear(weight, bias)
+        return tensors.dense.linear(weight, bias)
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         k_NGBD, v_NGBD = cache
@@ -157,99 +158,90 @@ class _BoundGroupedQuery:
 class LatentHalf:
     """MLA with the up-projections absorbed: the cache holds one latent row per token, shared by all heads.
 
-    Source: DeepSeek-V2 (arXiv 2405.04434, 2.1.2). W_UK moves to the query side, W_UV behind the softmax.
+    Source: DeepSeek-V2 (arXiv 2405.04434, 2.1.2).
     """
 
     def __init__(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
     ) -> None:
-        a, h = spec.layer(tensors.layer).attention, spec.hidden
+        a, h, dense = spec.layer(tensors.layer).attention, spec.hidden, tensors.dense
         assert a.rope is not None, "refused by families/limits.py"
-        self._a, self._ops, self._rope, self._router, self._eps = a, ops, rope, router, spec.eps
-        self._interleaved = a.rope.interleaved
+        self._ops = ops
         self.keeps = LayerShape(1, a.kv_lora_rank + a.rope_dim)
-        self._input_norm, self._post_norm = tensors.norms(h)
-        self._load_down(h, tensors)
-        self._load_up(tensors)
+        input_norm, post_norm = tensors.norms(h)
+        q_norm = q_up = None
+        if a.q_lora_rank is not None:
+            q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)
+            q_up = dense.linear(tensors.attention("q_b_proj.weight", a.heads * a.head_dim, a.q_lora_rank))
+        up_k, up_v = _up_projections(a, tensors)
         bias = tensors.attention("o_proj.bias", h) if a.out_bias else None
-        self._out = ops.pack_linear(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), bias)
-        self._scale = mla_scale(a.rope, a.head_dim)
-
-    def _load_down(self, h: int, tensors: LayerTensors) -> None:
-        """One product for the query's first projection and the latent."""
-        a = self._a
-        latent, q_width = a.kv_lora_rank + a.rope_dim, a.heads * a.head_dim
-        first = "q_proj" if a.q_lora_rank is None else "q_a_proj"
-        self._q_in = q_width if a.q_lora_rank is None else a.q_lora_rank
-        weight = torch.cat(
-            (
-                tensors.attention(f"{first}.weight", self._q_in, h),
-                tensors.attention("kv_a_proj_with_mqa.weight", latent, h),
+        self._prepared = ops.prepare_mla(
+            MlaLayer(
+                input_norm_H=input_norm,
+                down=_down_projection(a, h, tensors),
+                q_norm_R=q_norm,
+                q_up=q_up,
+                latent_norm_C=tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank),
+                up_k=dense.heads(up_k),
+                up_v=dense.heads(up_v),
+                cos_PD=rope.cos_PD,
+                sin_PD=rope.sin_PD,
+                interleaved=a.rope.interleaved,
+                out=dense.linear(tensors.attention("o_proj.weight", h, a.heads * a.value_dim), bias),
+                post_norm_H=post_norm,
+                gate_EH=router.gate_EH if router else None,
+                bias_E=router.bias_E if router else None,
+                gate_bias_E=router.gate_bias_E if router else None,
+                rule=router.rule if router else None,
+                heads=a.heads,
+                nope=a.nope_dim,
+                rope=a.rope_dim,
+                eps=spec.eps,
+                latent_eps=LATENT_EPS,
+                scale=mla_scale(a.rope, a.head_dim),
             )
         )
-        bias = None
-        if a.qkv_bias:
-            # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
-            q_bias = (
-                torch.zeros(q_width, dtype=weight.dtype, device=weight.device)
-                if a.q_lora_rank is None
-                else tensors.attention("q_a_proj.bias", self._q_in)
-            )
-            bias = torch.cat((q_bias, tensors.attention("kv_a_proj_with_mqa.bias", latent)))
-        self._down = self._ops.pack_linear(weight, bias)
-        self._q_up: PackedLinear | None = None
-        if a.q_lora_rank is not None:
-            self._q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)
-            self._q_up = self._ops.pack_linear(tensors.attention("q_b_proj.weight", q_width, a.q_lora_rank))
-
-    def _load_up(self, tensors: LayerTensors) -> None:
-        a = self._a
-        self._kv_norm = tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank)
-        both = a.nope_dim + a.value_dim
-        kv_b = tensors.attention("kv_b_proj.weight", a.heads * both, a.kv_lora_rank)
-        up_k, up_v = kv_b.view(a.heads, both, a.kv_lora_rank).split((a.nope_dim, a.value_dim), 1)
-        self._up_k = self._ops.pack_heads(up_k.transpose(1, 2).contiguous())
-        self._up_v = self._ops.pack_heads(up_v.contiguous())
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         (cache_NBC,) = cache
-        return _BoundLatent(self, cache_NBC)
+        return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, cache_NBC))
 
-    def run(self, x_TH: Tensor, cache_NBC: Tensor, batch: PagedBatch) -> Half:
-        ops, router = self._ops, self._router
-        attended = self._attend(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBC, batch)
-        normed_TH = ops.add_rms_norm(x_TH, attended, self._post_norm, self._eps)
-        if router is None:
-            return Half(normed_TH, None, None)
-        return Half(normed_TH, *ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule))
 
-    def _attend(self, x_TH: Tensor, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
-        a, ops, tokens = self._a, self._ops, x_TH.shape[0]
-        query, latent, k_rope = ops.linear(x_TH, self._down).split(
-            (self._q_in, a.kv_lora_rank, a.rope_dim), 1
+def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
+    """One product for the query's first projection and the latent."""
+    latent, q_width = a.kv_lora_rank + a.rope_dim, a.heads * a.head_dim
+    first, rows = ("q_proj", q_width) if a.q_lora_rank is None else ("q_a_proj", a.q_lora_rank)
+    weight = torch.cat(
+        (
+            tensors.attention(f"{first}.weight", rows, h),
+            tensors.attention("kv_a_proj_with_mqa.weight", latent, h),
         )
-        if self._q_up is not None:
-            query = ops.linear(ops.rms_norm(query, self._q_norm, LATENT_EPS), self._q_up)
-        q_nope, q_rope = query.view(tokens, a.heads, a.head_dim).split((a.nope_dim, a.rope_dim), 2)
-        q_rope, k_rope = self._turn(q_rope, batch), self._turn(k_rope.unsqueeze(1), batch).squeeze(1)
-        latent = ops.rms_norm(latent, self._kv_norm, LATENT_EPS)
-        ops.write_latent(torch.cat((latent, k_rope), 1), cache_NBC, batch.kv_slot_T)
-        q_latent = ops.linear_heads(q_nope, self._up_k)
-        o_TAC = ops.attend_mla(
-            torch.cat((q_latent, q_rope), 2), cache_NBC, a.kv_lora_rank, batch, self._scale
-        )
-        return ops.linear(ops.linear_heads(o_TAC, self._up_v).reshape(tokens, -1), self._out)
+    )
+    if not a.qkv_bias:
+        return tensors.dense.linear(weight)
+    # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
+    q_bias = (
+        torch.zeros(q_width, dtype=weight.dtype, device=weight.device)
+        if a.q_lora_rank is None
+        else tensors.attention("q_a_proj.bias", a.q_lora_rank)
+    )
+    return tensors.dense.linear(
+        weight, torch.cat((q_bias, tensors.attention("kv_a_proj_with_mqa.bias", latent)))
+    )
 
-    def _turn(self, x_TAD: Tensor, batch: PagedBatch) -> Tensor:
-        return self._ops.rope(
-            x_TAD, self._rope.cos_PD, self._rope.sin_PD, batch.position_T, self._interleaved
-        )
+
+def _up_projections(a: AttentionSpec, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
+    """Of each head: from its query to the latent, and from the latent to its output."""
+    both = a.nope_dim + a.value_dim
+    kv_b = tensors.attention("kv_b_proj.weight", a.heads * both, a.kv_lora_rank)
+    up_k, up_v = kv_b.view(a.heads, both, a.kv_lora_rank).split((a.nope_dim, a.value_dim), 1)
+    return up_k.transpose(1, 2).contiguous(), up_v.contiguous()
 
 
 @dataclass(frozen=True, slots=True)
 class _BoundLatent:
-    half: LatentHalf
-    cache_NBC: Tensor
+    ops: Ops
+    bound: BoundMla
 
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
-        return self.half.run(x_TH, self.cache_NBC, batch)
+        return self.ops.mla_half(x_TH, self.bound, batch)

@@ -4,6 +4,7 @@ It knows no network: a layer's bound half returns rows, expert ids and weights, 
 sum of the routed experts. Shapes: T tokens, H hidden, V vocabulary, R selected rows.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,12 +16,15 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.pointwise import sigmoid
 from afserve.models.attention import load_attention
+from afserve.models.dense import Dense
 from afserve.models.halves import BoundHalf, LayerTensors, norm_weights
 from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import load_router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec, DenseSpec, RopeSpec
+
+log = logging.getLogger("afserve.models")
 
 
 class DecoderLayer:
@@ -54,7 +58,8 @@ class DecoderLayer:
             both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in (gate, up)])
             down_bias = read(bias_of(down), (hidden,), dtype)
         down_weight = read(down, shape[::-1], dtype)
-        return self._ops.pack_linear(gate_up, both_bias), self._ops.pack_linear(down_weight, down_bias)
+        linear = tensors.dense.linear
+        return linear(gate_up, both_bias), linear(down_weight, down_bias)
 
     @property
     def keeps(self) -> KeptShape:
@@ -87,14 +92,17 @@ class AttentionModel:
         dtype: torch.dtype,
         max_positions: int,
         progress: Callable[[float], None] = lambda done: None,
+        dense_dtype: str = "auto",
     ) -> None:
+        """`dense_dtype`: what linear maps are kept in; see `Dense`."""
         self.spec, self.ops, self.dtype = spec, ops, dtype
+        self._dense = Dense(ops, dtype, dense_dtype)
         shape = (spec.vocab_size, spec.hidden)
         self._embed_VH = source.tensor(naming.embedding, shape, dtype)
         head = self._embed_VH if spec.tied else source.tensor(naming.head, shape, dtype)
         around, hidden = spec.around, (spec.hidden,)
         head_bias = source.tensor(bias_of(naming.head), shape[:1], dtype) if around.head_bias else None
-        self._head = ops.pack_linear(head, head_bias)
+        self._head = self._dense.linear(head, head_bias)
         less_one = around.norm_less_one
         self._norm = norm_weights(source, naming.final_norm, spec.hidden, dtype, less_one)
         self._norm_bias = (
@@ -107,9 +115,17 @@ class AttentionModel:
             kind = attention.rope, attention.head_dim
             if kind not in made:
                 made[kind] = _rotary(attention, max_positions, dtype, ops.device)
-            tensors = LayerTensors(source, naming, layer, dtype, less_one)
+            tensors = LayerTensors(source, naming, layer, dtype, self._dense, less_one)
             self.layers.append(DecoderLayer(spec, tensors, ops, made[kind]))
             progress((layer + 1) / spec.layers)
+        if self.rounding_error is not None:
+            named, error = self._dense.name, self.rounding_error
+            log.warning("dense weights are rounded to %s: relative error %.2g", named, error)
+
+    @property
+    def rounding_error(self) -> float | None:
+        """Relative, of linear maps that were rounded to `dense_dtype`; None where none was."""
+        return self._dense.rounding_error
 
     def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
         """Every layer's attention half over one cache."""

@@ -32,14 +32,14 @@ class DeltaHalf:
         self.keeps = StateShape(self._shape.numbers)
         self._input_norm, self._post_norm = tensors.norms(h)
         self._values = a.heads * a.value_dim
-        self._down = ops.pack_linear(_projections(self._shape, h, tensors))
+        self._down = tensors.dense.linear(_projections(self._shape, h, tensors))
         conv_C1W = tensors.linear("conv1d.weight", self._shape.channels, 1, a.taps)
         self._layer = DeltaLayer(self._shape, conv_C1W[:, 0].T.float().contiguous())
-        wide = LayerTensors(tensors.source, tensors.naming, tensors.layer, torch.float32)
+        wide = LayerTensors(tensors.source, tensors.naming, tensors.layer, torch.float32, tensors.dense)
         self._rate_V = -wide.linear("A_log", a.heads).exp()
         self._step_V = wide.linear("dt_bias", a.heads)
         self._norm_D = tensors.linear("norm.weight", a.value_dim)
-        self._out = ops.pack_linear(tensors.linear("out_proj.weight", h, self._values))
+        self._out = tensors.dense.linear(tensors.linear("out_proj.weight", h, self._values))
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         (cache_NBE,) = cache

@@ -13,6 +13,7 @@ from afserve.families.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
+from afserve.models.dense import Dense
 from afserve.models.weights import TensorSource
 
 
@@ -37,12 +38,13 @@ class AttentionHalf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One layer's tensors by their short names."""
+    """One layer's tensors by their short names, and how its linear maps are kept."""
 
     source: TensorSource
     naming: Naming
     layer: int
     dtype: torch.dtype
+    dense: Dense
     norm_less_one: bool = False
 
     def __call__(self, part: str, *shape: int) -> Tensor:

@@ -39,23 +39,43 @@ void run_experts(Experts& experts, Engine& engine, Address x, size_t stride, int
 void bind_weights(py::module_& m) {
   py::class_<Linear, std::shared_ptr<Linear>>(m, "Linear")
       .def(py::init([](int outputs, int inputs, int dtype) { return new Linear(outputs, inputs, dtype_of(dtype)); }))
+      .def(py::init([](int outputs, int inputs, int group, bool wide) {
+        return new Linear(outputs, inputs, Dtype::i4, Groups{group, wide});
+      }))
       .def("pack", [](Linear& l, Address w, int dtype, size_t stride) { l.pack(source(w, dtype, stride)); })
+      .def("pack_int4", [](Linear& l, Address codes, Address scales) { l.pack_int4(int4_source(codes, scales)); })
       .def("set_bias", [](Linear& l, Address bias, int dtype) { l.set_bias(source(bias, dtype, 0)); })
       .def_property_readonly("bytes", &Linear::bytes)
       .def("run", run_linear);
-  py::class_<HeadLinear>(m, "HeadLinear")
+  m.def("mlp", [](Engine& engine, const Linear& gate_up, const Linear& down, int dtype, Address x, size_t stride,
+                  int rows, Address out) {
+    py::gil_scoped_release released;
+    if (dtype_of(dtype) == Dtype::f32)
+      mlp(engine, gate_up, down, at<float>(x), stride, rows, at<float>(out));
+    else
+      mlp(engine, gate_up, down, at<bf16>(x), stride, rows, at<bf16>(out));
+  });
+  py::class_<HeadLinear, std::shared_ptr<HeadLinear>>(m, "HeadLinear")
       .def(py::init([](int heads, int outputs, int inputs, int dtype) {
         return new HeadLinear(heads, outputs, inputs, dtype_of(dtype));
       }))
+      .def(py::init([](int heads, int outputs, int inputs, int group, bool wide) {
+        return new HeadLinear(heads, outputs, inputs, Dtype::i4, Groups{group, wide});
+      }))
       .def("pack",
            [](HeadLinear& l, int head, Address w, int dtype, size_t stride) { l.pack(head, source(w, dtype, stride)); })
+      .def("pack_int4", [](HeadLinear& l, int head, Address codes, Address scales) {
+        l.pack_int4(head, int4_source(codes, scales));
+      })
+      .def_property_readonly("bytes", &HeadLinear::bytes)
       .def("run", [](const HeadLinear& l, Engine& engine, int dtype, Address x, size_t token_stride,
                      size_t head_stride, int tokens, Address out) {
         py::gil_scoped_release released;
+        size_t head = l.outputs(), token = l.heads() * head;
         if (dtype_of(dtype) == Dtype::f32)
-          l.run(engine, at<float>(x), token_stride, head_stride, tokens, at<float>(out));
+          l.run(engine, at<float>(x), token_stride, head_stride, tokens, at<float>(out), token, head);
         else
-          l.run(engine, at<bf16>(x), token_stride, head_stride, tokens, at<bf16>(out));
+          l.run(engine, at<bf16>(x), token_stride, head_stride, tokens, at<bf16>(out), token, head);
       });
   py::class_<Experts>(m, "Experts")
       .def(py::init([](int slots, int hidden, int inner, int dtype) {

@@ -21,7 +21,7 @@ struct Engine {
   const Isa* isa;
   Pool pool;
   std::vector<Memory> worker;  // one per thread
-  Memory shared[4];            // one op's, written by disjoint tasks
+  Memory shared[5];            // one op's, written by disjoint tasks; the last is that of ops made of other ops
 };
 
 // Rows as a product may read them: whole blocks of inputs, zero past the last input, and whole groups of rows. `bytes`:

@@ -54,12 +54,22 @@ void panel_rows(const E* a, size_t stride, const E* panel, int blocks, float* su
   for (int first = 0; first < PANEL / LANES; first += C) rows_of<R, C>(a, stride, panel, blocks, sum, first, add);
 }
 
+// The last `rows` rows, fewer than GEMM_ROWS: weights are widened once for all of them. One row goes through a panel once.
+template <int R, class E>
+INLINE void last_rows(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add) {
+  constexpr int most = PANEL / LANES < 8 ? PANEL / LANES : 8;
+  if constexpr (R > 0) {
+    if (rows == R) return panel_rows<R, R == 1 ? most : GEMM_VECTORS>(a, stride, panel, blocks, sum, add);
+    last_rows<R - 1>(a, stride, rows, panel, blocks, sum, add);
+  }
+}
+
 template <class E>
 void gemm_vector(const E* a, size_t stride, int rows, const E* panel, int blocks, float* sum, bool add, Next) {
   int r = 0;
   for (; r + GEMM_ROWS <= rows; r += GEMM_ROWS)
     panel_rows<GEMM_ROWS, GEMM_VECTORS>(a + r * stride, stride, panel, blocks, sum + r * PANEL, add);
-  for (; r < rows; r++) panel_rows<1, 4>(a + r * stride, stride, panel, blocks, sum + r * PANEL, add);
+  last_rows<GEMM_ROWS - 1>(a + r * stride, stride, rows - r, panel, blocks, sum + r * PANEL, add);
 }
 
 }  // namespace

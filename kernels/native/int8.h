@@ -22,7 +22,8 @@ struct Int8Panel {
 };
 
 // Row r is (number - 32768) * scale[r], a row of the numbers' high bytes at data + 2 r * stride and one of their low bytes
-// at data + (2 r + 1) * stride. Rows are read in sixteens, so there is room past the last.
+// at data + (2 r + 1) * stride; or number * scale[r], where an instruction set multiplies 16 bits at a time, and the numbers
+// take both places. Rows are read in sixteens, so there is room past the last.
 struct ByteRows {
   uint8_t* data = nullptr;
   size_t stride = 0;

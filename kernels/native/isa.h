@@ -126,12 +126,16 @@ struct Isa {
   // than pay; null where it never does. `patch` to `end` ascend; `after` is the panel that will most likely be read next.
   bool (*compact_few_rows)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
                            const Patch* patch, const Patch* end, float* sum, const char* after);
-  // Row `row` of `to` (int8.h): `size` numbers, and zeros up to the stride. A row that is not finite gets NaN as its scale.
+  // Row `row` of `to` (int8.h) as `gemm_bytes` reads it: `size` numbers, and zeros up to the stride. A row that is not
+  // finite gets NaN as its scale.
   void (*to_bytes)(const bf16* x, int size, const ByteRows& to, int row);
   // sum[rows][64] = a * panel: sums of whole numbers, which are exact, then the scales. Both null where widening is faster.
   void (*gemm_bytes)(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next);
   // gemm_i4 with its bits where there is a faster way; false, and nothing done, where there is none.
   bool (*int4_fast)(const bf16* a, size_t stride, int rows, const Int4Panel& panel, float* sum, const char* after);
+  // The same two as `to_bytes` and `gemm_bytes`, for int4 weights.
+  void (*to_words)(const bf16* x, int size, const ByteRows& to, int row);
+  void (*gemm_words)(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next);
 
   template <class E>
   const Loops<E>& of() const;

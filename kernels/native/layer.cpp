@@ -1,23 +1,10 @@
 #include "layer.h"
 
+#include "carver.h"
+
 namespace {
 
 constexpr int MOST_HEAD = 1024;  // elements of one head; checked at the door
-
-// Several arrays in one piece of memory, each on its own cache line.
-class Carver {
- public:
-  explicit Carver(char* memory) : at_(memory) {}
-  template <class T>
-  T* take(size_t count) {
-    T* piece = reinterpret_cast<T*>(at_);
-    at_ += (count * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
-
- private:
-  char* at_;
-};
 
 template <class E>
 Cache<E> cache_of(const Store<E>& s) {
@@ -57,7 +44,7 @@ void GqaLayer::run(Engine& engine, const LayerCall<E>& call, const Batch& batch)
   check_slots(call.keys, call.slot, call.tokens);
 
   size_t bytes = tokens * ((2 * hidden + all + 2 * wide) * sizeof(E) + experts * sizeof(float)) + 6 * 64;
-  Carver carver(engine.shared[3].at_least<char>(bytes));
+  Carver carver(engine.shared[4].at_least<char>(bytes));
   E *h = carver.take<E>(tokens * hidden), *qkv = carver.take<E>(tokens * all), *q = carver.take<E>(tokens * wide);
   E *o = carver.take<E>(tokens * wide), *y = carver.take<E>(tokens * hidden);
   float* logits = carver.take<float>(tokens * experts);

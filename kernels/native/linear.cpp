@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "rows.h"
+
 namespace {
 
 constexpr int ROW_BLOCK = 128;  // rows of one task: their sums, 32 KiB, stay near
@@ -10,6 +12,10 @@ constexpr int ROW_BLOCK = 128;  // rows of one task: their sums, 32 KiB, stay ne
 
 void Linear::pack(const Source& source) {
   weights_.pack(0, source, [this](int column) { return column < outputs_ ? column : -1; });
+}
+
+void Linear::pack_int4(const Int4Source& source) {
+  weights_.pack_int4(0, source, [this](int column) { return column < outputs_ ? column : -1; });
 }
 
 void Linear::set_bias(const Source& source) {
@@ -43,28 +49,48 @@ void HeadLinear::pack(int head, const Source& source) {
   weights_.pack(head, source, [this](int column) { return column < outputs_ ? column : -1; });
 }
 
+void HeadLinear::pack_int4(int head, const Int4Source& source) {
+  weights_.pack_int4(head, source, [this](int column) { return column < outputs_ ? column : -1; });
+}
+
 template <class E>
-void HeadLinear::run(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, E* out) const {
+void HeadLinear::run(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, E* out,
+                     size_t out_token, size_t out_head) const {
   const Isa& isa = *engine.isa;
-  size_t wide = whole_blocks(weights_.inputs()), copied = ROW_BLOCK * wide * sizeof(E);
-  engine.reserve(copied + ROW_BLOCK * PANEL * sizeof(float));
+  int most = std::min(ROW_BLOCK, whole_groups(tokens));
+  size_t wide = whole_blocks(weights_.inputs()), copied = most * wide * sizeof(E), sums = most * PANEL * sizeof(float);
+  engine.reserve(copied + sums + weights_.operand_bytes(most));
   auto task = [&](int index, int worker) {
     int first = index / heads_ * ROW_BLOCK, head = index % heads_, n = std::min(ROW_BLOCK, tokens - first);
-    E* rows = engine.scratch<E>(worker);
-    float* sum = reinterpret_cast<float*>(engine.scratch<char>(worker) + copied);
+    char* memory = engine.scratch<char>(worker);
+    E* rows = reinterpret_cast<E*>(memory);
+    float* sum = reinterpret_cast<float*>(memory + copied);
     for (int r = 0; r < n; r++) {
       memcpy(rows + r * wide, x + (first + r) * token_stride + head * head_stride, weights_.inputs() * sizeof(E));
       memset(rows + r * wide + weights_.inputs(), 0, (wide - weights_.inputs()) * sizeof(E));
     }
-    E* to = out + (size_t(first) * heads_ + head) * outputs_;
+    Rows<E> given = weights_.operand_at(isa, Rows<E>{rows, wide}, n, memory + copied + sums);
+    E* to = out + first * out_token + head * out_head;
     for (int panel = 0; panel < weights_.panels(); panel++) {
-      weights_.multiply(isa, head, panel, Rows<E>{rows, wide}, n, sum);
-      isa.of<E>().store(sum, n, nullptr, to + panel * PANEL, size_t(heads_) * outputs_,
-                        std::min(PANEL, outputs_ - panel * PANEL));
+      weights_.multiply(isa, head, panel, given, n, sum);
+      isa.of<E>().store(sum, n, nullptr, to + panel * PANEL, out_token, std::min(PANEL, outputs_ - panel * PANEL));
     }
   };
   engine.pool.run_within(ceil_div(tokens, ROW_BLOCK) * heads_, task);
 }
 
-template void HeadLinear::run(Engine&, const bf16*, size_t, size_t, int, bf16*) const;
-template void HeadLinear::run(Engine&, const float*, size_t, size_t, int, float*) const;
+template void HeadLinear::run(Engine&, const bf16*, size_t, size_t, int, bf16*, size_t, size_t) const;
+template void HeadLinear::run(Engine&, const float*, size_t, size_t, int, float*, size_t, size_t) const;
+
+template <class E>
+void mlp(Engine& engine, const Linear& gate_up, const Linear& down, const E* x, size_t stride, int rows, E* out) {
+  size_t inner = down.inputs(), wide = 2 * inner;
+  E* both = engine.shared[4].at_least<E>(rows * (wide + inner));
+  E* middle = both + rows * wide;
+  gate_up.run(engine, x, stride, rows, both, wide);
+  gated<E>(engine, both, rows, int(inner), middle);
+  down.run(engine, middle, inner, rows, out, down.outputs());
+}
+
+template void mlp(Engine&, const Linear&, const Linear&, const bf16*, size_t, int, bf16*);
+template void mlp(Engine&, const Linear&, const Linear&, const float*, size_t, int, float*);

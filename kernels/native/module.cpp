@@ -15,5 +15,6 @@ PYBIND11_MODULE(_native, m) {
   bind_weights(m);
   bind_ops(m);
   bind_layer(m);
+  bind_mla(m);
   bind_flags(m);
 }

@@ -43,19 +43,32 @@ class Panels {
   template <class E>
   Rows<E> operand(Engine& engine, Rows<E> rows, int count) const {
     if constexpr (sizeof(E) == sizeof(bf16)) {
-      const Isa& isa = *engine.isa;
-      if (dtype_ != Dtype::i8 || !isa.gemm_bytes || inputs_ > MOST_INT8_INPUTS) return rows;
-      size_t stride = size_t(int8_blocks(inputs_)) * INT8_INPUTS;
-      uint8_t* data = engine.shared[2].at_least<uint8_t>(2 * size_t(count + ROW_GROUP) * stride);
-      rows.bytes = {data, stride, engine.shared[3].at_least<float>(count)};
+      auto convert = converter(*engine.isa);
+      if (!convert) return rows;
+      uint8_t* data = engine.shared[2].at_least<uint8_t>(2 * size_t(count + ROW_GROUP) * byte_stride());
+      rows.bytes = {data, byte_stride(), engine.shared[3].at_least<float>(count)};
       constexpr int together = 16;
       engine.pool.run(ceil_div(count, together), [&](int index, int) {
         for (int r = index * together; r < count && r < (index + 1) * together; r++)
-          isa.to_bytes(rows.data + r * rows.stride, inputs_, rows.bytes, r);
+          convert(rows.data + r * rows.stride, inputs_, rows.bytes, r);
       });
     }
     return rows;
   }
+
+  // The same within one task, in `memory` of at least `operand_bytes(count)`.
+  template <class E>
+  Rows<E> operand_at(const Isa& isa, Rows<E> rows, int count, char* memory) const {
+    if constexpr (sizeof(E) == sizeof(bf16)) {
+      auto convert = converter(isa);
+      if (!convert) return rows;
+      size_t numbers = 2 * size_t(count + ROW_GROUP) * byte_stride();
+      rows.bytes = {reinterpret_cast<uint8_t*>(memory), byte_stride(), reinterpret_cast<float*>(memory + numbers)};
+      for (int r = 0; r < count; r++) convert(rows.data + r * rows.stride, inputs_, rows.bytes, r);
+    }
+    return rows;
+  }
+  size_t operand_bytes(int count) const { return 2 * size_t(count + ROW_GROUP) * byte_stride() + count * sizeof(float); }
 
   // sum[rows][64] = a * panel, scaled when the weights are int8. `after`: the panel that this thread will most likely
   // read next, if it is not the one that follows.
@@ -68,7 +81,7 @@ class Panels {
     if (!after) after = at + panel_bytes_;
     if constexpr (sizeof(E) == sizeof(bf16))
       if (dtype_ == Dtype::compact) return compact_[number].multiply(isa, at, a, stride, rows, blocks_, sum, after);
-    if (dtype_ == Dtype::i4) return multiply_i4(isa, {at, blocks_, groups_.blocks(), groups_.wide}, a, stride, rows, sum, after);
+    if (dtype_ == Dtype::i4) return multiply_i4(isa, {at, blocks_, groups_.blocks(), groups_.wide}, x, rows, sum, after);
     if (dtype_ != Dtype::i8) {
       Next next{after, int(panel_bytes_ / 64)};
       isa.of<E>().gemm(a, stride, rows, reinterpret_cast<const E*>(at), blocks_, sum, false, next);
@@ -82,11 +95,20 @@ class Panels {
 
  private:
   template <class E>
-  static void multiply_i4(const Isa& isa, const Int4Panel& panel, const E* a, size_t stride, int rows, float* sum,
-                          const char* after) {
+  void multiply_i4(const Isa& isa, const Int4Panel& panel, const Rows<E>& x, int rows, float* sum, const char* after) const {
+    if (x.bytes.data) return isa.gemm_words(x.bytes, rows, panel, sum, {after, int(panel_bytes_ / 64)});
     if constexpr (sizeof(E) == sizeof(bf16))
-      if (isa.int4_fast && isa.int4_fast(a, stride, rows, panel, sum, after)) return;
-    isa.of<E>().gemm_i4(a, stride, rows, panel, sum);
+      if (isa.int4_fast && isa.int4_fast(x.data, x.stride, rows, panel, sum, after)) return;
+    isa.of<E>().gemm_i4(x.data, x.stride, rows, panel, sum);
+  }
+
+  // Numbers of a row as whole numbers of 16 bits: so many of them.
+  size_t byte_stride() const { return size_t(int8_blocks(inputs_)) * INT8_INPUTS; }
+
+  // What makes whole numbers of bf16 rows for these weights; null where the rows are multiplied as they are.
+  auto converter(const Isa& isa) const -> decltype(isa.to_bytes) {
+    if (dtype_ == Dtype::i4) return isa.to_words;
+    return dtype_ == Dtype::i8 && inputs_ <= MOST_INT8_INPUTS ? isa.to_bytes : nullptr;
   }
 
   size_t bytes_of_panel() const;

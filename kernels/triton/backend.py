@@ -16,6 +16,8 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import half_of_ops, routed_half
+from afserve.kernels.half_latent import latent_half_of_ops
+from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.norms import layer_norm
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHeads, PackedLinear
@@ -91,8 +93,10 @@ class TritonBackend:
     def explain(self) -> str:
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
-    def pack_linear(self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False) -> PackedLinear:
-        return self._plain.pack_linear(weight_OI, bias_O, int8)
+    def pack_linear(
+        self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False, int4: Groups | None = None
+    ) -> PackedLinear:
+        return self._plain.pack_linear(weight_OI, bias_O, int8, int4)
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         return self._plain.linear(x_TI, packed)
@@ -103,8 +107,8 @@ class TritonBackend:
     def argmax(self, logits_RV: Tensor) -> Tensor:
         return self._plain.argmax(logits_RV)
 
-    def pack_heads(self, weight_AOI: Tensor) -> PackedHeads:
-        return self._plain.pack_heads(weight_AOI)
+    def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
+        return self._plain.pack_heads(weight_AOI, int8, int4)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         return self._plain.linear_heads(x_TAI, packed)
@@ -130,6 +134,15 @@ class TritonBackend:
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         return BoundGqa(prepared.layer, k_NGBD, v_NGBD)
+
+    def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
+        return PreparedMla(layer)
+
+    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor) -> BoundMla:
+        return BoundMla(prepared.layer, cache_NBC)
+
+    def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
+        return latent_half_of_ops(self, x_TH, bound, batch)
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch

@@ -318,8 +318,8 @@ def test_a_prefill_node_is_asked_for_what_the_disk_has_not(scene):
 def test_files_of_other_experts_are_not_read(tmp_path):
     """They outlive the run: how the experts below a layer are rounded is part of what its keys are."""
     folders = set()
-    for settings in ({}, {"expert_dtype": "int4"}, {"wire_dtype": "fp8"}):
+    for settings in ({}, {"expert_dtype": "int4"}, {"dense_dtype": "int4"}, {"wire_dtype": "fp8"}):
         side, _, said = opened(kv_ssd=str(tmp_path), **settings)
         folders.add(said[0].text.partition(" has ")[0].rpartition("/")[0])
         side._tier._disk.close()
-    assert len(folders) == 3
+    assert len(folders) == 4

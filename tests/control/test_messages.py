@@ -97,6 +97,7 @@ FROM_NODE = [
     Progress(0.5, "weights"),
     Ready(0),
     Ready(1, 0.07),
+    Ready(1, None, 0.01),
     Heartbeat(5, AttentionStats(1, 2)),
     Heartbeat(5, ExpertStats(1, 2, busy_seconds=0.5)),
     Drained(),

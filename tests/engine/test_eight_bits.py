@@ -132,6 +132,7 @@ def test_both_are_part_of_what_nodes_agree_on(tiny_checkpoint):
         return wiring._layout(deployment, spec, placement)
 
     plain, bytes_each, rows = layout(), layout(expert_dtype="int8"), layout(wire_dtype="fp8")
+    assert len({each.model for each in (plain, bytes_each, layout(dense_dtype="int8"))}) == 3
     assert plain.model != bytes_each.model and plain.model == rows.model
     assert plain.dispatch_wire is WireType.FLOAT32 and rows.dispatch_wire is WireType.FLOAT8
     assert layout_for(source, spec, EngineConfig(64, 8), 2).combine_wire is WireType.FLOAT32

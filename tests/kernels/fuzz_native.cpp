@@ -13,6 +13,7 @@
 #include "experts.h"
 #include "layer.h"
 #include "linear.h"
+#include "mla.h"
 
 namespace {
 
@@ -100,11 +101,32 @@ void linear(Engine& engine, bool int8) {
   map.set_bias(source(bias, 0));
   map.run(engine, x.get(), inputs, rows, out.get(), outputs);
   int heads = up_to(4);
-  HeadLinear by_head(heads, outputs, inputs, kept<E>(engine, false));
+  HeadLinear by_head(heads, outputs, inputs, kept<E>(engine, int8));
   for (int h = 0; h < heads; h++) by_head.pack(h, source(w, inputs));
   Buffer<E> wide(size_t(rows) * heads * inputs), made(size_t(rows) * heads * outputs);
   fill(wide);
-  by_head.run(engine, wide.get(), size_t(heads) * inputs, inputs, rows, made.get());
+  by_head.run(engine, wide.get(), size_t(heads) * inputs, inputs, rows, made.get(), size_t(heads) * outputs, outputs);
+  calls += 2;
+}
+
+// The same maps, and experts, with int4 weights in groups that may be longer than all inputs.
+template <class E>
+void int4(Engine& engine) {
+  int rows = up_to(140) - 1, inputs = up_to(150), outputs = up_to(150), heads = up_to(3);
+  Groups groups{BLOCK * up_to(4), false};
+  size_t scales = size_t(outputs) * ((inputs + groups.inputs - 1) / groups.inputs);
+  Buffer<int8_t> codes(size_t(outputs) * inputs);
+  Buffer<float> scale(scales);
+  for (size_t i = 0; i < codes.size(); i++) codes[i] = int8_t(int(random_bits() % 16) - 8);
+  for (size_t i = 0; i < scales; i++) scale[i] = 0.25f;
+  Linear map(outputs, inputs, Dtype::i4, groups);
+  HeadLinear by_head(heads, outputs, inputs, Dtype::i4, groups);
+  map.pack_int4({codes.get(), scale.get()});
+  for (int h = 0; h < heads; h++) by_head.pack_int4(h, {codes.get(), scale.get()});
+  Buffer<E> x(size_t(rows) * heads * inputs), out(size_t(rows) * heads * outputs);
+  fill(x);
+  map.run(engine, x.get(), size_t(heads) * inputs, rows, out.get(), outputs);
+  by_head.run(engine, x.get(), size_t(heads) * inputs, inputs, rows, out.get(), size_t(heads) * outputs, outputs);
   calls += 2;
 }
 
@@ -246,7 +268,55 @@ void latent(Engine& engine) {
 }
 
 template <class E>
+void latent_half(Engine& engine) {
+  Paged paged;
+  int heads = up_to(9), nope = up_to(40), rope = 2 * up_to(20), value = up_to(50), rank = up_to(140);
+  int hidden = up_to(120), own = random_bits() % 2 ? up_to(60) : 0, count = up_to(20), size = rank + rope;
+  Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
+  Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
+  paged.write(start, length, table, position, slot);
+  Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
+              position.get(), slot.get(), paged.tokens};
+  size_t token = size, block = token * paged.block;
+  Buffer<E> cache(block * paged.blocks), x(size_t(paged.tokens) * hidden), normed(x.size());
+  Buffer<E> norm(hidden), q_norm(own), latent_norm(rank);
+  Buffer<float> cos(size_t(1200) * (rope / 2)), sin(cos.size());
+  fill(cache), fill(x), fill(norm), fill(q_norm), fill(latent_norm), fill(cos), fill(sin);
+  auto packed = [&](int outputs, int inputs) {
+    auto map = std::make_shared<Linear>(outputs, inputs, kept<E>(engine, random_bits() % 2));
+    Buffer<E> w(size_t(outputs) * inputs);
+    fill(w);
+    map->pack(source(w, inputs));
+    return map;
+  };
+  auto by_head = [&](int outputs, int inputs) {
+    auto map = std::make_shared<HeadLinear>(heads, outputs, inputs, kept<E>(engine, random_bits() % 2));
+    Buffer<E> w(size_t(outputs) * inputs);
+    fill(w);
+    for (int h = 0; h < heads; h++) map->pack(h, source(w, inputs));
+    return map;
+  };
+  int choices = up_to(std::min(4, count)), wide = heads * (nope + rope);
+  Rule rule{choices, int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
+  MlaWeights weights{norm.get(), q_norm.get(), latent_norm.get(), norm.get(), packed((own ? own : wide) + size, hidden),
+                     own ? packed(wide, own) : nullptr, by_head(rank, nope), by_head(value, rank),
+                     packed(hidden, heads * value), packed(count, hidden), nullptr, rule};
+  MlaLayer half({hidden, heads, nope, rope, value, rank, 1e-6f, 1e-6f, 0.1f}, weights);
+  Buffer<int32_t> expert(size_t(paged.tokens) * choices);
+  Buffer<float> weight(size_t(paged.tokens) * choices);
+  Store<E> latents{cache.get(), block, block, token, 1, size, paged.blocks, paged.block, Layout::rows};
+  Turn turn{cos.get(), sin.get(), position.get(), 1200, rope / 2, bool(random_bits() % 2)};
+  half.run(engine, MlaCall<E>{x.get(), paged.tokens, turn, slot.get(), latents, normed.get(), expert.get(),
+                              weight.get()}, batch);
+  for (size_t i = 0; i < expert.size(); i++)
+    if (expert[i] < 0 || expert[i] >= count) abort();
+  calls++;
+}
+
+template <class E>
 void round(Engine& engine) {
+  int4<E>(engine);
+  latent_half<E>(engine);
   linear<E>(engine, random_bits() % 2);
   experts<E>(engine, random_bits() % 2);
   layer<E>(engine);

@@ -92,6 +92,10 @@ def test_what_the_user_fixed_is_not_explained():
             "--expert-dtype: 'int3' is not one of auto, int8, int4",
         ),
         (
+            Wishes(engine=EngineSettings(dense_dtype="int4", device="cuda")),
+            "--dense-dtype int4: only CPUs keep them so, not --device cuda",
+        ),
+        (
             lambda: Wishes(engine=EngineSettings(wire_dtype="int8")),
             "--wire-dtype: 'int8' is not one of auto, fp8",
         ),
@@ -129,6 +133,17 @@ def test_settings_reach_the_engine():
     assert (engine.max_waiting, engine.block_size, engine.prefix_caching) == (7, 48, False)
     assert (engine.expert_dtype, engine.wire_dtype) == ("int8", "fp8")
     assert engine.kv_blocks * 48 >= engine.max_model_len
+
+
+def test_dense_weights_take_their_bits_and_embeddings_do_not():
+    whole, eight, four = (
+        choose(NANO, SOURCE, machine(), Wishes(1, 2, engine=EngineSettings(dense_dtype=d))).attention.weights
+        for d in ("auto", "int8", "int4")
+    )
+    kept = 2 * NANO.vocab_size * NANO.hidden  # the embeddings, in 16 bits
+    maps = NANO.attention_parameters() - (0 if NANO.tied else NANO.vocab_size * NANO.hidden)
+    assert whole == 2 * NANO.attention_parameters()
+    assert eight == kept + maps and four == kept + int(maps * 4.5 / 8)
 
 
 def test_int8_experts_take_a_byte_and_a_scale_per_output():
@@ -292,11 +307,16 @@ def test_without_limits_the_machine_is_the_limit(tmp_path: Path):
     assert free.limited_by == "" and free.memory <= free.memory_total
 
 
-def drawn(topology, expert_error=None, **more) -> str:
+def drawn(topology, expert_error=None, dense_error=None, **more) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(
-            banner([StartedModel(topology, "nano", expert_error)], "http://127.0.0.1:8000", 1.5, **more)
+            banner(
+                [StartedModel(topology, "nano", expert_error, dense_error)],
+                "http://127.0.0.1:8000",
+                1.5,
+                **more,
+            )
         )
     return console.export_text()
 
@@ -305,6 +325,12 @@ def test_the_banner_tells_what_rounding_lost():
     four = Wishes(1, 2, engine=EngineSettings(expert_dtype="int4"))
     text = drawn(choose(NANO, SOURCE, machine(), four), expert_error=0.0861)
     assert "int4 weights" in text and "expert weights: rounded to int4, relative error 0.086" in text
+
+
+def test_the_banner_tells_what_rounding_dense_weights_lost():
+    eight = Wishes(1, 2, engine=EngineSettings(dense_dtype="int8"))
+    text = drawn(choose(NANO, SOURCE, machine(), eight), dense_error=0.0071)
+    assert "dense weights: rounded to int8, relative error 0.0071" in text and "expert weights" not in text
 
 
 def test_the_banner_shows_who_has_what():

@@ -171,10 +171,10 @@ class Membership(Returning):
                 return self._peers(member)
             case Identity(things):
                 self.members.identify(member, things)
-            case Ready(resident, expert_error):
+            case Ready(resident, expert_error, dense_error):
                 self.members.check_identified(member)
                 member.resident_bytes, member.progress = resident, Progress(1.0, "ready")
-                member.expert_error = expert_error
+                member.expert_error, member.dense_error = expert_error, dense_error
                 return self._catch_up(member, now) if member.state is State.LOADING else []
             case Filled(epoch):
                 effects = self._answered(member, self.migration.filled, epoch, now)

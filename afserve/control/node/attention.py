@@ -107,7 +107,7 @@ def serve_attention(stream: ControlStream, assigned: Assigned, heartbeat: Heartb
     gateways = GatewayStreams(
         attend, stream.address, stream.token, stream.deliver, certificates=stream.certificates
     )
-    stream.send(Ready(heartbeat.resident_bytes(), node.expert_error))
+    stream.send(Ready(heartbeat.resident_bytes(), node.expert_error, node.dense_error))
     try:
         silence = assigned.deployment.silence
         experts = ExpertPeers(node, first, silence, stream.deliver, stream.send, AwakeClock())

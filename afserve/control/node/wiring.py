@@ -218,6 +218,7 @@ def _layout(deployment: Deployment, spec: ModelSpec, placement: Placement) -> La
         deployment.source.load_format,
         deployment.source.seed,
         deployment.engine.expert_dtype,
+        deployment.engine.dense_dtype,
     )
     return replace(layout, model=served)
 

@@ -209,12 +209,14 @@ class Progress(_message.Message):
     def __init__(self, fraction: _Optional[float] = ..., what: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("resident_bytes", "expert_error")
+    __slots__ = ("resident_bytes", "expert_error", "dense_error")
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_ERROR_FIELD_NUMBER: _ClassVar[int]
+    DENSE_ERROR_FIELD_NUMBER: _ClassVar[int]
     resident_bytes: int
     expert_error: float
-    def __init__(self, resident_bytes: _Optional[int] = ..., expert_error: _Optional[float] = ...) -> None: ...
+    dense_error: float
+    def __init__(self, resident_bytes: _Optional[int] = ..., expert_error: _Optional[float] = ..., dense_error: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("resident_bytes", "attention", "expert")

@@ -95,10 +95,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """`expert_error`: relative, where this node rounded expert weights to fewer bits as it loaded them."""
+    """`expert_error`: relative, where this node rounded expert weights to fewer bits as it loaded them; `dense_error`:
+    the same of its other linear maps."""
 
     resident_bytes: int
     expert_error: float | None = None
+    dense_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
