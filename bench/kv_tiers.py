@@ -1,17 +1,19 @@
 """How fast KV comes back from the disk, beside the disk's own sequential read, and what that does to a first token.
 
-    python -m bench.kv_tiers --folder DIR            # 1 GiB of blocks of three sizes, restored from a cold page cache
+    python -m bench.kv_tiers --folder DIR            # blocks of three sizes, restored from a cold page cache
     python -m bench.kv_tiers --folder DIR --first    # first tokens of 3,000-token follow-ups, two ways
 
 A restoration is everything from the wish to the last block being findable in memory: read, checksum, copy. The plain
-read fills one buffer after another from the same file. Both read in the way and with the threads that were measured as
-fastest at first, and begin with the file out of the page cache; rounds alternate. --first starts nano twice: the first
-life writes the prompts, the second reads them.
+read fills one buffer after another from the same bytes of the same file, in the same way, which was measured as fastest
+at first. A disk of a virtual machine changes its rate within a second, so a round is one short read of each kind, of
+the same bytes, out of the page cache before each, and the order alternates. The share is the median over rounds of a
+restoration's rate by that of the plain read beside it. --first starts nano twice: the first life writes the prompts,
+the second reads them.
 """
 
 import argparse
+import itertools
 import json
-import os
 import statistics
 import tempfile
 import threading
@@ -24,7 +26,7 @@ import torch
 from afserve.clock import MonotonicClock
 from afserve.comm.disk.files import File
 from afserve.comm.disk.store import DiskStore
-from afserve.comm.disk.ways import Way, measure, read_seconds, save
+from afserve.comm.disk.ways import Way, fastest, measure, read_seconds, save
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.engine.blocks import BlockPool, block_hash
 from afserve.engine.kv_cache import Fingerprint, KvBlocks
@@ -39,6 +41,7 @@ from bench.origin import ROOT, origin
 OUT = ROOT / "bench" / "results" / "kv_tiers.jsonl"
 MIB = 1 << 20
 BLOCK_TOKENS = 16
+PARTS = 8  # of the file: rounds go through them
 SHAPES = {
     "nano": [LayerShape(1, 96)] * 5,  # 15 KiB
     "8 layers of DeepSeek's latent rows": [LayerShape(1, 576)] * 8,  # 144 KiB
@@ -69,13 +72,15 @@ class Node:
     """A cache with a disk, and the loop around it."""
 
     def __init__(self, folder: Path, shape: list[LayerShape], total: int, way: Way) -> None:
-        self.news = threading.Event()
+        self.news, self.way = threading.Event(), way
         self.count = max(1, total // Cache(shape, 1).block_bytes)
         self.cache = Cache(shape, self.count * 32 // 31 + 33)  # a thirty-second stays free for requests
+        for tensor in itertools.chain.from_iterable(self.cache.memory.layers):
+            tensor.fill_(1)  # as of a node that has served for a while: its memory is there
         blocks = PooledBlocks(self.cache)  # type: ignore[arg-type]
         digest, size = self.cache.fingerprint.digest, self.cache.block_bytes
         store = DiskStore.open(folder, digest, size, 2 * total, direct=way.direct)
-        self.disk = DiskWorkers(store, self.news.set, readers=way.readers)
+        self.disk = DiskWorkers(store, self.news.set, way=way)
         self.tier = DiskTier(self.cache, blocks, self.disk, MonotonicClock())  # type: ignore[arg-type]
         self.disk.start()
         self.names, parent = [], b"root"
@@ -100,17 +105,28 @@ class Node:
         self.turn_until(lambda: self.tier.settled)
         return time.perf_counter() - began
 
-    def restore(self) -> float:
+    def restore(self, first: int, count: int) -> float:
+        """Seconds until `count` blocks from this one on are in memory, which has none of them before."""
         pool = self.cache.pool
+        self.turn_until(lambda: not self.tier.busy)
         pool.release(pool.allocate(pool.available))  # everything is forgotten
         began = time.perf_counter()
-        assert self.tier.restore(self.names, 600.0) is not None
+        assert self.tier.restore(self.names[first : first + count], 600.0) is not None
         self.turn_until(lambda: bool(self.tier.ended))
         seconds = time.perf_counter() - began
         (found,) = self.tier.ended
         self.tier.ended.clear()
-        assert found.received == self.count, found
+        assert found.received == count, found
         return seconds
+
+    def plain(self, first: int, count: int) -> float:
+        """Seconds for the same bytes into buffers."""
+        pitch = self.disk.store.kind.pitch
+        file = File(self.data, direct=self.way.direct)
+        try:
+            return read_seconds(file, range(first * pitch, (first + count) * pitch), self.way)
+        finally:
+            file.close()
 
     @property
     def data(self) -> Path:
@@ -119,18 +135,9 @@ class Node:
 
 def forget(path: Path) -> None:
     """Out of the page cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fdatasync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-def plain_read(path: Path, size: int, way: Way) -> float:
-    file = File(path, direct=way.direct)
-    try:
-        return read_seconds(file, size, way.readers)
-    finally:
-        file.close()
+    file = File(path)
+    file.forget()
+    file.close()
 
 
 def restores(folder: Path, mib: int, rounds: int) -> list[dict[str, object]]:
@@ -138,35 +145,41 @@ def restores(folder: Path, mib: int, rounds: int) -> list[dict[str, object]]:
     found_ways = measure(folder)
     for one in found_ways:
         print(f"{one.rate / 1e9:5.2f} GB/s by {one.way}")
-    way = max(found_ways, key=lambda one: one.rate).way
+    way = fastest(found_ways).way
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            node = Node(Path(own), shape, mib * MIB, way)
-            size = node.count * node.cache.block_bytes
-            written = size / node.fill() / 1e9
+            node = Node(Path(own), shape, mib * PARTS * MIB, way)
+            written = node.count * node.cache.block_bytes / node.fill() / 1e9
+            part = node.count // PARTS
+            size = part * node.cache.block_bytes
             found: dict[str, list[float]] = {"restore": [], "plain": []}
-            for turn in range(rounds):
-                acts = [("restore", node.restore), ("plain", lambda: plain_read(node.data, size, way))]  # noqa: B023
+            for turn in range(-2, rounds):
+                first = turn % PARTS * part
+                acts = [("restore", node.restore), ("plain", node.plain)]
                 for what, act in acts if turn % 2 else acts[::-1]:
                     forget(node.data)
-                    found[what].append(size / act() / 1e9)
+                    rate = size / act(first, part) / 1e9
+                    if turn >= 0:  # others warm what is used
+                        found[what].append(rate)
             node.tier.close()
         rates = {what: statistics.median(one) for what, one in found.items()}
-        share = statistics.median(r / p for r, p in zip(found["restore"], found["plain"], strict=True))
+        shares = [r / p for r, p in zip(found["restore"], found["plain"], strict=True)]
+        share, (low, _, high) = statistics.median(shares), statistics.quantiles(shares, n=4)
         print(
             f"{name:36} {size / MIB:8,.0f} MiB   restored {rates['restore']:5.2f} GB/s   plain read "
-            f"{rates['plain']:5.2f} GB/s   {share:4.0%}   written {written:5.2f} GB/s"
+            f"{rates['plain']:5.2f} GB/s   {share:4.0%} (half of the rounds {low:.0%} to {high:.0%})   "
+            f"written {written:5.2f} GB/s"
         )
-        block = node.cache.block_bytes
         row = {
             "what": "restore",
             "shape": name,
-            "block_bytes": block,
+            "block_bytes": node.cache.block_bytes,
             "bytes": size,
             "rounds": rounds,
             "by": str(way),
         }
-        rows.append({**row, "gb_s": rates, "write_gb_s": written, "share": share, "all": found})
+        quartiles = {"share": share, "quartiles": [low, high]}
+        rows.append({**row, "gb_s": rates, "write_gb_s": written, **quartiles, "all": found})
     return rows
 
 
@@ -181,7 +194,7 @@ def first_tokens(folder: Path, rounds: int, model: str, tokens: int) -> dict[str
     known, unknown = prompts(rounds, tokens), prompts(2 * rounds + 1, tokens)[rounds:]
     asked = SamplingParams(max_tokens=1, temperature=0.0)
     found: dict[str, list[float]] = {"disk": [], "computed": []}
-    best = max(measure(folder), key=lambda one: one.rate)
+    best = fastest(measure(folder))
     with tempfile.TemporaryDirectory(dir=folder) as own:
         save(Path(own), best)
         settings = {"attention": 1, "experts": 1, "kv_ssd": own, "kv_tokens": 4 * tokens}
@@ -220,17 +233,19 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, required=True, help="on the disk to be measured")
     parser.add_argument("--first", action="store_true", help="measure first tokens instead")
-    parser.add_argument("--mib", type=int, default=1024, help="restored at once")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--mib", type=int, default=128, help="restored at once, an eighth of what is on the disk"
+    )
+    parser.add_argument("--rounds", type=int, help="64 restorations, 9 first tokens")
     parser.add_argument("--model", default="nano", help="for --first")
     parser.add_argument("--tokens", type=int, default=3000, help="of the prompt, for --first")
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.first:
-        rows = [first_tokens(options.folder, options.rounds, options.model, options.tokens)]
+        rows = [first_tokens(options.folder, options.rounds or 9, options.model, options.tokens)]
     else:
-        rows = restores(options.folder, options.mib, options.rounds)
+        rows = restores(options.folder, options.mib, options.rounds or 64)
     if options.save:
         with Path(options.save).open("a") as file:
             file.writelines(json.dumps({**row, **origin()}) + "\n" for row in rows)

@@ -106,10 +106,10 @@ class PagedCache:
 
     def _parts(self, bytes_NY: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """For each tensor, layer after layer: its columns of a payload, as `by_token` shapes its blocks, and itself."""
-        elements, first = bytes_NY.view(self.dtype), 0
+        elements, first, rows = bytes_NY.view(self.dtype), 0, len(bytes_NY)
         for tensor in itertools.chain.from_iterable(self.layers):
             last = first + tensor[0].numel()
-            part = elements[:, first:last].unflatten(1, by_token(tensor).shape[1:])
+            part = elements[:, first:last].view(rows, *by_token(tensor).shape[1:])
             first = last
             if tensor.dim() == KEYS:  # a word is elements of one token in either order: fewer things to move
                 yield part.view(torch.int32), tensor.view(torch.int32)

@@ -118,21 +118,21 @@ class BlockPool:
         `can_allocate`."""
         assert count <= self.available, f"{count} blocks asked, {self.available} available"
         taken: list[int] = []
-        for _ in range(count):
-            last = self._take(last)
-            taken.append(last)
+        while len(taken) < count and self._free:
+            taken += self._free.take_some(last, count - len(taken))
+            last = taken[-1]
+        while len(taken) < count:
+            taken.append(self._evict())
+        for block in taken:
+            self._references[block] = 1
         return taken
 
-    def _take(self, last: int | None) -> int:
-        if self._free:
-            block = self._free.take(last)
-        else:
-            block, _ = self._next_evicted().popitem(last=False)
-            name = self._hash_of.pop(block)
-            del self._block_of[name]
-            self._restored.discard(block)
-            self._on_evict(block, name)
-        self._references[block] = 1
+    def _evict(self) -> int:
+        block, _ = self._next_evicted().popitem(last=False)
+        name = self._hash_of.pop(block)
+        del self._block_of[name]
+        self._restored.discard(block)
+        self._on_evict(block, name)
         return block
 
     def _next_evicted(self) -> OrderedDict[int, int]:
@@ -166,8 +166,10 @@ class BlockPool:
         if idle:
             self._on_idle(idle[::-1])
 
-    def restored(self, blocks: Iterable[int]) -> None:
-        """These named blocks came from a file."""
+    def publish_restored(self, blocks: Sequence[int], names: Sequence[Hash]) -> None:
+        """`publish` of each; these came from a file."""
+        for block, name in zip(blocks, names, strict=True):
+            self.publish(block, name)
         self._restored.update(block for block in blocks if block in self._hash_of)
 
     def take_restored(self, blocks: Iterable[int]) -> int:

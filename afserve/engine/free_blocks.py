@@ -51,16 +51,31 @@ class FreeBlocks:
         Raises:
             KeyError: no block is free.
         """
+        return self._split(*self._find(last))
+
+    def take_some(self, last: int | None, most: int) -> range:
+        """As `take` would give them one after another: one block or more, side by side, in one go where they are a
+        whole run. Raises KeyError."""
+        level, first, block = self._find(last)
+        size = 1 << level
+        if block != first or size > most:
+            return range(self._split(level, first, block), block + 1)
+        del self._runs[level][first]
+        self._count -= size
+        return range(first, first + size)
+
+    def _find(self, last: int | None) -> tuple[int, int, int]:
+        """The level and the first block of a run, and the block of it that is taken next."""
         if last is not None:
             for level, runs in enumerate(self._runs):
                 first = last + 1 >> level << level
                 if first in runs:
-                    return self._split(level, first, last + 1)
+                    return level, first, last + 1
         enough = (RUN if last is None else LONG).bit_length() - 1
         for level in (*range(enough, LEVELS), *reversed(range(enough))):
             if self._runs[level]:
                 first = next(iter(self._runs[level]))
-                return self._split(level, first, first)
+                return level, first, first
         raise KeyError("no block is free")
 
     def _split(self, level: int, first: int, block: int) -> int:

@@ -18,6 +18,7 @@ from afserve.engine.kv_store import PooledBlocks
 from afserve.engine.stats import TierStats
 
 _COPIED_BYTES = 1 << 20  # at once, out of the cache
+_BEGUN_BYTES = 16 << 20  # are looked up at once, while those before are being read
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,16 @@ class DiskTier:
         self._numbers = self._late = self._refused = 0
         self._restores = self._short = 0
         self._seconds = 0.0
+        self._ready: list[int] = []
         self.ended: list[Restored] = []
         kv.on_idle, kv.on_evict = self._idle, self._evicted
 
     @property
     def busy(self) -> bool:
         """Whether `turn` has something to do, or may soon."""
-        return bool(self._jobs or self._disk.done or self.ended or (self._unsaved and self._disk.room))
+        return bool(
+            self._jobs or self._disk.done or self.ended or self._ready or (self._unsaved and self._disk.room)
+        )
 
     @property
     def settled(self) -> bool:
@@ -71,11 +75,12 @@ class DiskTier:
     # ---- out of memory
 
     def _idle(self, blocks: Sequence[tuple[int, Hash]]) -> None:
-        for block, name in blocks:
-            if not self._disk.writable:
-                self._refused += not self._disk.store.run([name])
-            elif self._disk.wants(name):
-                self._unsaved[name] = block
+        block_of = {name: block for block, name in blocks}
+        wanted = self._disk.wanted(block_of)
+        if not self._disk.writable:
+            self._refused += sum(not self._disk.store.run([name]) for name in block_of)
+        for name in wanted:
+            self._unsaved[name] = block_of[name]
 
     def _evicted(self, block: int, name: Hash) -> None:
         if self._unsaved.pop(name, None) is not None:
@@ -106,32 +111,47 @@ class DiskTier:
             return None
         if (earlier := self._coming.get(names[len(self._kv.pool.match(names))])) is not None:
             return earlier
-        here = self._blocks.find(names)
-        missing = names[len(here) :]
-        blocks = self._blocks.reserve(self._disk.store.run(missing), copies=False)
+        now, here = self._clock.now(), self._blocks.find(names)
         self._numbers += 1
-        coming = self._disk.read(self._numbers, missing[: len(blocks)]) if blocks else 0
-        if not coming:
+        blocks = self._begin(self._numbers, names[len(here) :])
+        if not blocks:
             self._disk.end(self._numbers)
-            self._blocks.release([*here, *blocks])
+            self._blocks.release(here)
             return None
-        self._blocks.release(blocks[coming:])
-        now = self._clock.now()
+        coming = names[len(here) : len(here) + len(blocks)]
         self._jobs[self._numbers] = _Job(
-            self._numbers, missing[:coming], here, dict(enumerate(blocks[:coming])), now, now + limit
+            self._numbers, coming, here, dict(enumerate(blocks)), now, now + limit
         )
-        self._coming.update(dict.fromkeys(missing[:coming], self._numbers))
+        self._coming.update(dict.fromkeys(coming, self._numbers))
         return self._numbers
+
+    def _begin(self, number: int, names: Sequence[Hash]) -> list[int]:
+        """The memory for the first of these that are on the disk. Those are being read; the first ones already while
+        memory for others is looked for."""
+        found: list[int] = []
+        step, last = max(1, _BEGUN_BYTES // self._blocks.block_bytes), self._disk.store.run(names)
+        while len(found) < last:
+            wanted = names[len(found) : min(last, len(found) + step)]
+            blocks = self._blocks.reserve(len(wanted), copies=False)
+            blocks.sort()  # neighbours are copied at once
+            coming = self._disk.read(number, wanted[: len(blocks)], len(found)) if blocks else 0
+            self._blocks.release(blocks[coming:])
+            found += blocks[:coming]
+            if coming < len(wanted):
+                break
+        return found
 
     def cancel(self, number: int) -> None:
         """Nobody wants it any more; it is not among `ended`."""
         if (job := self._jobs.get(number)) is not None:
             self._finish(job)
+            self._let_go()
 
     def turn(self, seconds: float) -> None:
         """Take in what was read and copy out what is to be written: at least one piece of each, then until so much time
         is over."""
         until = self._clock.now() + seconds
+        self._let_go()
         while self._disk.done:
             self._take(self._disk.done.popleft())
             if self._clock.now() >= until:
@@ -155,9 +175,7 @@ class DiskTier:
             begin = read.span.begin
             blocks = [job.blocks.pop(begin + at) for at in range(len(names))]
             self._blocks.write(blocks, self._packed(read))
-            for block, name in zip(blocks, names, strict=True):
-                self._blocks.publish(block, name)
-            self._kv.pool.restored(blocks)
+            self._kv.pool.publish_restored(blocks, names)
             job.came += blocks
         if read.right < len(read.span.names) or not job.blocks:
             self._end(job)
@@ -184,7 +202,12 @@ class DiskTier:
             if self._coming.get(name) == job.number:
                 del self._coming[name]
         self._blocks.release(list(job.blocks.values()))
-        self._blocks.release(job.here + job.came)
+        self._ready += job.here + job.came
+
+    def _let_go(self) -> None:
+        """What restorations brought is held until the turn behind their end: whoever waited finds it until then."""
+        ready, self._ready = self._ready, []
+        self._blocks.release(ready)
 
     def stats(self) -> TierStats:
         store = self._disk.store
@@ -207,6 +230,7 @@ class DiskTier:
         """Let all blocks go, and write what is still to be written."""
         for job in list(self._jobs.values()):
             self._finish(job)
+        self._let_go()
         self._save(float("inf"))
         self._kv.on_idle = self._kv.on_evict = None
         self._disk.close()

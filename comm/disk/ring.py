@@ -53,7 +53,24 @@ class Ring:
 
     def run(self, names: Sequence[Name]) -> int:
         """How many of the names are there, from the first on."""
-        return next((i for i, name in enumerate(names) if name not in self._slot_of), len(names))
+        known = self._slot_of
+        for at, name in enumerate(names):
+            if name not in known:
+                return at
+        return len(names)
+
+    def places(self, names: Sequence[Name]) -> tuple[list[int], list[Record]]:
+        """Slots and records of the names, from the first on, up to one that is not there."""
+        slots: list[int] = []
+        records: list[Record] = []
+        for name in names:
+            if (slot := self._slot_of.get(name)) is None:
+                break
+            record = self._slots[slot]
+            assert record is not None and record.name == name
+            slots.append(slot)
+            records.append(record)
+        return slots, records
 
     def find(self, name: Name) -> tuple[int, Record] | None:
         """Its slot and what was written there."""
@@ -64,12 +81,15 @@ class Ring:
         assert record is not None and record.name == name
         return slot, record
 
-    def is_ageing(self, name: Name) -> bool:
-        """Whether it is among those that are overwritten next."""
-        slot = self._slot_of.get(name)
-        if slot is None or self.used < self.capacity:
-            return False
-        return (slot - self._next) % self.capacity < self.capacity // _AGEING
+    def wanted(self, names: Iterable[Name]) -> list[Name]:
+        """Those that are not there, or are among those that are overwritten next."""
+        known, capacity = self._slot_of, self.capacity
+        soon, first = capacity // _AGEING if self.used >= capacity else 0, self._next
+        return [
+            name
+            for name in names
+            if (slot := known.get(name)) is None or (soon and (slot - first) % capacity < soon)
+        ]
 
     def take(self, count: int) -> range:
         """Up to `count` slots, one behind the other, to be written next. What was there is forgotten."""

@@ -8,7 +8,7 @@ where its checksum is right. All calls may come from any thread, writes from one
 import errno
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,10 +119,10 @@ class DiskStore:
         with self._guard:
             return self._ring.run(names)
 
-    def wants(self, name: Name) -> bool:
-        """Whether it is worth writing: it is not there, or would be overwritten soon."""
+    def wanted(self, names: Iterable[Name]) -> list[Name]:
+        """Those that are worth writing: they are not there, or would be overwritten soon."""
         with self._guard:
-            return name not in self._ring or self._ring.is_ageing(name)
+            return self._ring.wanted(names)
 
     # ---- writing
 
@@ -177,28 +177,30 @@ class DiskStore:
         """Where the first of these are that are there, in spans of at most so many bytes (one block at least)."""
         most = max(1, most_bytes // self.kind.pitch)
         with self._guard:
-            found = [self._ring.find(name) for name in names[: self._ring.run(names)]]
-        places = [one for one in found if one is not None]
+            slots, records = self._ring.places(names)
         spans, begin = [], 0
-        for at in range(1, len(places) + 1):
-            if at == len(places) or places[at][0] != places[at - 1][0] + 1 or at - begin == most:
-                records = tuple(record for _, record in places[begin:at])
-                spans.append(Span(begin, places[begin][0], tuple(names[begin:at]), records))
+        for at in range(1, len(slots) + 1):
+            if at == len(slots) or slots[at] != slots[at - 1] + 1 or at - begin == most:
+                spans.append(Span(begin, slots[begin], tuple(names[begin:at]), tuple(records[begin:at])))
                 begin = at
         return spans
 
-    def read(self, span: Span, buffer: memoryview) -> int:
-        """Fill `buffer` with the span's slots; how many of its blocks are right, from the first on.
+    def fetch(self, span: Span, buffer: memoryview) -> int | None:
+        """Fill `buffer` with the span's slots; how many bytes came, None where they cannot be read."""
+        pitch = self.kind.pitch
+        try:
+            return self._lane.data.read_into(buffer[: len(span.names) * pitch], span.first * pitch)
+        except OSError:
+            return None
+
+    def check_read(self, span: Span, buffer: memoryview, fetched: int | None) -> int:
+        """How many blocks of what `fetch` gave are right, from the first on.
 
         Wrong ones are forgotten. A block that was overwritten meanwhile is wrong, and none that is dropped.
         """
         pitch, size = self.kind.pitch, self.kind.block_bytes
-        view = buffer[: len(span.names) * pitch]
-        try:
-            came, reason = self._lane.data.read_into(view, span.first * pitch), DAMAGED
-        except OSError:
-            came, reason = 0, UNREADABLE
-        right = 0
+        came, reason = (0, UNREADABLE) if fetched is None else (fetched, DAMAGED)
+        view, right = buffer[: len(span.names) * pitch], 0
         for at, (name, record) in enumerate(zip(span.names, span.records, strict=True)):
             block = view[at * pitch : at * pitch + size]
             whole = at * pitch + size <= came and checksum_of(name, block) == record.checksum
@@ -209,6 +211,10 @@ class DiskStore:
         with self._guard:
             self.bytes_read += right * size
         return right
+
+    def read(self, span: Span, buffer: memoryview) -> int:
+        """Both: how many blocks of the span are in `buffer`."""
+        return self.check_read(span, buffer, self.fetch(span, buffer))
 
     def _give_up(self, name: Name, record: Record, reason: str) -> None:
         with self._guard:

@@ -1,28 +1,33 @@
-"""Ways to read a disk, measured: with how many threads, through the page cache or past it; and which one was fastest.
+"""Ways to read a disk, measured: by how many threads, in which pieces, through the page cache or past it; and which one
+was fastest.
 
 The choice stands in a file of the folder that was measured, for whoever keeps blocks there. It knows no blocks.
 """
 
-import itertools
 import json
 import mmap
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from afserve.comm.disk.files import File
 from afserve.errors import CheckpointError, ConfigError
 from afserve.json_file import read_object
 
 CHOICE = "io.json"
-PIECE_BYTES = 4 << 20
 MEASURED_BYTES = 256 << 20
-_ROUNDS = 3
+_SEGMENTS, _ROUNDS = 4, 12  # of the file; a round reads one of them in each way
+_AS_FAST = 0.95  # of the best rate counts as that rate
+_WRITTEN_BYTES = 4 << 20
 _MOST_BYTES = 1 << 12
 _MOST_READERS = 16
+_PIECE_BYTES, _PIECES_BYTES = 4 << 20, 16 << 20  # of one read, and of all readers' at once
+_MOST_PIECE_BYTES, _MOST_PIECES_BYTES = 16 << 20, 64 << 20  # where blocks are large
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +37,80 @@ class Way:
     direct: bool = False
     readers: int = 2
 
+    @property
+    def piece_bytes(self) -> int:
+        """Of one read: many threads make small ones, so that the disk has enough to do and memory stays bounded."""
+        return min(_PIECE_BYTES, _PIECES_BYTES // max(1, self.readers))
+
+    @property
+    def most_piece_bytes(self) -> int:
+        return min(_MOST_PIECE_BYTES, _MOST_PIECES_BYTES // max(1, self.readers))
+
     def __str__(self) -> str:
         return f"{self.readers} thread{'s' * (self.readers > 1)}, {'past' if self.direct else 'through'} the page cache"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes per second of sequential reading from a cold page cache, the best of the rounds."""
+    """Bytes per second of sequential reading from a cold page cache, the median of the rounds, and seconds of a
+    processor for each byte."""
 
     way: Way
     rate: float
+    cost: float = 0.0
 
 
-WAYS = tuple(Way(direct, readers) for direct, readers in itertools.product((False, True), (1, 2, 4)))
+WAYS = (
+    *(Way(False, readers) for readers in (1, 2, 4)),
+    *(Way(True, readers) for readers in (1, 4, 16)),
+)
 
 
-def measure(folder: Path, size: int = MEASURED_BYTES, ways: tuple[Way, ...] = WAYS) -> list[Measured]:
-    """Of each way that the file system has; rounds alternate. Raises ConfigError where the folder cannot be used."""
-    best: dict[Way, float] = {}
+def measure(
+    folder: Path, size: int = MEASURED_BYTES, ways: tuple[Way, ...] = WAYS, rounds: int = _ROUNDS
+) -> list[Measured]:
+    """Of each way that the file system has. Short reads take turns, since a shared disk changes its rate from second to
+    second. Raises ConfigError where the folder cannot be used."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="io-") as own:
             path = Path(own) / "data"
             _write(path, size)
-            for _, way in itertools.product(range(_ROUNDS), ways):
-                file = File(path, direct=way.direct)
-                try:
-                    if file.direct == way.direct:
-                        best[way] = max(best.get(way, 0.0), size / read_seconds(file, size, way.readers))
-                finally:
+            files = {direct: File(path, direct=direct) for direct in {way.direct for way in ways}}
+            try:
+                usable = [way for way in ways if files[way.direct].direct == way.direct]
+                return _in_turns(files, usable, size, rounds)
+            finally:
+                for file in files.values():
                     file.close()
     except OSError as error:
         raise ConfigError(
             f"--io {folder}: {error}; give a folder with {size >> 20} MiB free", param="io"
         ) from error
-    return [Measured(way, rate) for way, rate in best.items()]
+
+
+def _in_turns(files: dict[bool, File], ways: list[Way], size: int, rounds: int) -> list[Measured]:
+    segment = size // _SEGMENTS
+    taken: dict[Way, list[tuple[float, float]]] = {way: [] for way in ways}
+    for turn in range(rounds):
+        for at, way in enumerate(ways[turn % len(ways) :] + ways[: turn % len(ways)]):
+            first = (turn + at) % _SEGMENTS * segment
+            file = files[way.direct]
+            file.forget()
+            began = time.process_time()
+            seconds = read_seconds(file, range(first, first + segment), way)
+            taken[way].append((seconds, time.process_time() - began))
+    return [
+        Measured(way, segment / median(wall for wall, _ in found), median(cpu for _, cpu in found) / segment)
+        for way, found in taken.items()
+    ]
+
+
+def fastest(found: Iterable[Measured]) -> Measured:
+    """The way with the highest rate; of those that are nearly as fast the one that takes the least of a processor,
+    which computes meanwhile."""
+    ways = list(found)
+    best = max(one.rate for one in ways)
+    return min((one for one in ways if one.rate >= _AS_FAST * best), key=lambda one: one.cost)
 
 
 def save(folder: Path, chosen: Measured) -> None:
@@ -93,35 +138,44 @@ def chosen(folder: Path) -> Way:
 
 
 def _write(path: Path, size: int) -> None:
-    file, piece = File(path), memoryview(bytearray(PIECE_BYTES))
+    file, piece = File(path), memoryview(os.urandom(_WRITTEN_BYTES))
     try:
-        for at in range(0, size, PIECE_BYTES):
+        for at in range(0, size, _WRITTEN_BYTES):
             file.write([piece[: size - at]], at)
     finally:
         file.close()
 
 
-def read_seconds(file: File, size: int, readers: int) -> float:
-    """For the first `size` bytes, from a cold page cache. Raises OSError."""
-    file.forget()
-    places, guard = iter(range(0, size, PIECE_BYTES)), threading.Lock()
+def read_seconds(file: File, place: range, way: Way) -> float:
+    """For the bytes of a file at `place`, into buffers that are used again. Raises OSError."""
+    piece, guard = way.piece_bytes, threading.Lock()
+    places = iter(range(place.start, place.stop, piece))
     failed: list[OSError] = []
 
-    def read() -> None:
-        buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
+    def read(memory: mmap.mmap) -> None:
+        buffer = memoryview(memory)
         try:
             for at in _shared(places, guard):
-                file.read_into(buffer[: size - at], at)
+                file.read_into(buffer[: place.stop - at], at)
         except OSError as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(readers)]
+    memories = [_touched(piece) for _ in range(way.readers)]
+    threads = [threading.Thread(target=read, args=(memory,)) for memory in memories]
     began = time.perf_counter()
     _each(threads, threading.Thread.start)
     _each(threads, threading.Thread.join)
+    seconds = time.perf_counter() - began
     if failed:
         raise failed[0]
-    return time.perf_counter() - began
+    return seconds
+
+
+def _touched(size: int) -> mmap.mmap:
+    """Memory that is there, so that it is not the time of its pages that is measured."""
+    memory = mmap.mmap(-1, size)
+    memory.write(bytes(size))
+    return memory
 
 
 def _shared(places: Iterator[int], guard: threading.Lock) -> Iterator[int]:

@@ -7,19 +7,15 @@ Writes are bounded in bytes and reads in buffers: what does not fit is refused o
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from afserve.comm.disk.record import Bytes, Name
 from afserve.comm.disk.store import DiskStore, Span
+from afserve.comm.disk.ways import Way
 
-PIECE_BYTES, MOST_PIECE_BYTES = (
-    4 << 20,
-    16 << 20,
-)  # of one read: eight blocks, within these, or one larger block
-_PIECE_BLOCKS = 8
-READERS = 2
+_PIECE_BLOCKS = 8  # of one read at least, where that many are not too large
 _BUFFERS = 2  # for each reader: one is filled while another is taken out
 STAGED_BYTES = 64 << 20  # copied out of the cache and not yet written
 _CLOSE_SECONDS = 10.0
@@ -44,7 +40,7 @@ class DiskWorkers:
         store: DiskStore,
         wake: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda line: None,
-        readers: int = READERS,
+        way: Way = Way(),  # noqa: B008
     ) -> None:
         self.store, self._wake, self._tell = store, wake, tell
         self.done: deque[Read] = deque()
@@ -55,13 +51,16 @@ class DiskWorkers:
         self._wanted: set[int] = set()
         self._reads: SimpleQueue[tuple[int, Span] | None] = SimpleQueue()
         self._writes: SimpleQueue[tuple[Sequence[Name], Bytes] | None] = SimpleQueue()
+        self._checks: SimpleQueue[tuple[int, Span, memoryview, int | None] | None] = SimpleQueue()
         self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
         pitch = store.kind.pitch
-        self._piece = max(pitch, min(MOST_PIECE_BYTES, max(PIECE_BYTES, _PIECE_BLOCKS * pitch)))
-        self._memory = [mmap.mmap(-1, self._piece) for _ in range(readers * _BUFFERS)]
+        self._piece = max(pitch, min(way.most_piece_bytes, max(way.piece_bytes, _PIECE_BLOCKS * pitch)))
+        self._memory = [mmap.mmap(-1, self._piece) for _ in range(way.readers * _BUFFERS)]
         self._threads = [
-            threading.Thread(target=self._read, name=f"disk-read-{n}", daemon=True) for n in range(readers)
+            threading.Thread(target=self._read, name=f"disk-read-{n}", daemon=True)
+            for n in range(way.readers)
         ]
+        self._threads.append(threading.Thread(target=self._check, name="disk-check", daemon=True))
         self._threads.append(threading.Thread(target=self._write, name="disk-write", daemon=True))
 
     def start(self) -> None:
@@ -77,8 +76,11 @@ class DiskWorkers:
         """Bytes that may be given to `write` now."""
         return max(0, STAGED_BYTES - self._staged) if self.writable else 0
 
-    def wants(self, name: Name) -> bool:
-        return self.writable and name not in self._queued and self.store.wants(name)
+    def wanted(self, names: Iterable[Name]) -> list[Name]:
+        """Those that are worth writing."""
+        return (
+            [name for name in self.store.wanted(names) if name not in self._queued] if self.writable else []
+        )
 
     def write(self, names: Sequence[Name], payload: Bytes) -> None:
         """Keep these blocks; `payload` must not change any more."""
@@ -93,12 +95,13 @@ class DiskWorkers:
 
     # ---- reading
 
-    def read(self, job: int, names: Sequence[Name]) -> int:
-        """Begin to read the first of these that are there; how many those are. They come until `end`."""
+    def read(self, job: int, names: Sequence[Name], begin: int = 0) -> int:
+        """Begin to read the first of these that are there; how many those are. They come until `end`. The first one is
+        at `begin` of what the job reads."""
         spans = self.store.spans(names, self._piece)
         self._wanted.add(job)
         for span in spans:
-            self._reads.put((job, span))
+            self._reads.put((job, span if not begin else replace(span, begin=begin + span.begin)))
         return sum(len(span.names) for span in spans)
 
     def end(self, job: int) -> None:
@@ -118,7 +121,13 @@ class DiskWorkers:
             buffer = self._buffers.get()
             if buffer is None:
                 return
-            self.done.append(Read(number, span, self.store.read(span, buffer), buffer))
+            self._checks.put((number, span, buffer, self.store.fetch(span, buffer)))
+
+    def _check(self) -> None:
+        """Beside the reads, so that the disk does not wait for checksums."""
+        while (job := self._checks.get()) is not None:
+            number, span, buffer, fetched = job
+            self.done.append(Read(number, span, self.store.check_read(span, buffer, fetched), buffer))
             self._wake()
 
     def _write(self) -> None:
@@ -144,7 +153,8 @@ class DiskWorkers:
     def close(self) -> None:
         """What was given to `write` is written first, where that takes less than ten seconds."""
         self._writes.put(None)
-        for _ in self._threads[:-1]:
+        self._checks.put(None)
+        for _ in self._threads[:-2]:
             self._reads.put(None)
             self._buffers.put(None)
         for thread in self._threads:

@@ -19,7 +19,7 @@ from afserve.comm.disk.files import File
 from afserve.comm.disk.record import HEAD_BYTES, RECORD_BYTES, Kind, Record, decode_records, encode_record
 from afserve.comm.disk.ring import Ring
 from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
-from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, measure, save
+from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.errors import ConfigError
 
@@ -83,7 +83,7 @@ def test_blocks_are_found_in_order_and_over_a_restart(tmp_path):
 def test_a_block_that_is_overwritten_soon_is_wanted_again(tmp_path):
     store = opened(tmp_path)
     keep(store, names(*range(CAPACITY)))
-    assert [store.wants(name) for name in names(0, 2, 3, 11, 99)] == [True, True, False, False, True]
+    assert store.wanted(names(0, 2, 3, 11, 99)) == names(0, 2, 99)
     keep(store, names(0, 1))
     assert read(store, names(0, 1)) == names(0, 1) and store.blocks == CAPACITY
     store.close()
@@ -306,8 +306,9 @@ def test_a_ring_is_what_was_put_last(capacity, chains):
 
 def test_what_was_measured_as_fastest_is_used(tmp_path):
     assert chosen(tmp_path) == Way() == Way(False, 2)
-    found = measure(tmp_path, size=1 << 20, ways=(Way(False, 1), Way(True, 2)))
+    found = measure(tmp_path, size=1 << 20, ways=(Way(False, 1), Way(True, 2)), rounds=2)
     assert found[0].way == Way(False, 1) and all(one.rate > 0 for one in found)
+    assert all(one.cost > 0 for one in found)
     save(tmp_path, Measured(Way(True, 4), 1e9))
     assert chosen(tmp_path) == Way(True, 4) and str(Way(True, 4)) == "4 threads, past the page cache"
     for text in ("{", '{"direct": 1, "readers": 2}', '{"direct": true, "readers": 99}', '["direct"]'):
@@ -317,12 +318,41 @@ def test_what_was_measured_as_fastest_is_used(tmp_path):
         measure(tmp_path / "nowhere")
 
 
+def test_of_ways_that_are_nearly_as_fast_the_cheapest_is_used():
+    best, cheap, slow = (
+        Measured(Way(True, 16), 1.00e9, 3e-10),
+        Measured(Way(False, 1), 0.96e9, 2e-10),
+        Measured(Way(True, 1), 0.90e9, 1e-10),
+    )
+    assert fastest([best, slow]) == best and fastest([slow, cheap, best]) == cheap
+
+
+def test_memory_for_reads_is_bounded_whatever_the_way():
+    for way in (Way(False, 1), Way(False, 2), Way(True, 4), Way(True, 16)):
+        assert 1 << 20 <= way.piece_bytes <= way.most_piece_bytes
+        assert way.readers * way.most_piece_bytes <= 64 << 20
+
+
+def test_what_is_read_later_is_placed_behind_what_was_asked_before(tmp_path):
+    store, chain = opened(tmp_path), names(*range(7))
+    keep(store, chain)
+    workers = DiskWorkers(store, way=Way(readers=1))
+    workers.start()
+    try:
+        assert workers.read(1, chain[:3]) == 3 and workers.read(1, chain[3:], 3) == 4
+        wait(lambda: len(workers.done) == 2)
+        found = [(one.span.begin, one.right) for one in workers.done]
+        assert found == [(0, 3), (3, 4)]
+    finally:
+        workers.close()
+
+
 def test_direct_reads_give_the_same_blocks(tmp_path):
     """Where buffers do not begin at a page, or the file system cannot, it is read through the page cache."""
     store, chain = opened(tmp_path, direct=True), names(*range(7))
     keep(store, chain)
     assert read(store, chain) == chain
-    workers = DiskWorkers(store, readers=1)
+    workers = DiskWorkers(store, way=Way(readers=1))
     workers.start()
     assert workers.read(1, chain) == 7
     wait(lambda: workers.done)
@@ -338,7 +368,7 @@ def test_threads_read_and_write_beside_each_other(tmp_path):
     try:
         for turn in range(20):
             chain = names(*range(turn * 3, turn * 3 + 3))
-            if workers.wants(chain[0]):
+            if workers.wanted(chain[:1]):
                 workers.write(chain, b"".join(map(block_of, chain)))
             wait(lambda: not workers.writing)
             coming = workers.read(turn, chain)

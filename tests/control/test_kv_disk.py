@@ -201,10 +201,11 @@ def test_settings_are_checked():
 
 
 def test_doctor_leaves_the_fastest_way_in_the_folder(tmp_path, monkeypatch):
-    slow, fast = Measured(Way(False, 1), 1e9), Measured(Way(True, 4), 2.5e9)
+    slow, fast = Measured(Way(False, 1), 1e9), Measured(Way(True, 4), 2.5e9, 0.2e-9)
     monkeypatch.setattr("afserve.comm.disk.ways.measure", lambda folder: [slow, fast])
     found = [finding.found for finding in disk(tmp_path)]
-    assert found[0] == " 2.50 GB/s by 4 threads, past the page cache" and "1.00 GB/s by 1 thread" in found[1]
+    assert found[0] == " 2.50 GB/s by 4 threads, past the page cache, 0.20 s of a core for each GB"
+    assert "1.00 GB/s by 1 thread" in found[1]
     assert found[2].startswith(f"--kv-ssd {tmp_path} is read by 4 threads") and chosen(tmp_path) == fast.way
 
 

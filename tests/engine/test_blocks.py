@@ -151,9 +151,7 @@ def test_named_blocks_that_nobody_holds_any_more_are_told_in_the_order_of_their_
 def test_blocks_from_a_file_are_counted_once_and_not_under_another_name():
     pool = BlockPool(3, 4)
     blocks = pool.allocate(3)
-    pool.publish(blocks[0], b"a")
-    pool.publish(blocks[1], b"b")
-    pool.restored(blocks)
+    pool.publish_restored(blocks[:2], [b"a", b"b"])
     pool.release(blocks)
     assert pool.take_restored(blocks[:1]) == 1 and pool.take_restored(blocks[:1]) == 0
     again = pool.allocate(3)

@@ -18,6 +18,22 @@ def test_every_block_is_free_or_taken_once(blocks: int, steps: list[tuple[bool, 
         assert len(free) + len(taken) == blocks == len({*free, *taken})
 
 
+@given(st.integers(1, 5 * RUN), st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))
+def test_some_at_once_are_those_that_follow_each_other(blocks: int, steps: list[tuple[bool, int]]) -> None:
+    free, taken = FreeBlocks(blocks), list[int]()
+    for give, at in steps:
+        if give and taken:
+            free.add(taken.pop(at % len(taken)))
+        elif not give and len(free):
+            last = taken[at % len(taken)] if taken and at % 3 else None
+            behind = last is not None and last + 1 in set(free)
+            some = free.take_some(last, 1 + at % 40)
+            assert 1 <= len(some) <= 1 + at % 40 and some.step == 1
+            assert not behind or (last is not None and some[0] == last + 1)
+            taken += some
+        assert len(free) + len(taken) == blocks == len({*free, *taken})
+
+
 def test_sequences_that_grow_in_turn_each_get_a_run() -> None:
     free = FreeBlocks(8 * RUN)
     sequences: list[list[int]] = [[] for _ in range(8)]

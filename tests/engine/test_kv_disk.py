@@ -8,6 +8,7 @@ import torch
 
 from afserve.clock import FakeClock, MonotonicClock
 from afserve.comm.disk.store import DiskStore
+from afserve.comm.disk.ways import Way
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.config import ModelSource
 from afserve.engine.kv_disk import DiskTier
@@ -34,7 +35,7 @@ class Node:
         self.engine = colocated(ModelSource(str(path), "m"), config(**fields))
         kv, self.said = self.engine.kv, []
         store = DiskStore.open(folder, kv.fingerprint.digest, kv.block_bytes, limit, spared=spared)
-        self.disk = DiskWorkers(store, tell=self.said.append, readers=readers)
+        self.disk = DiskWorkers(store, tell=self.said.append, way=Way(readers=readers))
         self.disk.start()
         self.tier = DiskTier(kv, self.engine.blocks, self.disk, clock or MonotonicClock())
 
@@ -189,6 +190,29 @@ def test_what_is_on_its_way_is_not_read_twice(node):
     assert another not in (None, number)
     one.tier.cancel(another)
     assert not one.tier._coming and not list(one.engine.blocks.held)
+
+
+def test_what_came_is_held_until_the_turn_behind_its_end(node):
+    """Nobody else takes the memory before whoever waited for it has found it."""
+    one, request = node(), requests(prompts())[2]
+    one.ask(request)
+    one.forget()
+    assert one.restore(request).received == 4
+    held = list(one.engine.blocks.held)
+    assert len(held) == 4 and one.tier.busy
+    one.tier.turn(0.0)
+    assert not list(one.engine.blocks.held) and not one.tier.busy
+    names = one.engine.usable_names(request)
+    assert one.engine.kv.pool.match(names) == held
+
+
+def test_a_chain_is_looked_up_in_parts(node, monkeypatch):
+    monkeypatch.setattr("afserve.engine.kv_disk._BEGUN_BYTES", 1)  # one block at once
+    one, request = node(), requests(prompts())[2]
+    one.ask(request)
+    one.forget()
+    restored = one.restore(request)
+    assert (restored.asked, restored.received) == (4, 4)
 
 
 def test_a_full_disk_ends_writing_and_nothing_else(node, expected):

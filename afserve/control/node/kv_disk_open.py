@@ -61,7 +61,7 @@ def open_disk(
         )
     )
     clock = AwakeClock(most=_GAP)
-    workers = DiskWorkers(store, lambda: stream.deliver(Moved()), warn, way.readers)
+    workers = DiskWorkers(store, lambda: stream.deliver(Moved()), warn, way)
     tier = DiskTier(kv, node.blocks, workers, clock)
     workers.start()
     return KvOnDisk(moves, tier, node, clock, engine.block_size, kv.block_bytes, warn, engine.max_waiting)
