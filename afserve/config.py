@@ -109,6 +109,10 @@ class EngineSettings:
         Range(0.01, 0.9, whole=False),
         metavar="SHARE",
     )
+    share_cores: bool = setting(
+        False,
+        "With one attention and one expert node of one thread each on this host: the one that waits lends its core.",
+    )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
     )

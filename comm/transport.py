@@ -9,7 +9,7 @@ message therefore never overwrites one that is still being read, and memory is f
 Shapes: R rows in a message, H hidden size, K top-k, S scale blocks of 128 columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -244,6 +244,17 @@ class Sender(Protocol):
 
     def send_part(self, box: Box, header: Header, filler: MessageFiller) -> None:
         """The rows that go to the box's expert node."""
+        ...
+
+
+@runtime_checkable
+class SharingCores(Protocol):
+    """What a transport between two nodes of a host may offer: whoever waits lends its core to the other."""
+
+    def share_cores(self, borrow: Callable[[Tensor, int], bool]) -> bool:
+        """`borrow` is given the memory and the offset of the peer's bell, as `Ops.borrow_core`, now and whenever the
+        peer is another process. False where nobody lends here: no native library, or more than one peer.
+        """
         ...
 
 

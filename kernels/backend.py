@@ -4,7 +4,7 @@ A backend holds a `Reference` for what does not fit it, and notes that in `fallb
 that a test of a backend compares two programs. Contracts are in the docstrings of `ops.py`; shapes as there.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,13 @@ from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedHea
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.scaled import BlockScaled
+
+
+@runtime_checkable
+class Borrowing(Protocol):
+    """A backend whose tasks another thread can take, on the core of a node that waits."""
+
+    def borrow_core(self, memory_B: Tensor, offset: int) -> bool: ...
 
 
 class Backend(Protocol):

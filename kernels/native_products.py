@@ -53,6 +53,10 @@ class NativeProducts:
     def holds_int4(self, dtype: torch.dtype) -> bool:
         return dtype in CODES
 
+    def borrow_core(self, memory_B: Tensor, offset: int) -> bool:
+        self._engine.borrow(memory_B.data_ptr() + offset, memory_B)
+        return True
+
     def explain(self) -> str:
         return f"native library, {self.isa} instructions, {self._engine.threads} thread(s)"
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
-from afserve.kernels.backend import Backend
+from afserve.kernels.backend import Backend, Borrowing
 from afserve.kernels.cache import KeptShape, LayerCache, PagedCache, StateShape
 from afserve.kernels.checks import (
     both_biases,
@@ -70,6 +70,12 @@ class Ops:
         """Whether `empty_experts(..., int4=groups)` takes half a byte per weight, for rows of `dtype`; elsewhere it
         keeps the same values in `dtype`."""
         return self._backend.holds_int4(dtype)
+
+    def borrow_core(self, memory_B: Tensor, offset: int) -> bool:
+        """From now on one more thread computes on the core of another node of this host, while that one lends it:
+        `offset` is that of its bell, in memory that both share (comm/mailbox/segment.py). Instead of the core borrowed
+        before. False where the backend can't; results have the same bits."""
+        return isinstance(self._backend, Borrowing) and self._backend.borrow_core(memory_B, offset)
 
     def explain(self) -> str:
         """One line for the start of a run: which path the ops take here."""

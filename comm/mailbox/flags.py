@@ -37,6 +37,10 @@ class BellWord:
     memory_B: Tensor
     offset: int
 
+    @property
+    def address(self) -> int:
+        return self.memory_B.data_ptr() + self.offset
+
 
 class Board(Protocol):
     """The words of all lanes of one end; a lane is its index. Every lane has a quiet value, first 0."""
@@ -66,6 +70,12 @@ class MessageBoard(Board, Protocol):
 
     A waiter that spins fetches the rows of a message while they are still being written.
     """
+
+    def lend(self, own: int, peer: int) -> None:
+        """Bells of two nodes that lend each other their cores (kernels/native/lent_core.h): a wait on `own`, the only
+        one of this end, lends this core where it is wanted, and a post that rings `peer` may leave the wake-up to the
+        guest there."""
+        ...
 
     def carry(
         self, lane: int, out: object, incoming: object, own_slot: int, own_weight: int, sent: int
@@ -146,9 +156,7 @@ def open_board(lanes: Sequence[LaneWords], bells: Sequence[BellWord], *, spins: 
     native = native_library()
     if native is not None:
         triples = [_addresses(lane) for lane in lanes]
-        return cast(
-            Board, native.FlagBoard(triples, [b.memory_B.data_ptr() + b.offset for b in bells], spins)
-        )
+        return cast(Board, native.FlagBoard(triples, [bell.address for bell in bells], spins))
     if platform.machine() not in _ORDERED:
         raise ConfigError(
             f"shared memory between processes on {platform.machine()} needs the native library, which is not built: "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from afserve.comm.mailbox.flags import Board, MessageBoard, open_board
+from afserve.comm.mailbox.flags import BellWord, Board, MessageBoard, open_board
 from afserve.comm.mailbox.mailbox import Mailbox
 from afserve.comm.mailbox.segment import Segment
 from afserve.comm.mailbox.wire import SEQUENCES, following, name
@@ -123,6 +123,14 @@ class Lanes:
         boxes = segment.mailbox(box, out), segment.mailbox(box, incoming)
         most = self._limits.get(box.attention, segment.map.layout.max_rows)
         return _Lane(box, segment, 0, *boxes, sent, taken, sent, most)
+
+    def lend(self, own: BellWord, peer: BellWord) -> bool:
+        """From now on a wait lends this end's core where somebody wants it, and the peer of that bell does the same.
+        False where the native library is missing. Until the next `rebuild`."""
+        if not isinstance(self._board, MessageBoard):
+            return False
+        self._board.lend(own.address, peer.address)
+        return True
 
     def boxes(self) -> list[Box]:
         return list(self._lanes)

@@ -4,7 +4,8 @@ It says where everything lies, and reads and writes the terms and the records. I
 from, nor who waits on it.
 
     page 0     magic, segment bytes, the terms of the rendezvous
-    page 1...  one line per node: pid, state, bell, sleepers, turn (expert first, then the attention nodes)
+    page 1...  one line per node: pid, state, bell, sleepers, turn (expert first, then the attention nodes), and behind
+               them four words about the loan of its core, which kernels/native/lent_core.h names
     then       one line per direction of each box: its flag, and how much of the next message is there
     then       the mailboxes, each on pages of its own
 """
@@ -29,7 +30,7 @@ from afserve.errors import RendezvousError
 PAGE = 4096
 LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
-_PID, _STATE, _BELL, _SLEEPERS, _TURN = 0, 4, 8, 12, 16
+_PID, _STATE, _BELL, _SLEEPERS, _TURN, _LOAN = 0, 4, 8, 12, 16, 24
 _PROGRESS = 8  # of a flag's line
 _MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -151,6 +152,7 @@ class Segment:
         turn = self.turn(attention)
         self._set(attention, _PID, pid)
         self._set(attention, _SLEEPERS, 0)  # a predecessor may have died asleep
+        self._set(attention, _LOAN, 0)  # or while its core was lent
         self._set(attention, _STATE, HERE)
         self._set(attention, _TURN, turn + 1 & 0xFFFFFFFF)
 

@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class ShmTransport:
         self._turns: dict[int, int] = {}
         self._looked = 0.0
         self._look_seconds = _EXPERT_LOOKS if attention is None else _ATTENTION_LOOKS
+        self._borrow: Callable[[Tensor, int], bool] | None = None
         for segment in segments:
             segment.claim(attention, os.getpid())
         self._look()
@@ -63,6 +64,19 @@ class ShmTransport:
 
     def limit(self, attention: int, rows: int) -> None:
         self._lanes.limit(attention, rows)
+
+    def share_cores(self, borrow: Callable[[Tensor, int], bool]) -> bool:
+        """As `transport.SharingCores`, between the first attention node and the only expert node."""
+        self._borrow = borrow
+        return self._share_core()
+
+    def _share_core(self) -> bool:
+        if self._borrow is None or len(self._segments) != 1 or self._attention not in (None, 0):
+            return False
+        (segment,) = self._segments.values()
+        mine, theirs = (None, 0) if self._attention is None else (0, None)
+        own, peer = segment.bell(mine), segment.bell(theirs)
+        return self._borrow(peer.memory_B, peer.offset) and self._lanes.lend(own, peer)
 
     def stage(self, box: Box, header: Header) -> Parcel:
         return self._lanes.stage(box, header)
@@ -158,6 +172,7 @@ class ShmTransport:
     def _rebuild(self) -> None:
         self._segments = dict(sorted(self._segments.items()))
         self._lanes.rebuild(list(self._segments.values()))
+        self._share_core()
 
     def _look_sometimes(self) -> None:
         now = time.monotonic()

@@ -18,3 +18,8 @@ Engine::Engine(int threads, const std::string& isa_name)
 void Engine::reserve(size_t bytes) {
   for (Memory& memory : worker) memory.at_least<char>(bytes);
 }
+
+void Engine::borrow(const LentCore& core) {
+  pool.borrow(core);
+  worker.resize(size_t(pool.threads()));
+}

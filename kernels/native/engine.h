@@ -13,6 +13,9 @@ struct Engine {
   // Called before the tasks start, so that no thread of the pool ever allocates.
   void reserve(size_t bytes);
 
+  // One more thread computes while another node lends it this core. Between two ops.
+  void borrow(const LentCore& core);
+
   template <class T>
   T* scratch(int thread) const {
     return reinterpret_cast<T*>(worker[thread].data());

@@ -102,7 +102,7 @@ Word* word(uintptr_t address) {
 FlagBoard::FlagBoard(const std::vector<Addresses>& lanes, const std::vector<uintptr_t>& bells, bool spins)
     : usual_(kLongestSpin / 4), budget_(kLongestSpin / 2), spins_(spins) {
     for (auto [incoming, outgoing, bell] : lanes)
-        lanes_.push_back({word(incoming), word(outgoing), word(bell), word(bell + 4), 0});
+        lanes_.push_back({word(incoming), word(outgoing), word(bell), word(bell + 4), 0, {}});
     for (uintptr_t bell : bells) {
         bells_.push_back(word(bell));
         sleepers_.push_back(word(bell + 4));
@@ -115,7 +115,15 @@ void FlagBoard::post(size_t lane, uint32_t value) {
     to.sent = value;
     to.outgoing->store(value, std::memory_order_release);
     to.bell->fetch_add(1);
-    if (to.sleepers->load() != 0) wake(to.bell);
+    if (to.sleepers->load() != 0 && !(to.core && to.core.guest_wakes())) wake(to.bell);
+}
+
+void FlagBoard::lend(uintptr_t own, uintptr_t peer) {
+    if (bells_.size() != 1 || bells_[0] != word(own))
+        throw std::invalid_argument("an end lends its core where it has one bell");
+    own_ = LentCore(own);
+    for (Lane& lane : lanes_)
+        if (lane.bell == word(peer)) lane.core = LentCore(peer);
 }
 
 std::vector<size_t> FlagBoard::changed(const std::vector<size_t>& which) const {
@@ -210,6 +218,7 @@ bool FlagBoard::spin(const std::vector<size_t>& which, Clock::time_point start, 
             shyness_ /= 2;
             return true;
         }
+        if (guest_waits()) return any(which);
         if (pull(which)) quiet_since = spent;
         pause_briefly();
         if (spent - quiet_since > kBeforeYield && !offer_core()) return any(which);
@@ -235,8 +244,11 @@ void FlagBoard::park(const std::vector<size_t>& which, Clock::time_point start, 
     while (true) {
         for (size_t i = 0; i < bells_.size(); ++i) counts_[i] = bells_[i]->load();
         int64_t left = limit - since(start);
-        if (any(which) || left <= 0 || !sleep_on(bells_, counts_, left)) break;
+        if (any(which) || left <= 0) break;
+        if (own_) own_.lend(counts_[0]);
+        if (!sleep_on(bells_, counts_, left)) break;
     }
+    if (own_) own_.take_back();
     for (Word* sleepers : sleepers_) sleepers->fetch_sub(1);
 }
 

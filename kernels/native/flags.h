@@ -5,6 +5,8 @@
 // waiter adds itself to the sleepers, reads the bell, looks at the flags again and sleeps only while the bell still has
 // that count. All four bell accesses are sequentially consistent, so one of the two always sees the other.
 //
+// Where two ends lend each other their cores (lent_core.h), a waiter whose core is wanted does not spin.
+//
 // A lane that carries mailboxes moves whole messages in one call, and a spinning waiter fetches what it is told of.
 #pragma once
 #include <atomic>
@@ -13,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lent_core.h"
 #include "mailbox.h"
 
 using Word = std::atomic<uint32_t>;
@@ -50,6 +53,10 @@ class FlagBoard {
     Taken take(size_t lane);
     const Mailbox& out(size_t lane) const;
 
+    // A wait that finds a guest lends this end's core, whose bell is `own`; it must be the only one. The owner of the bell
+    // `peer` lends its core too, so its guest may wake it.
+    void lend(uintptr_t own, uintptr_t peer);
+
    private:
     struct Lane {
         Word* incoming;
@@ -57,6 +64,7 @@ class FlagBoard {
         Word* bell;
         Word* sleepers;
         uint32_t quiet;
+        LentCore core = {};  // the peer's
         uint32_t sent = 0;
         Mailbox* out = nullptr;
         Mailbox* in = nullptr;
@@ -69,6 +77,7 @@ class FlagBoard {
     bool pull(const std::vector<size_t>& which);
     bool spin(const std::vector<size_t>& which, Clock::time_point start, int64_t limit);
     bool offer_core();
+    bool guest_waits() const { return own_ && own_.is_wanted(); }
     void park(const std::vector<size_t>& which, Clock::time_point start, int64_t limit);
     void learn(int64_t waited);
 
@@ -81,4 +90,5 @@ class FlagBoard {
     int shy_ = 0;      // waits left without a spin
     int shyness_ = 0;  // how many there were last
     bool spins_;
+    LentCore own_;  // what this end lends
 };

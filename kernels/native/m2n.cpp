@@ -78,7 +78,7 @@ std::vector<size_t> wait(FlagBoard& board, const std::vector<size_t>& which, dou
 }  // namespace
 
 void bind_flags(py::module_& module) {
-    module.attr("data_plane") = 3;  // what comm/native.py expects; raise both when a signature changes
+    module.attr("data_plane") = 4;  // what comm/native.py expects; raise both when a signature changes
     py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/m2n/routes.py.")
         .def(py::init<Address, Address, int64_t, int64_t, int64_t, int64_t>());
     py::class_<RowSplit>(module, "RowSplit", "The rows of one dispatch by expert node; see comm/m2n/rows.py.")
@@ -97,6 +97,7 @@ void bind_flags(py::module_& module) {
         .def("post", &FlagBoard::post)
         .def("changed", &FlagBoard::changed)
         .def("wait", &wait)
+        .def("lend", &FlagBoard::lend)
         .def("carry", &FlagBoard::carry, py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
         .def("send_rows", &send_rows)
         .def("send_split", &send_split)

@@ -9,6 +9,8 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "Native CPU kernels. Use them through afserve.kernels.ops.";
   py::class_<Engine>(m, "Engine")
       .def(py::init<int, const std::string&>(), py::arg("threads"), py::arg("isa") = "")
+      .def("borrow", [](Engine& e, Address bell, const py::object&) { e.borrow(LentCore(bell)); }, py::keep_alive<1, 3>())
+      .def_property_readonly("borrowed", [](const Engine& e) { return e.pool.borrowed(); })
       .def_property_readonly("isa", [](const Engine& e) { return e.isa->name; })
       .def_property_readonly("compacts", [](const Engine& e) { return e.isa->expand != nullptr; })
       .def_property_readonly("threads", [](const Engine& e) { return e.pool.threads(); });

@@ -10,6 +10,8 @@ namespace {
 
 constexpr auto SPIN = std::chrono::microseconds(300);  // longer than the gap between two steps
 
+constexpr int64_t PATIENCE = 10000000;                 // ns that the guest waits for the core before it asks itself why
+
 // Pauses for some microseconds, then offers the core to whoever else wants it: where cores are shared, the thread
 // that is waited for may be the one that wants it.
 class Wait {
@@ -36,6 +38,7 @@ Pool::~Pool() {
   }
   wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
+  end_guest();
 }
 
 void Pool::start() {
@@ -43,7 +46,7 @@ void Pool::start() {
 }
 
 void Pool::share(int n, Call call, const void* task, bool within) {
-  if (workers_.empty()) start();
+  if (workers_.empty() && threads_ > 1) start();
   uint64_t round = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_ = round << 32 | CLOSED;
   count_ = n;
@@ -52,7 +55,7 @@ void Pool::share(int n, Call call, const void* task, bool within) {
   task_ = task;
   within_ = within;
   ticket_ = round << 32;
-  if (sleepers_) {
+  if (sleepers_ || dozing_) {
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
   }
@@ -61,9 +64,9 @@ void Pool::share(int n, Call call, const void* task, bool within) {
   while (done_.load(std::memory_order_acquire) != n) wait.once();
 }
 
-void Pool::drain(uint64_t round, int worker) {
+void Pool::drain(uint64_t round, int worker, const LentCore* core) {
   bool entered = false;
-  for (;;) {
+  while (!core || !core->is_called()) {
     uint64_t ticket = ticket_;
     uint64_t index = ticket & 0xffffffff;
     int n = count_;
@@ -72,11 +75,12 @@ void Pool::drain(uint64_t round, int worker) {
     bool within = within_;
     if (ticket >> 32 != round || index >= static_cast<uint64_t>(n)) break;
     // Neighbours to one thread, since what they read lies side by side; fewer towards the end, so that all end together.
-    int some = (n - static_cast<int>(index)) / (2 * threads_);
+    int some = (n - static_cast<int>(index)) / (2 * threads());
     if (some < 1) some = 1;
     if (!ticket_.compare_exchange_weak(ticket, ticket + some)) continue;
     if (within && !entered) enter_(), entered = true;
     for (int i = 0; i < some; i++) call(task, static_cast<int>(index) + i, worker);
+    if (core) borrowed_ += some;
     done_.fetch_add(some, std::memory_order_release);
   }
   if (entered) leave_();
@@ -108,4 +112,64 @@ void Pool::work(int worker) {
     seen = ticket_ >> 32;
     drain(seen, worker);
   }
+}
+
+void Pool::borrow(const LentCore& core) {
+  end_guest();
+  guests_ = 1;
+  guest_ = std::thread([this, core] { visit(core); });
+}
+
+void Pool::end_guest() {
+  if (!guest_.joinable()) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ends_ = true;
+  }
+  wake_.notify_all();
+  guest_.join();
+  ends_ = false;
+}
+
+bool Pool::has_task() const {
+  uint64_t index = ticket_ & 0xffffffff;
+  return index != CLOSED && index < static_cast<uint64_t>(count_.load());
+}
+
+// False when the guest is to end.
+bool Pool::sleep_until_round(uint64_t seen) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  dozing_ = true;
+  wake_.wait(lock, [&] { return ends_ || ticket_ >> 32 != seen; });
+  dozing_ = false;
+  return !ends_;
+}
+
+void Pool::visit(const LentCore& core) {
+  int cpu = -1;
+  uint64_t seen = 0;
+  while (sleep_until_round(seen)) {
+    do {
+      seen = ticket_ >> 32;
+      if (core.enter(PATIENCE, cpu)) compute_on(core);
+    } while (!ends_ && ticket_ >> 32 != seen);
+  }
+}
+
+// Until its owner wants it or there was nothing to share for a while.
+void Pool::compute_on(const LentCore& core) {
+  auto until = std::chrono::steady_clock::now() + SPIN;
+  Wait wait;
+  do {
+    for (int i = 0; i < 32; i++) {
+      if (core.is_called()) return core.give_back();
+      if (has_task()) {
+        drain(ticket_ >> 32, threads_, &core);
+        until = std::chrono::steady_clock::now() + SPIN;
+        wait = Wait();
+      }
+      wait.once();
+    }
+  } while (!ends_ && std::chrono::steady_clock::now() < until);
+  core.leave();
 }

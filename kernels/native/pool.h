@@ -1,5 +1,6 @@
 // A few threads that share the tasks of one op. They spin for a moment after an op, because the next one is
-// usually near, then sleep. A pool of one thread is a plain loop. Knows nothing of what the tasks do.
+// usually near, then sleep. A pool of one thread is a plain loop. A guest is one more thread, which takes tasks while
+// another node lends its core. Knows nothing of what the tasks do.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -8,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "lent_core.h"
+
 class Pool {
  public:
   using Hook = void (*)();
@@ -15,7 +18,12 @@ class Pool {
   // Every thread calls `enter` before its first task of a `run_within` and `leave` after its last.
   Pool(int threads, Hook enter, Hook leave);
   ~Pool();
-  int threads() const { return threads_; }
+  // With the guest.
+  int threads() const { return threads_ + guests_; }
+  // From now on a further thread computes on this core while it is lent, and on no other. Between two runs.
+  void borrow(const LentCore& core);
+  // Tasks that guests have done so far.
+  int64_t borrowed() const { return borrowed_; }
 
   // task(index, worker) for every index below n, in any order; returns when all are done.
   template <class Task>
@@ -34,7 +42,7 @@ class Pool {
 
   template <class Task>
   void run(int n, const Task& task, bool within) {
-    if (n > 1 && threads_ > 1)
+    if (n > 1 && threads() > 1)
       return share(n, [](const void* t, int i, int worker) { (*static_cast<const Task*>(t))(i, worker); }, &task, within);
     if (within && n) enter_();
     for (int i = 0; i < n; i++) task(i, 0);
@@ -44,7 +52,12 @@ class Pool {
   void share(int n, Call call, const void* task, bool within);
   void start();
   void work(int worker);
-  void drain(uint64_t round, int worker);
+  void drain(uint64_t round, int worker, const LentCore* core = nullptr);
+  void end_guest();
+  void visit(const LentCore& core);
+  void compute_on(const LentCore& core);
+  bool sleep_until_round(uint64_t seen);
+  bool has_task() const;
   bool wait_for_round(uint64_t seen);
 
   // `ticket_` is round << 32 | next index. A round is closed (index CLOSED) while the fields change, so a
@@ -62,4 +75,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
+  std::atomic<bool> dozing_{false};  // the guest sleeps because there was nothing to share
+  int guests_ = 0;
+  std::atomic<int64_t> borrowed_{0};
+  std::atomic<bool> ends_{false};  // the guest's life
+  std::thread guest_;
 };

@@ -64,6 +64,12 @@ _SHARES = ("attention_bubble", "expert_bubble", "hidden")
 @click.option(
     "--threads", default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."
 )
+@click.option(
+    "--share-cores/--no-share-cores",
+    default=False,
+    show_default=True,
+    help="With one node of one thread on each side: the one that waits lends its core.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON row per line.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Append the JSON rows to this file."
@@ -77,13 +83,16 @@ def pipeline(
     prompt_len: int,
     output_len: int,
     threads: int,
+    share_cores: bool,
     as_json: bool,
     out: Path | None,
 ) -> None:
     """Where the time of steady decoding goes: stages, bubbles, transfers that are hidden, holds."""
     found = []
     with tempfile.TemporaryDirectory() as scratch:
-        for setup in setups(model, Path(scratch), attention, experts, batch, prompt_len, output_len, threads):
+        for setup in setups(
+            model, Path(scratch), attention, experts, batch, prompt_len, output_len, threads, share_cores
+        ):
             for row in rows(setup, micro_batches):
                 found.append(row)
                 line = json.dumps(row | origin(setup))
@@ -110,6 +119,7 @@ def setups(
     prompt_len: int,
     output_len: int,
     threads: int,
+    share_cores: bool = False,
 ) -> Iterator["Setup"]:
     """One for each batch."""
     from afserve.cli.bench.pipeline_node import Setup
@@ -123,7 +133,7 @@ def setups(
         )
     source = ModelSource(str(found.folder), found.name)
     for batch in batches:
-        yield Setup(source, "", 0, attention, experts, 1, batch, prompt_len, output_len, threads)
+        yield Setup(source, "", 0, attention, experts, 1, batch, prompt_len, output_len, threads, share_cores)
 
 
 def rows(setup: "Setup", micro_batches: Sequence[int]) -> Iterator[Row]:

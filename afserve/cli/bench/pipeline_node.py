@@ -16,7 +16,7 @@ import torch
 from afserve.cli.bench.case import prompts
 from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort
-from afserve.comm.transport import Layout
+from afserve.comm.transport import Layout, SharingCores, Transport
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, layout_for, spec_of
@@ -24,6 +24,7 @@ from afserve.engine.expert_node import ExpertNode
 from afserve.engine.local import colocated
 from afserve.engine.micro_batch import T
 from afserve.engine.request import GenerationRequest, SamplingParams
+from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.placement import Placement
 
 _WARM_TOKENS = 8  # of each sequence, before counting
@@ -34,7 +35,8 @@ _PARK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every node of one measurement is told. `batch` are the sequences of each attention node.
+    """What every node of one measurement is told. `batch` are the sequences of each attention node. `share_cores` as
+    the setting of that name.
 
     `role` is attention, expert or colocated.
     """
@@ -49,6 +51,11 @@ class Setup:
     prompt_len: int
     output_len: int
     threads: int
+    share_cores: bool = False
+
+    @property
+    def lends(self) -> bool:
+        return self.share_cores and self.attention == self.experts == self.threads == 1
 
     @classmethod
     def read(cls, text: str) -> "Setup":
@@ -62,6 +69,11 @@ class Setup:
         return EngineConfig(
             longest, blocks, micro_batches=self.micro_batches, prefix_caching=False, threads=self.threads
         )
+
+    def share(self, transport: Transport, ops: Ops) -> None:
+        """As `afserve up` does for two nodes of a host."""
+        if self.lends and isinstance(transport, SharingCores):
+            transport.share_cores(ops.borrow_core)
 
     def plan(self) -> Placement:
         spec = spec_of(self.source)
@@ -106,9 +118,9 @@ def serve_experts(setup: Setup) -> None:
     end, address = connect.listen(
         "shm", expert=setup.index, attention_nodes=setup.attention, layout=setup.layout()
     )
-    bank = build_expert_bank(
-        setup.source, plan.held(setup.index), plan.slots_per_node(), threads=setup.threads
-    )
+    ops = open_ops("cpu", setup.threads)
+    setup.share(end, ops)
+    bank = build_expert_bank(setup.source, plan.held(setup.index), plan.slots_per_node(), ops=ops)
     node = ExpertNode(ExpertPort(end), bank, epoch=plan.epoch)
     say(address)
     questions = Questions()
@@ -117,6 +129,7 @@ def serve_experts(setup: Setup) -> None:
             tell(node.stats())
         if not node.poll():
             node.wait(_PARK)
+            node.poll()
     node.close()
 
 
@@ -125,7 +138,9 @@ def serve_attention(setup: Setup) -> None:
     layout = setup.layout()
     end = connect.connect(addresses, attention=setup.index, layout=layout, timeout=60.0)
     link = ExpertLink(end, attention=setup.index, layout=layout, placement=setup.plan())
-    decode(setup, build_attention_node(setup.source, setup.engine, link))
+    ops = open_ops("cpu", setup.threads)
+    setup.share(end, ops)
+    decode(setup, build_attention_node(setup.source, setup.engine, link, ops=ops))
     link.close()
 
 

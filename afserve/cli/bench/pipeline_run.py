@@ -132,6 +132,7 @@ def _figures(setup: "Setup", fronts: Sequence[Counts], experts: Sequence[Counts]
     return {
         "mode": "afd",
         "micro_batches": setup.micro_batches,
+        "shared_cores": setup.lends,
         "tok_s": _rate(fronts),
         "attention_us": round(total(fronts, "busy_seconds") / dispatches * 1e6, 1),
         "expert_us": round(total(experts, "busy_seconds") / calls * 1e6, 1),

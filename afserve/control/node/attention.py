@@ -256,6 +256,13 @@ class AttentionLoop:
         return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
+        """After a wait it goes on at once: the rest of a turn is looked at while rows are with the experts."""
+        self._advance()
+        if self._node.stalled:
+            self._node.wait(_MOVING if self._kv_busy else _PARKED)
+            self._advance()
+
+    def _advance(self) -> None:
         for event in self._node.step():
             if event.handle < 0:
                 self._kv.computed(event)
@@ -263,8 +270,6 @@ class AttentionLoop:
                 self._unsent.append(event)
         if self._node.stalled or self._clock.now() - self._sent >= _TOGETHER:
             self._flush()
-        if self._node.stalled:
-            self._node.wait(_MOVING if self._kv_busy else _PARKED)
 
     def _flush(self) -> None:
         if self._unsent:

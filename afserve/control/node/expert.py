@@ -118,6 +118,7 @@ class ExpertLoop:
         with suppress(PeerLost):
             if not self._node.poll():
                 self._node.wait(_PARKED_BUSY if self._filling or self._recorder.active else _PARKED)
+                self._node.poll()  # what came is computed before anything else is looked at
 
     def _obey(self, command: ToNode) -> None:
         match command:

@@ -15,7 +15,7 @@ import torch
 from afserve.comm import connect
 from afserve.comm.m2n.link import ExpertLink, ExpertPort, LocalBankLink
 from afserve.comm.mailbox import rendezvous, wire
-from afserve.comm.transport import Layout
+from afserve.comm.transport import Layout, SharingCores, Transport
 from afserve.config import FULL
 from afserve.control.identifying import Tell, reading
 from afserve.control.membership.desired import Deployment
@@ -76,6 +76,7 @@ def build_attention(
         device=ops.device,
         certificates=certificates,
     )
+    _share_cores(deployment, transport, ops)
     link = ExpertLink(
         transport,
         attention=assigned.node.index,
@@ -101,6 +102,14 @@ def _ops(deployment: Deployment) -> Ops:
     ops = open_ops(deployment.engine.device, deployment.engine.threads)
     torch.set_num_threads(1 if ops.backend_name == "native" else deployment.engine.threads)
     return ops
+
+
+def _share_cores(deployment: Deployment, transport: Transport, ops: Ops) -> None:
+    """Between two nodes of one thread each: with more threads a core would be lent and the others would not."""
+    engine = deployment.engine
+    alone = deployment.count(Role.ATTENTION) == 1 == deployment.count(Role.EXPERT)
+    if engine.share_cores and engine.threads == 1 and alone and isinstance(transport, SharingCores):
+        transport.share_cores(ops.borrow_core)
 
 
 def _colocated(
@@ -156,6 +165,7 @@ def build_expert(
         device=ops.device,
         certificates=certificates,
     )
+    _share_cores(deployment, transport, ops)
     announce(address, _agreed(layout, deployment, spec))
     _first(deployment, identity)
     bank = build_expert_bank(
