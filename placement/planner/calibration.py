@@ -52,6 +52,7 @@ _FIELDS = {
 }
 _DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
 _MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whole step; beside `run`
+_LEAST_OF = {"requests": 1.0, "attention": 1.0, "micro_batches": 1.0}
 _NOISE, _TILT = (
     0.1,
     0.05,
@@ -75,7 +76,10 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
         fields = Fields(where, row)
         names = _FIELDS[str(row["part"])]
         found[str(row["part"])].append(
-            {name: fields.number(name) for name in (*names, *filter(fields.has, _MORE))}
+            {
+                name: fields.number(name, least=_LEAST_OF.get(name, 0.0))
+                for name in (*names, *filter(fields.has, _MORE))
+            }
             | {"seconds": fields.number("seconds", least=1e-9)}
         )
     for part in ("attention", "experts"):

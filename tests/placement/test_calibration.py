@@ -9,6 +9,7 @@ import pytest
 
 from afserve.cli.catalog import load_hardware, load_model
 from afserve.cli.main import run
+from afserve.errors import ConfigError
 from afserve.placement.planner.calibration import bend_through, fit_calibration, read_calibration
 from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision, attention_step
@@ -151,6 +152,21 @@ def test_served_runs_say_what_stages_leave_out() -> None:
     assert after.attention == pytest.approx(before.attention)
     apart = [afd_stages(s, CHIP, CHIP, 1, 2, one, one, requests).tpot for s in (setting, served)]
     assert apart[0] == pytest.approx(apart[1])
+
+
+@pytest.mark.parametrize("name", ["requests", "attention", "micro_batches"])
+def test_a_run_of_nothing_is_refused(name: str) -> None:
+    row = {
+        "part": "run",
+        "requests": 2,
+        "context": 96,
+        "attention": 1,
+        "experts": 1,
+        "micro_batches": 2,
+        "seconds": 1e-3,
+    }
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
+        read_calibration("c", lines(row | {name: 0}))
 
 
 def test_a_ratio_is_as_flat_as_noise_allows() -> None:
