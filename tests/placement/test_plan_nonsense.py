@@ -57,6 +57,8 @@ CHOSEN = st.one_of(
         ("--engine mine.jsonl", "a calibration is of CPU hosts"),
         ("--curves mine.jsonl", "a calibration is of CPU hosts"),
         ("--curves h200 --engine mine.jsonl", "drop one of them"),
+        ("--cluster /nowhere/cluster.toml", "there is no folder"),
+        ("--cluster /", "it is a folder"),
     ],
 )
 def test_what_contradicts_itself_is_refused(
