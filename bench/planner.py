@@ -1,20 +1,16 @@
 """The planner against published tables and measured rows: every claim one row in `bench/results/planner.jsonl`.
 
-    python -m bench.planner [--data ../shared/data/planner] [--quick]
+    python -m bench.planner [--data ../shared/data/planner] [--quick | --speed]
 
-Failures are rows like the others. Predictions are deterministic; only the two timing rows depend on the machine.
+Failures are rows like the others. Predictions are deterministic; only the rows of `planner_speed.py` depend on
+the machine, and `--speed` measures those alone.
 """
 
 import argparse
 import datetime
 import json
-import os
 import platform
-import resource
-import statistics
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 from bench import planner_self
@@ -22,14 +18,10 @@ from bench import planner_silicon as silicon
 from bench import planner_typed as typed
 from bench.planner_log import compare
 from bench.planner_published import Check, megascale, step3_table
+from bench.planner_speed import replace_rows, speeds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
-START = "from afserve.cli.main import run; run(['plan', '--help'])"
-SEARCH = (
-    "from afserve.cli.main import run; run('plan --model deepseek-v3 --pool h800=512 --pool h20=512 --tpot 50ms --json'"
-    ".split())"
-)
 
 
 def published() -> list[Check]:
@@ -61,30 +53,6 @@ def served(data: Path) -> list[dict[str, object]]:
     return rows
 
 
-def timing(code: str, case: str, limit: float, repeats: int = 7) -> dict[str, object]:
-    """Wall and CPU seconds of a fresh interpreter, median and spread, beside the machine's load."""
-    seconds = []
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        seconds.append(time.perf_counter() - begun)
-    median = statistics.median(seconds)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / repeats
-    return {
-        "claim": "speed",
-        "case": case,
-        "median_s": round(median, 3),
-        "least_s": round(min(seconds), 3),
-        "most_s": round(max(seconds), 3),
-        "cpu_s": round(cpu, 3),
-        "load": round(os.getloadavg()[0], 1),
-        "limit": limit,
-        "passed": median <= limit,
-    }
-
-
 def markdown(path: Path) -> str:
     """The table of RESULTS.md: one line per claim, then every row that fell outside."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -114,6 +82,12 @@ def markdown(path: Path) -> str:
         if row["claim"] == "vLLM request log":
             tpot, ttft = abs(row["tpot_median_error"]), abs(row["ttft_median_error"])
             lines.append(f"| {row['claim']}, medians | 300 | {tpot:.1%} | {ttft:.1%} | - |")
+    lines += ["", "| command | CPU s | wall s | limit of CPU s | |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        if row["claim"] == "speed":
+            apart = f"{row['difference']:+.1%} from the closed form" if "difference" in row else ""
+            seconds = f"{row['cpu_s']:.2f} | {row['median_s']:.2f} | {row['limit']:g}"
+            lines.append(f"| {row['case']} | {seconds} | {apart} |")
     failed = [row for row in checks if not row["passed"]]
     lines += [
         "",
@@ -164,20 +138,21 @@ def main() -> None:
     parser.add_argument("--model", default="nano", help="the model of --calibration and --measured")
     parser.add_argument("--table", action="store_true", help="print the results file as Markdown and stop")
     parser.add_argument("--quick", action="store_true", help="published numbers only, nothing written")
+    parser.add_argument("--speed", action="store_true", help="time the commands alone and replace their rows")
     options = parser.parse_args()
     if options.table:
         print(markdown(RESULTS / "planner.jsonl"))
         return
-    checks = published()
-    sides, speeds = typed.published(options.data)
-    if options.quick:
-        show(checks, [*sides, *speeds])
+    if options.speed:
+        show([], replace_rows(RESULTS / "planner.jsonl", stamp()))
         return
-    others = [*sides, *speeds, *served(options.data)]
-    others += [
-        timing(START, "afserve plan --help", 0.5),
-        timing(SEARCH, "two pools of 512, DeepSeek-V3", 2.0),
-    ]
+    checks = published()
+    sides, absolute = typed.published(options.data)
+    if options.quick:
+        show(checks, [*sides, *absolute])
+        return
+    others = [*sides, *absolute, *served(options.data)]
+    others += speeds()
     if options.calibration and options.measured:
         others += planner_self.compare(options.calibration, options.measured, options.model)
     else:

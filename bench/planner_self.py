@@ -7,29 +7,34 @@ Layouts are colocated, AFD, and AFD with prompts on a node of their own, which h
 the batch decodes. Nothing is fitted to the measured runs. The planner's curves give the stage times of each layout;
 colocated, its closed form gives the step. Disaggregated, the closed form gives every process hardware of its own, but
 here all processes (and the gateway, which works for every token) share the machine's cores: `shared_cores.py` plays the
-same stage times over so many cores, longer where another core is busy by as much as the calibration measured; where
-processes outnumber cores, all of it takes longer by as much as the calibration's own run of such a kind did. The rate
-is that of the steady state, while the whole batch decodes; TPOT is what a client saw, median over requests.
-Calibrations with equal threads are fitted together: made before and after the runs they bridge a machine whose speed
-drifts. The threads of a run are taken, else the nearest.
+same stage times over so many cores, longer where another core is busy by as much as the calibration measured. A
+calibration also serves a few batches itself: colocated, with one expert node, and with a process more than cores. What
+its runs took over their stages is taken over to all runs of that kind, at other batches, prompts and layouts (2x1 and
+prompts apart are in no calibration). The rate is that of the steady state, while the whole batch decodes; TPOT is what
+a client saw, median over requests. Calibrations with equal threads are fitted together: made before and after the runs
+they bridge a machine whose speed drifts. The threads of a run are taken, else the nearest.
+A virtual machine's speed changes within minutes. The pace of bare expert calls on two cores is taken around the runs of
+the calibration and around each run here, and a prediction is moved by their ratio; its error without that is told too.
 """
 
 import argparse
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afserve.cli.bench.case import Case
 from afserve.cli.catalog import load_hardware, load_model, read_lines
-from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.calibration import bend_through, fit_calibration, read_calibration
 from afserve.placement.planner.perf import afd_stages, colocated_stages, expert_half
 from afserve.placement.planner.perf_attention import Precision
+from afserve.placement.planner.perf_curve import Curve
 from afserve.placement.planner.perf_experts import Routing
 from afserve.placement.planner.perf_ffn import distinct_targets
 from afserve.placement.planner.setting import Setting
@@ -51,7 +56,8 @@ Array = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One batch of one layout, medians over repeats. `batch` counts the requests of all attention nodes; `prefill`
-    nodes compute their prompts and are idle while the batch decodes."""
+    nodes compute their prompts and are idle while the batch decodes. pace: seconds of an expert call on the machine
+    around the run, 0 where it is not known."""
 
     attention: int
     experts: int
@@ -64,6 +70,7 @@ class Measured:
     low: float = 0.0
     high: float = 0.0
     prefill: int = 0
+    pace: float = 0.0
 
 
 class Predictor:
@@ -73,7 +80,8 @@ class Predictor:
         self._shape, self._chip, self._cores = load_model(model), load_hardware(CHIP), cores
         self._curves = {}
         self._beside = {"attention": 1.0, "experts": 1.0}
-        self._crowd = 1.0
+        self._runs: dict[bool, Curve] = {}
+        self._paces: dict[tuple[int, bool], float] = {}
         found: dict[int, list[str]] = {}
         for path in calibrations:
             for line in filter(str.strip, read_lines(path, "calibration")):
@@ -83,35 +91,61 @@ class Predictor:
             self._beside |= _beside(lines)
             rows = read_calibration(source, lines)
             self._curves[threads] = fit_calibration(source, rows, self._shape, self._chip, WIDTH)
-        self._crowd = self._crowding(found.get(1, []))
+        apart = [
+            row for row in map(json.loads, found.get(1, [])) if row.get("part") == "run" and row["experts"]
+        ]
+        self._runs = self._served(apart)
+        for threads, lines in found.items():
+            for apart_too in (False, True):
+                paces = [
+                    row["pace"]
+                    for row in map(json.loads, lines)
+                    if "pace" in row and bool(row["experts"]) == apart_too
+                ]
+                if paces:
+                    self._paces[threads, apart_too] = median(paces)
 
-    def _crowding(self, lines: Iterable[str]) -> float:
-        """How many times as long a step takes as its stages say, where processes outnumber cores: the median."""
-        rows = [row for row in map(json.loads, lines) if row.get("part") == "crowded"]
-        runs = [
-            Measured(
-                row["attention"],
-                row["experts"],
-                row["micro_batches"],
+    def _served(self, rows: Iterable[Mapping[str, float]]) -> dict[bool, Curve]:
+        """What served runs took over what this says of them without any: where processes outnumber cores, or not."""
+        ratios: dict[bool, list[tuple[float, float]]] = {}
+        for row in rows:
+            run = Measured(
+                int(row["attention"]),
+                int(row["experts"]),
+                int(row["micro_batches"]),
                 1,
-                row["requests"],
+                int(row["requests"]),
                 row["context"],
                 0.0,
                 0.0,
             )
-            for row in rows
-        ]
-        ratios = (row["seconds"] / self.tpot(run) for row, run in zip(rows, runs, strict=True))
-        return max(1.0, median(ratios)) if rows else 1.0
+            ratio = row["seconds"] / self.tpot(run)
+            ratios.setdefault(self._crowded(run), []).append((row["requests"], ratio))
+        return {crowded: Curve(0.0, 1.0, 1.0, bend=bend_through(found)) for crowded, found in ratios.items()}
+
+    def _crowded(self, run: Measured) -> bool:
+        """One micro-batch is either with the attention node or with the expert nodes."""
+        ranks = min(run.attention, run.batch)
+        micro_batches = min(run.micro_batches, run.batch // ranks)
+        busy = ranks + run.experts if ranks * micro_batches > 1 else run.experts
+        return busy > self._cores
 
     @property
     def threads(self) -> int:
         """The most that any calibration was made with."""
         return max(self._curves)
 
+    def at_pace(self, run: Measured) -> float:
+        """How much slower the machine was around the run than around the calibration's own; 1 where it is not known."""
+        known = self._paces.get((self._threads(run), run.experts > 0))
+        return run.pace / known if known and run.pace else 1.0
+
+    def _threads(self, run: Measured) -> int:
+        return min(self._curves, key=lambda known: abs(known - run.threads))
+
     def tpot(self, run: Measured) -> float:
-        """Seconds per token. A batch smaller than all micro-batches fills only some."""
-        threads = min(self._curves, key=lambda known: abs(known - run.threads))
+        """Seconds per token at the calibration's pace. A batch smaller than all micro-batches fills only some."""
+        threads = self._threads(run)
         setting = Setting(self._shape, self._curves[threads], fixed_context(run.context), WIDTH, Routing(0.0))
         ranks = min(run.attention, run.batch)
         micro_batches = min(run.micro_batches, run.batch // ranks)
@@ -119,10 +153,9 @@ class Predictor:
         if run.experts == 0:
             one = np.ones(1)
             return float(colocated_stages(setting, self._chip, 1, micro_batches, one, one * each).tpot[0])
-        # One micro-batch is either with the attention node or with the expert nodes.
-        busy = ranks + run.experts if ranks * micro_batches > 1 else run.experts
-        crowd = self._crowd if busy > self._cores else 1.0
-        return crowd * step_seconds(
+        served = self._runs.get(self._crowded(run)) or self._runs.get(False)
+        longer = float(served.bent(np.array([run.batch / ranks]))[0]) if served else 1.0  # type: ignore[index]
+        return longer * step_seconds(
             self._stages(setting, ranks, run.experts, micro_batches, each),
             cores=max(1, self._cores // threads),
             ranks=ranks,
@@ -168,11 +201,22 @@ def _beside(lines: Iterable[str]) -> dict[str, float]:
 
 def runs(case: Case, micro_batches: int, colocated_threads: int) -> Iterator[Measured]:
     """Layouts in turn, as often as the case repeats, so that a slow minute of the machine is no layout's own."""
-    rounds = [list(one_round(case, micro_batches, colocated_threads)) for _ in range(case.repeats)]
+    from afserve.cli.bench.pace import pace
+    from afserve.config import ModelSource
+    from afserve.launch.models import find_model
+
+    with TemporaryDirectory() as scratch:
+        found = find_model(case.model, Path(scratch))
+        with pace(ModelSource(str(found.folder), found.name)) as take:
+            rounds = [
+                list(one_round(case, micro_batches, colocated_threads, take)) for _ in range(case.repeats)
+            ]
     return (middle(runs) for runs in zip(*rounds, strict=True))
 
 
-def one_round(case: Case, micro_batches: int, colocated_threads: int) -> Iterator[Measured]:
+def one_round(
+    case: Case, micro_batches: int, colocated_threads: int, pace: Callable[[], float]
+) -> Iterator[Measured]:
     """Real processes, as `afserve bench decode` starts them."""
     from afserve.cli.bench.ours import Shape, measure
 
@@ -181,23 +225,39 @@ def one_round(case: Case, micro_batches: int, colocated_threads: int) -> Iterato
         shape = Shape(not experts, attention, experts or None, str(m), prefill)
         length = PROMPT_APART if prefill else case.prompt_len
         context = length + case.output_len / 2
+        before = pace()
         for row in measure(replace(case, prompt_len=length, threads=threads, repeats=1), shape):
             assert row.tpot is not None
+            after = pace()
             rate = row.tokens_per_second or row.batch / row.tpot
             yield Measured(
-                attention, experts, m, threads, row.batch, context, row.tpot * 1e3, rate, prefill=prefill
+                attention,
+                experts,
+                m,
+                threads,
+                row.batch,
+                context,
+                row.tpot * 1e3,
+                rate,
+                prefill=prefill,
+                pace=(before + after) / 2,
             )
+            before = after
 
 
 def middle(runs: Sequence[Measured]) -> Measured:
     """Medians of the same batch of the same layout; the range of its rates."""
     rates = [run.tok_s for run in runs]
     tpot = median(run.tpot_ms for run in runs)
-    return replace(runs[0], tpot_ms=tpot, tok_s=median(rates), low=min(rates), high=max(rates))
+    paces = [run.pace for run in runs]
+    return replace(
+        runs[0], tpot_ms=tpot, tok_s=median(rates), low=min(rates), high=max(rates), pace=median(paces)
+    )
 
 
 def judged(predictor: Predictor, run: Measured) -> Row:
-    tpot = predictor.tpot(run)
+    steady = predictor.tpot(run)
+    tpot = steady * predictor.at_pace(run)
     layout = f"{run.attention}x{run.experts}" if run.experts else "colocated"
     if run.prefill:
         layout = f"prefill {run.prefill}, decode {layout}"
@@ -208,6 +268,7 @@ def judged(predictor: Predictor, run: Measured) -> Row:
         "predicted_tpot_ms": round(tpot * 1e3, 4),
         "predicted_tok_s": round(run.batch / tpot, 2),
         "tpot_error": round(tpot * 1e3 / run.tpot_ms - 1, 4),
+        "steady_tpot_error": round(steady * 1e3 / run.tpot_ms - 1, 4),
         "tok_s_error": round(run.batch / tpot / run.tok_s - 1, 4),
     }
 
@@ -247,6 +308,7 @@ def summary(rows: list[Row], of: str = "all") -> Row:
         "case": f"median of {len(rows)}" if of == "all" else f"{of}, median of {len(rows)}",
         "tpot_error": round(median(abs(float(str(row["tpot_error"]))) for row in rows), 4),
         "tok_s_error": round(median(abs(float(str(row["tok_s_error"]))) for row in rows), 4),
+        "steady_tpot_error": round(median(abs(float(str(row["steady_tpot_error"]))) for row in rows), 4),
     }
 
 
@@ -285,6 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     totals = summaries(rows)
     for one in totals:
         errors = f"TPOT {one['tpot_error']:.1%}, throughput {one['tok_s_error']:.1%}"
+        errors += f"; TPOT without the machine's pace {one['steady_tpot_error']:.1%}"
         print(f"{one['case']}, absolute errors: {errors}")
     if given.out:
         known = {"model": Path(given.model).name, **origin()}

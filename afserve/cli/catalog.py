@@ -9,7 +9,7 @@ from pathlib import Path
 
 from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import read_object
-from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.calibration import fit_calibration, models_of, read_calibration
 from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.engine_file import engine_from_values
 from afserve.placement.planner.fields import nearest
@@ -67,13 +67,16 @@ def load_curves(
     shape: ModelShape | None = None,
     chip: Hardware | None = None,
     precision: Precision | None = None,
+    option: str = "curves",
 ) -> CurveSet:
     """Fitted efficiency curves: a name in configs/hardware/fits, a path, or the JSON lines that `afserve bench`
-    measured on this machine, which are fitted here for that shape, chip and precision."""
+    measured on this machine, which are fitted here for that shape, chip and precision. `option` is named in errors."""
     path = Path(name)
     if path.suffix == ".jsonl" and shape and chip and precision:
-        rows = read_calibration(name, read_lines(path, "curves"))
-        return fit_calibration(name, rows, shape, chip, precision)
+        lines = read_lines(path, option)
+        fitted = fit_calibration(name, read_calibration(name, lines), shape, chip, precision)
+        fitted.models = models_of(lines)
+        return fitted
     if not path.is_file():
         path = CONFIGS / "hardware" / "fits" / f"{name}.toml"
     if not path.is_file():

@@ -101,6 +101,7 @@ def plan(
 
     _check_endings("chart", charts, (".png", ".html"))
     _check_endings("report", reports, (".html", ".json", ".png"))
+    _check_file("cluster", cluster)
     model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
     question = asked_question(flags)
     if goodput:
@@ -138,6 +139,19 @@ def _check_endings(option: str, paths: tuple[Path, ...], endings: tuple[str, ...
                 f"--{option} {shown(str(path))}: there is no folder {shown(str(path.parent))}; make it first",
                 param=option,
             )
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Before anything is planned: whether it can be a file."""
+    from afserve.errors import ConfigError, shown
+
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        why = (
+            "it is a folder"
+            if path.is_dir()
+            else f"there is no folder {shown(str(path.parent))}; make it first"
+        )
+        raise ConfigError(f"--{option} {shown(str(path))}: {why}", param=option)
 
 
 def _write_reports(

@@ -79,6 +79,13 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
         if asked and asked > most:
             said = name.replace("_", "-")
             raise ConfigError(f"--{said} {asked}: the pools have {most} devices; offer more", param=name)
+    sides = (flags.attention_devices or 0) + (flags.expert_devices or 0)
+    if sides > most:
+        raise ConfigError(
+            f"--attention-devices {flags.attention_devices} and --expert-devices {flags.expert_devices} are {sides} "
+            f"devices: the pools have {most}; offer more",
+            param="attention_devices",
+        )
     return Layout(
         attention_devices=flags.attention_devices or 0,
         expert_devices=flags.expert_devices or 0,
@@ -115,14 +122,32 @@ def with_requests(setting: "Setting", flags: LayoutFlags, ttft: str | None) -> "
     )
 
 
-def calibration_of(flags: LayoutFlags) -> str | None:
-    """The .jsonl among the engines: curves of the user's own machine."""
+def calibration_of(flags: LayoutFlags, curves: str | None) -> str | None:
+    """The .jsonl among the engines: curves of the user's own machine. `curves`: what --curves says."""
     found = [name for name in flags.engines if name.endswith(".jsonl")]
     if found and len(flags.engines) > 1:
         raise ConfigError(
             f"--engine {found[0]}: a calibration is both kinds of one engine; name no other", param="engine"
         )
+    if found and curves is not None:
+        raise ConfigError(
+            f"--curves {curves}: --engine {found[0]} has the curves of its machine; drop one of them",
+            param="curves",
+        )
     return found[0] if found else None
+
+
+def check_calibrated(option: str, curves: str, pools: "tuple[Pool, ...]") -> None:
+    """Stage times of one machine say nothing of other hardware."""
+    from afserve.placement.planner.cluster_file import on_cpu
+
+    other = next((pool.chip.name for pool in pools if not on_cpu(pool.chip.name)), None)
+    if Path(curves).suffix == ".jsonl" and other:
+        raise ConfigError(
+            f"--{option} {curves}: a calibration is of CPU hosts, and --pool {other} is none; offer hosts whose name "
+            "begins with cpu, such as cpu-host",
+            param=option,
+        )
 
 
 def engines_of(
@@ -133,7 +158,7 @@ def engines_of(
     from afserve.placement.planner.cluster_file import on_cpu
     from afserve.placement.planner.engine import PLAIN
 
-    if calibration_of(flags):
+    if any(name.endswith(".jsonl") for name in flags.engines):
         own = replace(PLAIN, about=f"afserve as it was calibrated in {flags.engines[0]}")
         return ("colocated", own), ("afd", own)
     own_curves = Path(curves).suffix in (".jsonl", ".toml")
@@ -151,6 +176,12 @@ def engines_of(
                     param="engine",
                 )
             found[kind] = engine
+    if flags.kind and flags.engines and flags.kind not in found:
+        raise ConfigError(
+            f"--engine {loaded[0].name}: it has no plans of --kind {flags.kind}; name an engine of that kind, or drop "
+            "--kind to compare",
+            param="engine",
+        )
     for kind in ("colocated", "afd"):
         if kind not in found:
             found[kind] = _other(loaded[0], kind)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.options import Within, gather_group, group_options, option
-from afserve.cli.plan_layout import LayoutFlags, calibration_of, engines_of, layout_of, with_requests
+from afserve.cli.plan_layout import (
+    LayoutFlags,
+    calibration_of,
+    check_calibrated,
+    engines_of,
+    layout_of,
+    with_requests,
+)
 from afserve.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -62,8 +69,7 @@ class HardwareFlags:
         type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."
     )
     link: float | None = option(type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools.")
-    curves: str = option(
-        default="h200",
+    curves: str | None = option(
         help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]",
     )
 
@@ -186,10 +192,12 @@ def build_question(
     shape, offered = load_model(model.model), _pools(hardware)
     widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
     counts = read_counts(routing.counts) if routing.counts else ()
-    curves = calibration_of(layout) or hardware.curves
+    own = calibration_of(layout, hardware.curves)
+    curves, said = own or hardware.curves or "h200", "engine" if own else "curves"
+    check_calibrated(said, curves, offered)
     setting = Setting(
         shape=shape,
-        curves=load_curves(curves, shape, offered[0].chip, widths),
+        curves=load_curves(curves, shape, offered[0].chip, widths, said),
         workload=work,
         precision=widths,
         routing=Routing(routing.skew, counts, routing.redundant, routing.expert_copies),

@@ -1,5 +1,7 @@
 """A planner's answer for people (a table) and for programs (JSON values)."""
 
+from collections.abc import Sequence
+
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.engine import Engine
 from afserve.placement.planner.hardware import Hardware
@@ -88,7 +90,35 @@ def _notes(question: Question) -> list[str]:
             f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
             "calibrate --out mine.jsonl` there and plan with --curves mine.jsonl"
         )
-    return found
+    name = question.setting.shape.name
+    if curves.models and name not in curves.models:
+        found.append(
+            f"{curves.name} was measured with {', '.join(curves.models)}: where {name} is another model, calibrate "
+            "with it"
+        )
+    return found + _not_run(question)
+
+
+def _not_run(question: Question) -> list[str]:
+    """What was typed of the layout and no engine that is planned with runs."""
+    found = []
+    for kind, engine in question.engines:
+        if kind not in question.kinds:
+            continue
+        parallel, asked = question.layout.tensor_parallel, question.micro_batches
+        if parallel and parallel not in engine.parallel:
+            found.append(
+                f"{engine.name} runs a tensor parallelism of {_counts(engine.parallel)}, not {parallel}"
+            )
+        if not set(asked) & set(engine.micro_batches):
+            found.append(
+                f"{engine.name} runs {_counts(engine.micro_batches)} micro-batches, not {_counts(asked)}"
+            )
+    return [f"{words}: its plans below are what such an engine would do" for words in found]
+
+
+def _counts(counts: Sequence[int]) -> str:
+    return " or ".join(map(str, counts))
 
 
 def _beyond(question: Question, best: Plan) -> list[str]:

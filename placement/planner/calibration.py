@@ -8,8 +8,12 @@
     {"part": "step", "requests": 8, "seconds": 9.0e-4}                        a step outside its layers, head included
     {"part": "control", "requests": 8, "seconds": 3.0e-4, "served": 4.1e-3}   what serving adds to a step of a node
     {"part": "gateway", "requests": 8, "seconds": 4.0e-4}                     the gateway's own work for that step
+    {"part": "run", "requests": 8, "context": 84, "attention": 1, "experts": 0, "seconds": 4.1e-3}    a served run
 
-`rows` counts row-expert pairs, `active` the distinct experts among them. Lines with other parts are left alone. At
+`rows` counts row-expert pairs, `active` the distinct experts among them. `experts` of a run
+counts its expert nodes, 0 where experts are in the same process; `seconds` is its time per token. What stages leave out
+of a whole run (wake-ups, work that was put off, others on the machine) is the ratio of runs to their stages. Lines with
+other parts are left alone. At
 least three lines of each of the first two parts are needed; the others fall back to the link's own figures or to none.
 """
 
@@ -24,11 +28,14 @@ from afserve.errors import ConfigError
 from afserve.placement.planner.fields import Fields
 from afserve.placement.planner.fit import Fit, fit_positive
 from afserve.placement.planner.hardware import Hardware
+from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf_curve import Curve, CurveSet
 from afserve.placement.planner.perf_experts import Routing, active_experts
 from afserve.placement.planner.perf_ffn import distinct_targets, expert_layer
+from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.shape import ModelShape
+from afserve.placement.planner.workload import fixed_context
 
 Array = NDArray[np.float64]
 _LEAST = 3
@@ -41,9 +48,16 @@ _FIELDS = {
     "step": ("requests",),
     "control": ("requests",),
     "gateway": ("requests",),
+    "run": ("requests", "context", "attention", "experts"),
 }
 _DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
-_MORE = ("served",)  # beside `control`: the seconds of the whole step
+_MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whole step; beside `run`
+_LEAST_OF = {"requests": 1.0, "attention": 1.0, "micro_batches": 1.0}
+_NOISE, _TILT = (
+    0.1,
+    0.05,
+)  # of a run's log seconds; and how far its ratio changes with each doubling of requests
+_REFERENCE = 8.0  # requests: the middle of what is measured
 
 
 def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mapping[str, float]]]:
@@ -62,7 +76,10 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
         fields = Fields(where, row)
         names = _FIELDS[str(row["part"])]
         found[str(row["part"])].append(
-            {name: fields.number(name) for name in (*names, *filter(fields.has, _MORE))}
+            {
+                name: fields.number(name, least=_LEAST_OF.get(name, 0.0))
+                for name in (*names, *filter(fields.has, _MORE))
+            }
             | {"seconds": fields.number("seconds", least=1e-9)}
         )
     for part in ("attention", "experts"):
@@ -72,6 +89,13 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
                 param="curves",
             )
     return found
+
+
+def models_of(lines: Sequence[str]) -> tuple[str, ...]:
+    """The models that rows of a calibration were measured with, as they were called then."""
+    rows = (json.loads(line) for line in lines if line.strip())
+    named = (row.get("model") for row in rows if isinstance(row, dict))
+    return tuple(sorted({name for name in named if isinstance(name, str)}))
 
 
 def fit_calibration(
@@ -99,12 +123,46 @@ def fit_calibration(
     if answer.rows:
         curves["answer"] = answer
     curves["together"] = _together(rows, CurveSet(source, curves, 0.0), shape, chip, precision)
+    for name, experts in (("served", 0.0), ("served_apart", 1.0)):
+        runs = [row for row in rows.get("run", ()) if row["experts"] == experts]
+        if runs:
+            known = Setting(shape, CurveSet(source, curves, 0.0), fixed_context(1.0), precision, Routing())
+            curves[name] = Curve(0.0, 1.0, 1.0, rows=len(runs), bend=served_bend(runs, known, chip))
     spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
     most = (
         float(_column(rows["attention"], "requests").max()),
         float(_column(rows["attention"], "context").max()),
     )
     return CurveSet(source, curves, max(spread, 0.02), most=most)
+
+
+def served_bend(
+    runs: Sequence[Mapping[str, float]], setting: Setting, chip: Hardware
+) -> tuple[tuple[float, float], ...]:
+    """What served runs took over what their stages say, at 1 request and at the most that ran."""
+    ratios = []
+    for run in runs:
+        context = replace(setting, workload=fixed_context(run["context"]))
+        one, requests, m = np.ones(1), run["requests"], int(min(run.get("micro_batches", 1), run["requests"]))
+        batch = np.array([requests / m])
+        if run["experts"]:
+            found = afd_stages(context, chip, chip, 1, m, one, one, batch)
+        else:
+            found = colocated_stages(context, chip, 1, m, one, batch)
+        ratios.append((requests, run["seconds"] / float(found.tpot[0])))
+    return bend_through(ratios)
+
+
+def bend_through(ratios: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """A ratio for all sizes from (requests, ratio) of some: a line of its logarithm over that of requests, as flat as
+    noise of 10 % allows. One row says a factor and hardly a slope."""
+    size = np.log2(np.array([requests for requests, _ in ratios]) / _REFERENCE)
+    ratio = np.log(np.array([ratio for _, ratio in ratios]))
+    columns = np.stack([np.ones_like(size), size], axis=1)
+    pull = np.diag([0.0, (_NOISE / _TILT) ** 2])
+    level, slope = np.linalg.solve(columns.T @ columns + pull, columns.T @ ratio)
+    ends = (1.0, max(2.0, *(requests for requests, _ in ratios)))
+    return tuple((end, float(np.exp(level + slope * np.log2(end / _REFERENCE)))) for end in ends)
 
 
 def _column(rows: Sequence[Mapping[str, float]], name: str) -> Array:

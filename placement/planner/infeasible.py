@@ -11,7 +11,7 @@ from afserve.placement.planner.hardware import PRECISIONS
 from afserve.placement.planner.kv import USABLE, cache_bytes
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.planner import Question, answer
-from afserve.placement.planner.search import Pool, Targets, families
+from afserve.placement.planner.search import ANY, Pool, Targets, families
 
 _GIB = 2.0**30
 _MOST = 13  # 4,096 devices: a model that does not fit there has a cache that no device holds
@@ -26,6 +26,9 @@ def explain(question: Question) -> str:
             "offer more devices or lower --expert-copies"
         )
     if not _anything_fits(question):
+        sought = replace(question, layout=replace(ANY, running=question.layout.running))
+        if question.layout != sought.layout and _anything_fits(sought):
+            return _layout_words(question)
         return _memory_words(question)
     free = replace(question, targets=Targets(), tokens_per_second=0.0)
     fastest = answer(replace(free, objective="latency")).best()
@@ -114,6 +117,20 @@ def _memory_words(question: Question) -> str:
         f"({kept}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}) and "
         f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
         f"{_enough(question)}"
+    )
+
+
+def _layout_words(question: Question) -> str:
+    layout, shape, precision = question.layout, question.setting.shape, question.setting.precision
+    names = ("attention_devices", "expert_devices", "devices", "tensor_parallel")
+    typed = [f"--{name.replace('_', '-')} {getattr(layout, name)}" for name in names if getattr(layout, name)]
+    typed += ["--expert-slices"] * layout.slices
+    experts = shape.expert_elems * PRECISIONS[precision.experts] * question.setting.routing.copies
+    attention = shape.attention_elems * PRECISIONS[precision.attention]
+    return (
+        f"{shape.name} does not fit {_pools(question)} with {' '.join(typed)}: experts have {experts / _GIB:,.0f} GiB "
+        f"({precision.experts}), each attention rank {attention / _GIB:,.0f} GiB ({precision.attention}) and its "
+        "cache, and devices must fill whole ranks. Without these flags it fits: give more devices or drop them"
     )
 
 

@@ -104,9 +104,9 @@ def afd_stages(
         step = step + shape.dense_layers * layer_period(attention, dense, dispatch, combine, micro_batches)
     prompt = prompt_seconds(setting, attention_chip, expert_chip, tensor_parallel, ranks, expert_devices)
     devices = ranks * tensor_parallel + expert_devices
-    factor = setting.engine.factor(
-        setting.like(attention_chip, "afd"), ranks * batch * micro_batches, devices
-    )
+    requests = ranks * batch * micro_batches
+    factor = setting.engine.factor(setting.like(attention_chip, "afd"), requests, devices)
+    factor = factor * _served(setting, "served_apart", batch * micro_batches)
     parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
     return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
@@ -151,6 +151,7 @@ def colocated_stages(
     prompt = prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
     prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
     factor = colocated_factor(setting, chip, ranks, ranks * batch * micro_batches, devices)
+    factor = factor * _served(setting, "served", batch * micro_batches)
     parts = Parts(attention, experts, dispatch, combine, times.outside, times.core / shape.layers, step)
     return _finish(setting, parts, prompt, micro_batches * batch, factor)
 
@@ -163,6 +164,12 @@ def colocated_factor(
     alone = setting.engine.factor(setting.like(chip, one), requests, devices)
     several = setting.engine.factor(setting.like(chip, "dp"), requests, devices)
     return np.asarray(np.where(ranks > 1, several, alone))
+
+
+def _served(setting: Setting, name: str, requests: Array) -> Array | float:
+    """What runs took over their stages where runs of one's own machine were measured, by requests of one rank."""
+    curve = setting.decode_curves.curves.get(name)
+    return 1.0 if curve is None else curve.bent(requests)
 
 
 def _together(setting: Setting, rows: Array) -> Array:

@@ -73,7 +73,8 @@ class CurveSet:
     """Curves by name, such as `core.mla.fp8`; a missing precision falls back to the nearest one that is there.
 
     MFA has one key-value head for all queries, as absorbed MLA has, and borrows its curve. most: the requests and the
-    tokens of context of the largest steps that were measured on one's own machine.
+    tokens of context of the largest steps that were measured on one's own machine. models: what it was measured with,
+    where that is one machine's own.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class CurveSet:
         self.model_spread = model_spread
         self.checked = checked
         self.most = most
+        self.models: tuple[str, ...] = ()
 
     def spread_on(self, hardware: str) -> float:
         """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on, and a

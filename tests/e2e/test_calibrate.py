@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.bench.calibrate import _CROWDED, Grid, rows
+from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, rows, stolen
 from afserve.cli.main import run
 from afserve.launch.machine import this_machine
 from afserve.placement.planner.calibration import read_calibration
 from bench.planner_self import LAYOUTS, Measured, Predictor, compare, judged, main, middle, summary
 
-TINY = Grid((1, 2, 3), (24,), 128, 4, (1, 2, 3), (2,), 16, 1)
-PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control"}
+TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
+PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +45,52 @@ def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
 
 
 @pytest.mark.process
-def test_more_processes_than_cores_are_measured_and_met(calibration: Path, tmp_path: Path) -> None:
-    """A crowd that took thrice as long as predicted does so in every layout that has one, and in no other."""
-    if this_machine().cores > _CROWDED:
-        pytest.skip("measured on few cores only")
+def test_served_runs_are_met(calibration: Path, tmp_path: Path) -> None:
+    """Runs of a kind that took thrice as long as their stages do so at every size, and those of no other kind."""
     lines = [json.loads(line) for line in calibration.read_text().splitlines()]
-    (crowd,) = [row for row in lines if row["part"] == "crowded"]
-    nodes = crowd["attention"] + crowd["experts"]
-    assert nodes == crowd["experts"] + 1 and crowd["seconds"] > 0
-    without, slow = tmp_path / "without.jsonl", tmp_path / "slow.jsonl"
-    others = [row for row in lines if row["part"] != "crowded"]
-    without.write_text("".join(json.dumps(row) + "\n" for row in others))
-    run = Measured(1, crowd["experts"], 2, 1, 2, crowd["context"], 5.0, 1e3)
-    predicted = Predictor("nano", [without], cores=nodes - 1).tpot(run)
-    slow.write_text("".join(json.dumps(row) + "\n" for row in [*others, crowd | {"seconds": 3 * predicted}]))
-    crowded = Predictor("nano", [slow], cores=nodes - 1)
-    assert crowded.tpot(run) == pytest.approx(3 * predicted)
-    alone = Measured(1, 1, 2, 1, 2, 24.0, 5.0, 1e3)
-    roomy = Predictor("nano", [without], cores=nodes - 1)
-    assert crowded.tpot(alone) == (roomy.tpot(alone) if nodes > 2 else pytest.approx(3 * roomy.tpot(alone)))
+    found = [row for row in lines if row["part"] == "run"]
+    cores = this_machine().cores
+    apart = {1, cores} if cores <= _CROWDED else {1}
+    assert {row["experts"] for row in found} == {0, *apart}
+    assert all(row["seconds"] > 0 for row in found)
+    others = [row for row in lines if row["part"] != "run"]
+    run, crowd = (Measured(1, nodes, 2, 1, 2, 28.0, 5.0, 1e3) for nodes in (1, 2))
+    together = Measured(1, 0, 1, 1, 2, 28.0, 5.0, 1e3)
+    without = _predictor(tmp_path, others, cores=2)
+    known = {"part": "run", "requests": 2, "context": 28.0, "attention": 1, "micro_batches": 2, "threads": 1}
+    slow = [
+        *others,
+        known | {"experts": 1, "seconds": 3 * without.tpot(run)},
+        known | {"experts": 2, "seconds": 2 * without.tpot(crowd)},
+    ]
+    with_runs = _predictor(tmp_path, slow, cores=2)
+    assert with_runs.tpot(run) == pytest.approx(3 * without.tpot(run), rel=0.02)
+    assert with_runs.tpot(crowd) == pytest.approx(2 * without.tpot(crowd), rel=0.02)
+    assert with_runs.tpot(together) == pytest.approx(without.tpot(together))
+    double = known | {"experts": 0, "micro_batches": 1, "seconds": 2 * without.tpot(together)}
+    both = _predictor(tmp_path, [*others, double], cores=2)
+    assert both.tpot(together) == pytest.approx(2 * without.tpot(together), rel=0.02)
+
+
+def _predictor(folder: Path, rows: list[dict[str, float]], cores: int) -> Predictor:
+    path = folder / f"{len(rows)}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Predictor("nano", [path], cores=cores)
+
+
+@pytest.mark.process
+def test_the_machine_itself_is_judged(calibration: Path) -> None:
+    (row,) = [
+        row for row in map(json.loads, calibration.read_text().splitlines()) if row["part"] == "changed"
+    ]
+    assert 0 < row["ratio"] < 100
+
+
+def test_a_machine_that_changed_is_named() -> None:
+    assert changed(1.05) == changed(0.95) == ""
+    assert "+25%" in changed(1.25) and "-20%" in changed(0.8)
+    assert stolen((100.0, 5.0), (300.0, 5.0)) == stolen((0.0, 0.0), (0.0, 0.0)) == ""
+    assert "13%" in stolen((100.0, 5.0), (300.0, 31.0))
 
 
 @pytest.mark.process

@@ -9,7 +9,8 @@ import pytest
 
 from afserve.cli.catalog import load_hardware, load_model
 from afserve.cli.main import run
-from afserve.placement.planner.calibration import fit_calibration, read_calibration
+from afserve.errors import ConfigError
+from afserve.placement.planner.calibration import bend_through, fit_calibration, read_calibration
 from afserve.placement.planner.perf import afd_stages, colocated_stages
 from afserve.placement.planner.perf_attention import Precision, attention_step
 from afserve.placement.planner.perf_curve import CurveSet
@@ -133,6 +134,47 @@ def test_halves_that_share_caches_are_met_together() -> None:
     assert found.tpot - parts - step.launch - step.per_group * requests == pytest.approx(longer, rel=0.2)
     disaggregated = [afd_stages(s, CHIP, CHIP, 1, 2, one, one, requests).attention for s in (apart, together)]
     assert disaggregated[0] == pytest.approx(disaggregated[1])
+
+
+def test_served_runs_say_what_stages_leave_out() -> None:
+    """Runs take a fifth longer than their stages: so do all plans of the kind, and no others."""
+    one, requests = np.ones(1), np.array([1.0, 8.0, 64.0])
+    setting = Setting(SHAPE, fitted(), fixed_context(96), WIDTH, Routing())
+    rows = []
+    for n in (2, 12, 48):
+        tpot = float(colocated_stages(setting, CHIP, 1, 1, one, np.array([float(n)])).tpot[0])
+        rows.append(
+            {"part": "run", "requests": n, "context": 96, "attention": 1, "experts": 0, "seconds": 1.2 * tpot}
+        )
+    served = Setting(SHAPE, fitted(*rows), fixed_context(96), WIDTH, Routing())
+    before, after = (colocated_stages(s, CHIP, 1, 1, one, requests) for s in (setting, served))
+    assert after.tpot / before.tpot == pytest.approx(1.2, rel=1e-3)
+    apart = [afd_stages(s, CHIP, CHIP, 1, 2, one, one, requests).tpot for s in (setting, served)]
+    assert apart[0] == pytest.approx(apart[1])
+
+
+@pytest.mark.parametrize("name", ["requests", "attention", "micro_batches"])
+def test_a_run_of_nothing_is_refused(name: str) -> None:
+    row = {
+        "part": "run",
+        "requests": 2,
+        "context": 96,
+        "attention": 1,
+        "experts": 1,
+        "micro_batches": 2,
+        "seconds": 1e-3,
+    }
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
+        read_calibration("c", lines(row | {name: 0}))
+
+
+def test_a_ratio_is_as_flat_as_noise_allows() -> None:
+    """10 % of noise at one size hardly tilts it; a real slope over many sizes does."""
+    ((_, low), (most, high)) = bend_through([(2, 1.0), (12, 1.0), (48, 1.1)])
+    assert most == 48
+    assert 0.95 < low < high < 1.1
+    steep = dict(bend_through([(2.0**n, 2.0 ** (0.2 * n)) for n in range(-3, 10)]))
+    assert steep[512] / steep[1] == pytest.approx(2.0 ** (0.2 * 9), rel=0.15)
 
 
 def test_what_no_roofline_says_is_kept_by_rows() -> None:

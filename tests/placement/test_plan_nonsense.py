@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +28,8 @@ VALUED = st.sampled_from(
         "--tpot", "--ttft", "--context", "--input", "--output", "--rate", "--skew", "--redundant", "--expert-copies",
         "--mtp", "--network", "--link", "--micro-batches", "--attention-devices", "--expert-devices", "--devices",
         "--tensor-parallel", "--concurrency", "--max-running", "--prefill-devices", "--prefill-workers", "--top",
+        "--curves", "--counts", "--trace", "--cluster", "--report", "--chart", "--attention-precision",
+        "--kv-precision",
     ]
 )  # fmt: skip
 CHOSEN = st.one_of(
@@ -43,6 +46,35 @@ CHOSEN = st.one_of(
 )
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--attention-devices 60 --expert-devices 60", "are 120 devices: the pools have 64"),
+        ("--kind afd --expert-devices 8", "does not fit 64 h800 with --expert-devices 8"),
+        ("--kind colocated --devices 4", "does not fit 64 h800 with --devices 4"),
+        ("--engine fastafd --kind colocated", "no plans of --kind colocated"),
+        ("--engine vllm --kind afd", "no plans of --kind afd"),
+        ("--engine mine.jsonl", "a calibration is of CPU hosts"),
+        ("--curves mine.jsonl", "a calibration is of CPU hosts"),
+        ("--curves h200 --engine mine.jsonl", "drop one of them"),
+        ("--cluster /nowhere/cluster.toml", "there is no folder"),
+        ("--cluster /", "it is a folder"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: str, words: str
+) -> None:
+    assert run(["plan", "--model", "deepseek-v3", "--pool", "h800=64", *flags.split()]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_a_calibration_that_is_not_there_is_named_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--engine", "--curves"):
+        assert run(["plan", "--model", "nano", "--pool", "cpu-host=2", flag, "missing.jsonl"]) == 2
+        assert f"{flag} missing.jsonl" in capsys.readouterr().err
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     model=MODELS,
@@ -51,12 +83,15 @@ CHOSEN = st.one_of(
     as_json=st.booleans(),
 )
 def test_an_answer_or_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     model: str,
     pools: list[str],
     chosen: list[tuple[str, ...]],
     as_json: bool,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # drawn names of files to write
     line = ["plan", "--model", model, *(word for pool in pools for word in ("--pool", pool))]
     line += [word for words in chosen for word in words] + ["--json"] * as_json
     with warnings.catch_warnings():

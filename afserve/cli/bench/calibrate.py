@@ -1,18 +1,19 @@
 """`afserve bench calibrate`: measures this machine's stage times through the real engine, as rows for `afserve plan`.
 
 The rows are: attention halves and whole steps by requests and context; expert calls by rows and distinct experts;
-exchanges between two processes by size; what the control plane adds to a step; how much cores slow each other down; and
-the cost of more processes than cores. Nothing here is a prediction.
+exchanges between two processes by size; what the control plane adds to a step; how much cores slow each other down;
+served runs of the smallest deployments; and how much the machine itself changed meanwhile. Everything is measured in
+turns, so that a slow second of the machine is in no size alone. Nothing here is a prediction.
 """
 
-import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import click
@@ -20,42 +21,47 @@ import click
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
+    from afserve.cli.bench.ours import Turn
     from afserve.cli.bench.stages import Engine
     from afserve.config import ModelSource
     from afserve.models.experts import ExpertBank
 
 Row = dict[str, object]
+Paced = tuple[float, float]  # seconds, and the pace of the machine meanwhile
 _CROWDED = 4  # cores: on more of them nobody starts more node processes than there are
-_WARM_UP = 2  # sequences of the control plane's first batch, which is not counted
+_CHANGED, _STOLEN = (
+    0.10,
+    0.02,
+)  # of the machine's speed, and of its cores' time: beyond these the user is told
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Sizes to measure. `steps` of each; `tokens` at most in all caches; `control`, `crowd`: sequences at once."""
+    """Sizes to measure, each `turns` times: so many `steps`, or expert `calls`. `tokens` at most in all caches. Served
+    runs have `served` sequences at once where experts are in the same process, `apart` where they are not, `rounds`
+    times each."""
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (96, 256, 1024)
     tokens: int = 8192
-    steps: int = 24
-    control: tuple[int, ...] = (2, 6, 20, 48)
-    crowd: tuple[int, ...] = (4, 12, 24, 48)
-    prompt: int = 64
-    repeats: int = 3
-
-    @property
-    def output(self) -> int:
-        """Tokens of a served sequence: most of them while all others decode too."""
-        return 2 * self.steps + 16
+    steps: int = 5
+    calls: int = 8
+    turns: int = 6
+    served: tuple[int, ...] = (2, 12, 48)
+    apart: tuple[int, ...] = (2, 12, 48)
+    prompt: int = 32
+    output: int = 32
+    rounds: int = 3
 
     def points(self) -> Iterator[tuple[int, int]]:
-        """(requests, context), the shortest context of every size first."""
+        """(requests, context), the shortest context of every size first, the others of every second size."""
         for context in self.contexts:
-            for requests in self.requests:
-                if context == self.contexts[0] or requests * context <= self.tokens:
+            for number, requests in enumerate(self.requests):
+                if context == self.contexts[0] or (number % 2 == 0 and requests * context <= self.tokens):
                     yield requests, context
 
 
-SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), (2,), 16, 1)
+SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
 
 
 @click.command()
@@ -72,17 +78,20 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, (1, 2, 3), (2,), 16, 1)
     help="The file to write, one row per line.",
 )
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
-    """Measure stage times on this machine, about a minute; then `afserve plan --curves FILE`."""
+    """Measure stage times on this machine, one to three minutes; then `afserve plan --curves FILE`."""
     begin = time.perf_counter()
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")
     if (busy := os.getloadavg()[0]) >= 1:
         click.echo(f"others are at work here (load {busy:.1f}): stage times will be too long", err=True)
-    lines = []
+    lines, before = [], core_seconds()
     for row in rows(model, threads, SMALL if quick else Grid()):
         lines.append(json.dumps(row | origin(model, threads)))
         if as_json:
             click.echo(lines[-1])
+        if row["part"] == "changed":
+            click.echo(changed(float(str(row["ratio"]))), err=True, nl=False)
+    click.echo(stolen(before, core_seconds()), err=True, nl=False)
     try:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
@@ -105,12 +114,41 @@ def origin(model: str, threads: int) -> Row:
     }
 
 
+def changed(ratio: float) -> str:
+    """What to say of a machine whose stages took `ratio` times as long at the end as at the beginning."""
+    if abs(ratio - 1) <= _CHANGED:
+        return ""
+    return (
+        f"the machine changed: stages took {ratio - 1:+.0%} at the end. Plans are of its mean; measure again when "
+        "it is steady, or plan with both files\n"
+    )
+
+
+def core_seconds() -> tuple[float, float]:
+    """(all, stolen): ticks of all cores since the start, and those of them that a hypervisor gave to others; 0 where
+    the system does not tell."""
+    try:
+        ticks = [float(tick) for tick in Path("/proc/stat").read_text(encoding="ascii").split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return sum(ticks), ticks[7]
+
+
+def stolen(before: tuple[float, float], after: tuple[float, float]) -> str:
+    """What to say of core time that others had."""
+    every, others = after[0] - before[0], after[1] - before[1]
+    if every <= 0 or others / every <= _STOLEN:
+        return ""
+    return (
+        f"the host gave {others / every:.0%} of the cores' time to others meanwhile: runs will vary as much\n"
+    )
+
+
 def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
     """All measurements."""
     import tempfile
 
     from afserve.config import ModelSource
-    from afserve.launch.machine import this_machine
     from afserve.launch.models import find_model
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -120,44 +158,50 @@ def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
                 f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
             )
         yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
-        if threads == 1 and this_machine().cores <= _CROWDED:
-            yield from crowded(model, grid)
 
 
-def control(model: str, threads: int, grid: Grid) -> Iterator[Row]:
-    """A colocated run as `afserve up` starts it: seconds per step, and processor seconds of the gateway in each. Its
-    nodes are parked while the caller holds on to a row."""
+def control(model: str, threads: int, grid: Grid) -> "Iterator[Turn]":
+    """A colocated run as `afserve up` starts it, all sizes in turn."""
     from afserve.cli.bench.case import Case
-    from afserve.cli.bench.ours import Shape, measure
+    from afserve.cli.bench.ours import Shape, in_turns
 
-    case = Case(model, (_WARM_UP, *grid.control), grid.prompt, grid.output, grid.repeats, threads)
-    measured = measure(case, Shape(colocated=True, attention=1))
-    next(measured)
-    spent = time.process_time()
-    for row in measured:
-        gateway = (time.process_time() - spent) / (grid.repeats * grid.output)
-        yield {"part": "gateway", "requests": row.batch, "seconds": max(gateway, 1e-7)}
-        assert row.tpot is not None
-        seconds = row.batch / row.tokens_per_second if row.tokens_per_second else row.tpot
-        yield {"part": "served", "requests": row.batch, "seconds": max(seconds, 1e-6)}
-        spent = time.process_time()
+    case = Case(model, grid.served, grid.prompt, grid.output, grid.rounds, threads)
+    return in_turns(case, Shape(colocated=True, attention=1))
 
 
-def crowded(model: str, grid: Grid) -> Iterator[Row]:
-    """Served runs with a node process more than this machine has cores: seconds from a token to the same request's
-    next. What it costs to share a core is in no stage's own time."""
+def deployments(model: str, grid: Grid, pace: Callable[[], float]) -> Iterator[Row]:
+    """Served runs with experts apart: one attention node with one expert node, and with so many that there is a
+    process more than cores. What it costs to share a core is in no stage's own time. Half of the rounds each time."""
     from afserve.cli.bench.case import Case
-    from afserve.cli.bench.ours import Shape, measure
+    from afserve.cli.bench.ours import Shape, in_turns
     from afserve.launch.machine import this_machine
 
-    nodes = this_machine().cores
-    case = Case(model, grid.crowd, grid.prompt, grid.output, grid.repeats, 1)
-    for row in measure(case, Shape(False, 1, nodes, "2")):
-        assert row.tpot is not None
-        yield {
-            "part": "crowded", "requests": row.batch, "context": grid.prompt + grid.output / 2, "attention": 1,
-            "experts": nodes, "micro_batches": 2, "seconds": row.tpot,
-        }  # fmt: skip
+    cores = this_machine().cores
+    nodes = dict.fromkeys((1, cores)) if cores <= _CROWDED else (1,)
+    case = Case(model, grid.apart, grid.prompt, grid.output, (grid.rounds + 1) // 2, 1)
+    found: dict[tuple[int, int], list[Paced]] = {}
+    for _ in range(1 if grid.rounds == 1 else 2):
+        for experts in nodes:
+            before = pace()
+            for turn in in_turns(case, Shape(False, 1, experts, "2")):
+                after = pace()
+                found.setdefault((experts, turn.requests), []).append((turn.seconds, (before + after) / 2))
+                before = after
+    for (experts, requests), seconds in found.items():
+        yield run_row(grid, 1, experts, 2, requests, seconds)
+
+
+def run_row(
+    grid: Grid, attention: int, experts: int, micro_batches: int, requests: int, turns: list[Paced]
+) -> Row:
+    """A served run: seconds from a token to the same request's next, while all decode, and the pace of the machine
+    meanwhile. Turns are compared at equal pace. 0 experts: colocated."""
+    pace = median(pace for _, pace in turns)
+    seconds = pace * median(seconds / pace for seconds, pace in turns)
+    return {
+        "part": "run", "requests": requests, "context": grid.prompt + grid.output / 2, "attention": attention,
+        "experts": experts, "micro_batches": micro_batches, "seconds": seconds, "pace": pace,
+    }  # fmt: skip
 
 
 def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Iterator[Row]:
@@ -165,60 +209,95 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     import torch
 
     from afserve.cli.bench.neighbour import beside_rows
-    from afserve.cli.bench.stages import Engine, attention_rows, expert_rows
+    from afserve.cli.bench.pace import pace
+    from afserve.cli.bench.stages import AttentionPoint, Engine, ExpertCalls
     from afserve.kernels.ops import open_ops
 
     ops = open_ops("cpu", threads)
     torch.set_num_threads(1 if ops.backend_name == "native" else threads)
-    engine = Engine(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 4 * grid.steps)
-    for requests, context in grid.points():
-        yield from attention_rows(engine, requests, context, grid.steps)
-    bank, calls = engine.bank(), {}
-    for tokens in grid.requests:
-        for share, held in ((1.0, 1.0), (1.0, 0.5), (0.25, 1.0)):
-            row = expert_rows(engine, bank, tokens, share, held)
-            if share == 1.0:
-                calls[tokens, round(1 / held)] = float(str(row["seconds"]))
-            yield row
-    yield from exchanges(engine, grid, calls)
-    yield from serving(engine, bank, grid, control(model, threads, grid))
+    most = grid.steps * (grid.turns + 1)
+    engine = Engine(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 2 * most)
+    bank = engine.bank()
+    points = [AttentionPoint(engine, *point, grid.steps, grid.turns + 1) for point in grid.points()]
+    calls = {
+        (tokens, share, held): ExpertCalls(engine, bank, tokens, share, held)
+        for tokens in grid.requests
+        for share, held in ((1.0, 1.0), (1.0, 0.5), (0.25, 1.0))
+    }
+
+    def turn() -> None:
+        for point in points:
+            point.turn()
+        for call in calls.values():
+            call.turn(grid.calls)
+
+    for _ in range(grid.turns):
+        turn()
+    for point in points:
+        yield from point.rows()
+    for call in calls.values():
+        yield call.row()
+    took = {
+        (tokens, round(1 / held)): call.seconds for (tokens, share, held), call in calls.items() if share == 1
+    }
+    yield from exchanges(engine, grid, took)
+    with pace(source) as take:
+        yield from serving(engine, bank, grid, control(model, threads, grid), take)
+        if threads == 1:
+            yield from deployments(model, grid, take)
     if threads == 1:
-        yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps)
+        yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps, grid.turns)
+    turn()
+    measured = [point.halves for point in points] + [call.turns for call in calls.values()]
+    yield {"part": "changed", "ratio": median(turns[-1] / median(turns[:-1]) for turns in measured)}
 
 
 def exchanges(engine: "Engine", grid: Grid, calls: dict[tuple[int, int], float]) -> Iterator[Row]:
-    """With one expert node and with two; with two, only what the attention node has to do is told.
+    """With one expert node and with two, every second size; with two, only what the attention node has to do is told.
 
     `calls`: seconds of an expert call by requests and nodes.
     """
-    from afserve.cli.bench.exchange import exchange, exchange_rows
-    from afserve.cli.bench.marked import MarkedLink
+    from afserve.cli.bench.exchange import ExchangePoint, exchange
 
-    context = grid.contexts[0]
     for peers in (1, 2):
-        with exchange(engine.source, peers) as made:
-            for requests in grid.requests:
-                alone = engine.steps(
-                    MarkedLink(engine.clock, engine.spec.hidden), requests, context, grid.steps
+        with exchange(engine.source, peers, engine.clock) as made:
+            points = [
+                ExchangePoint(
+                    engine, made, calls[requests, peers], requests, grid.contexts[0], grid.steps * grid.turns
                 )
-                took = calls[requests, peers]
-                yield from exchange_rows(engine, alone, made, took, requests, context, grid.steps)
+                for requests in (grid.requests if len(grid.requests) < 4 else grid.requests[::2])
+            ]
+            for _ in range(grid.turns):
+                for point in points:
+                    point.turn(grid.steps)
+            for point in points:
+                yield from point.rows()
 
 
-def serving(engine: "Engine", bank: "ExpertBank", grid: Grid, served: Iterator[Row]) -> Iterator[Row]:
-    """The served run's rows, and how much longer its steps are than those of the same engine by itself, measured right
-    before and right after each: a machine's speed drifts by more than the control plane costs."""
-    from afserve.comm.m2n.bank import LocalBankLink
+def serving(
+    engine: "Engine", bank: "ExpertBank", grid: Grid, served: "Iterator[Turn]", pace: Callable[[], float]
+) -> Iterator[Row]:
+    """The served runs' rows, and how much longer their steps are than those of the same engine by itself, measured
+    right before and right after each: a machine's speed drifts by more than the control plane costs."""
+    from afserve.cli.bench.stages import Decoding
+    from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 
-    def alone(requests: int) -> float:
-        return engine.steps(LocalBankLink(bank), requests, grid.prompt + grid.output // 2, grid.steps).seconds
-
-    sizes = iter(grid.control)
-    before = alone(next(sizes))
-    for row in served:
+    context, most = grid.prompt + grid.output // 2, 2 * grid.steps * (grid.rounds + 1)
+    alone: dict[int, Decoding[LocalTicket]] = {}
+    for requests in grid.served:
+        alone[requests] = engine.decoding(LocalBankLink(bank), requests, context, most)
+    own, before = alone[grid.served[0]].go(grid.steps).seconds, pace()
+    found: dict[int, list[tuple[Paced, float, float]]] = {requests: [] for requests in grid.served}
+    for number, turn in enumerate(served, start=1):
+        after = pace()
+        own = (own + alone[turn.requests].go(grid.steps).seconds) / 2
+        found[turn.requests].append(((turn.seconds, (before + after) / 2), own, turn.gateway))
+        own, before = alone[grid.served[number % len(grid.served)]].go(grid.steps).seconds, after
+    for requests, turns in found.items():
+        runs, owns, gateways = zip(*turns, strict=True)
+        row = run_row(grid, 1, 0, 1, requests, list(runs))
+        whole = float(str(row["seconds"]))
+        more = whole - median(whole * one / run[0] for one, run in zip(owns, runs, strict=True))
+        yield {"part": "gateway", "requests": requests, "seconds": max(median(gateways), 1e-7)}
+        yield {"part": "control", "requests": requests, "seconds": max(more, 0.005 * whole), "served": whole}
         yield row
-        if row["part"] == "served":
-            requests, whole = int(str(row["requests"])), float(str(row["seconds"]))
-            seconds = max(whole - (before + alone(requests)) / 2, 0.005 * whole)
-            yield {"part": "control", "requests": requests, "seconds": seconds, "served": whole}
-            before = sum(alone(following) for following in itertools.islice(sizes, 1))

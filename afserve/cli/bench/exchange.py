@@ -14,15 +14,16 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import IO
 
 from torch import Tensor
 
 from afserve.child import module
-from afserve.cli.bench.stages import Engine, Row, Steps
+from afserve.cli.bench.marked import NotedLink
+from afserve.cli.bench.stages import Engine, Row
+from afserve.clock import Clock, MonotonicClock
 from afserve.comm import connect
-from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Layout
 from afserve.config import EngineConfig, ModelSource
@@ -60,7 +61,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    link: ExpertLink
+    link: NotedLink
     nodes: tuple["Pipes", ...]
 
     def take(self, seconds: float) -> list[float]:
@@ -81,7 +82,7 @@ class Pipes:
 
 
 @contextmanager
-def exchange(source: ModelSource, peers: int) -> Iterator[Exchange]:
+def exchange(source: ModelSource, peers: int, clock: Clock | None = None) -> Iterator[Exchange]:
     """With so many such nodes, which live as long as the context."""
     layout, placement = _layout(source, peers)
     with ExitStack() as stack:
@@ -90,7 +91,7 @@ def exchange(source: ModelSource, peers: int) -> Iterator[Exchange]:
         ]  # all start at once
         addresses = [address for address, _ in nodes]
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
-        link = ExpertLink(end, attention=0, layout=layout, placement=placement)
+        link = NotedLink(end, layout=layout, placement=placement, clock=clock or MonotonicClock())
         stack.callback(link.close)
         yield Exchange(link, tuple(pipes for _, pipes in nodes))
 
@@ -108,23 +109,41 @@ def _node(source: ModelSource, peers: int, index: int) -> Iterator[tuple[str, Pi
         process.stdin.close()
 
 
-def exchange_rows(
-    engine: Engine, alone: Steps, made: Exchange, experts: float, requests: int, context: int, count: int
-) -> Iterator[Row]:
-    """`alone`: the same steps without anybody at the other end. A direction is half of what a layer takes longer, less
-    the `experts` seconds; a kernel is one send or receive: half of what the attention node itself computes longer. An
-    answer is what an expert node itself does for one message beside its experts."""
-    made.take(experts)
-    both, halves = engine.steps(made.link, requests, context, count), 2 * engine.spec.moe_layers
-    peers, answers = len(made.nodes), made.take(experts)
-    size = {"requests": requests, "peers": peers, "bytes": requests * engine.spec.hidden * _DISPATCH_BYTES}
-    direction = max((both.seconds - alone.seconds) / halves - experts / 2, 1e-6)
-    kernel = min(max((both.busy - alone.busy) / halves, 1e-7), direction)
-    yield {"part": "kernel", **size, "seconds": kernel}
-    if peers == 1:
-        yield {"part": "exchange", **size, "seconds": direction}
-        answer = max(min(answers[0], 2 * (direction - kernel)), 0.2 * answers[0], 1e-7)
-        yield {"part": "answer", **size, "seconds": answer}
+class ExchangePoint:
+    """So many requests whose experts take `experts` seconds a layer. A direction is half of what passes from the
+    beginning of a dispatch to the end of its combine, less the experts; a kernel is one send or receive: half of what
+    both take of the attention node's time. An answer is what an expert node itself does for one message beside its
+    experts."""
+
+    def __init__(
+        self, engine: Engine, made: Exchange, experts: float, requests: int, context: int, most: int
+    ) -> None:
+        self._made, self._experts = made, experts
+        self._decoding = engine.decoding(made.link, requests, context, most)
+        size = requests * engine.spec.hidden * _DISPATCH_BYTES
+        self._size: Row = {"requests": requests, "peers": len(made.nodes), "bytes": size}
+        self._kernels: list[float] = []
+        self._directions: list[float] = []
+        self._answers: list[float] = []
+
+    def turn(self, steps: int) -> None:
+        made = self._made
+        made.take(self._experts)
+        made.link.clear()
+        self._decoding.go(steps)
+        self._kernels.append(fmean(made.link.own) / 2)
+        self._directions.append((fmean(made.link.rounds) - self._experts) / 2)
+        self._answers.append(made.take(self._experts)[0])
+
+    def rows(self) -> Iterator[Row]:
+        direction = max(median(self._directions), 1e-6)
+        kernel = min(max(median(self._kernels), 1e-7), direction)
+        yield {"part": "kernel", **self._size, "seconds": kernel}
+        if len(self._made.nodes) == 1:
+            yield {"part": "exchange", **self._size, "seconds": direction}
+            own = median(self._answers)
+            answer = max(min(own, 2 * (direction - kernel)), 0.2 * own, 1e-7)
+            yield {"part": "answer", **self._size, "seconds": answer}
 
 
 def _layout(source: ModelSource, peers: int) -> tuple[Layout, Placement]:

@@ -1,6 +1,5 @@
-"""A link without experts that notes when rows leave and when their sum is back, to time an attention node by itself.
-
-The partial sums are zero. It knows neither processes nor hardware; `stages.py` turns the notes into stage times.
+"""Links that note when rows leave and when their sum is back: one without experts, to time an attention node by itself,
+and one to real expert nodes. They know neither processes nor hardware; others turn the notes into stage times.
 Shapes: T tokens, H hidden, K top-k.
 """
 
@@ -11,13 +10,16 @@ from torch import Tensor
 
 from afserve.clock import Clock
 from afserve.comm.m2n.bank import NoExpertNodes
+from afserve.comm.m2n.link import ExpertLink, Ticket
+from afserve.comm.transport import Layout, Transport
 from afserve.placement.placement import Placement
 
 _MOST_ROWS = 512  # that ever leave at once
 
 
 class MarkedLink(NoExpertNodes):
-    """`left` and `back`: clock readings at each dispatch's start and after each combine, layer after layer."""
+    """The partial sums are zero. `left` and `back`: clock readings at each dispatch's start and after each combine,
+    layer after layer."""
 
     def __init__(self, clock: Clock, hidden: int) -> None:
         self._clock = clock
@@ -52,3 +54,35 @@ class MarkedLink(NoExpertNodes):
         """There are no experts to route to."""
 
     def close(self) -> None: ...
+
+
+class NotedLink(ExpertLink):
+    """`own`: seconds that sending and adding up took of this node's time, of each exchange; `rounds`: seconds from the
+    beginning of a dispatch to the end of its combine."""
+
+    def __init__(self, transport: Transport, *, layout: Layout, placement: Placement, clock: Clock) -> None:
+        super().__init__(transport, attention=0, layout=layout, placement=placement)
+        self._reading = clock
+        self._began: dict[int, tuple[float, float]] = {}
+        self.own: list[float] = []
+        self.rounds: list[float] = []
+
+    def clear(self) -> None:
+        self.own.clear()
+        self.rounds.clear()
+
+    def dispatch(
+        self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
+    ) -> Ticket:
+        begin = self._reading.now()
+        ticket = super().dispatch(x_TH, expert_TK, weight_TK, layer=layer, micro_batch=micro_batch)
+        self._began[micro_batch] = begin, self._reading.now() - begin
+        return ticket
+
+    def combine(self, ticket: Ticket) -> Tensor:
+        begin = self._reading.now()
+        y_TH = super().combine(ticket)
+        now, (sent, sending) = self._reading.now(), self._began.pop(ticket.micro_batch)
+        self.own.append(sending + now - begin)
+        self.rounds.append(now - sent)
+        return y_TH

@@ -1,20 +1,22 @@
 """Measures how much longer stages take while another process computes experts all the time.
 
 The cores of a machine share memory bandwidth and often more, so two nodes on it are slower than one alone. Started as a
-module with one JSON argument, the process prints a line when it computes and ends with its standard input.
+module with one JSON argument, the process prints a line when it is ready. Every line that it reads makes it begin, or
+stop, and it says so; it ends with its standard input.
 """
 
 import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import median
 
 from afserve.child import module
 from afserve.cli.bench.marked import MarkedLink
-from afserve.cli.bench.stages import Engine, Row, expert_rows
+from afserve.cli.bench.stages import Engine, ExpertCalls, Row
 from afserve.config import ModelSource
 from afserve.errors import PeerLost
 from afserve.kernels.ops import open_ops
@@ -22,39 +24,68 @@ from afserve.models.experts import ExpertBank
 
 
 @contextmanager
-def neighbour(source: ModelSource, tokens: int) -> Iterator[None]:
-    """It computes as long as the context lasts."""
+def neighbour(source: ModelSource, tokens: int) -> Iterator[Callable[[], None]]:
+    """What it yields makes the neighbour begin to compute, and the next time stop."""
     arguments = json.dumps({"source": asdict(source), "tokens": tokens})
     command = [*module("afserve.cli.bench.neighbour"), arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        if not process.stdout.readline():
-            raise PeerLost("neighbour", "it ended before it computed; what it said is above")
-        yield
-        process.stdin.close()
+        asked, said = process.stdin, process.stdout
+        assert asked is not None and said is not None
+
+        def hear() -> None:
+            if not said.readline():
+                raise PeerLost("neighbour", "it ended before it computed; what it said is above")
+
+        def turn() -> None:
+            asked.write("\n")
+            asked.flush()
+            hear()
+
+        hear()
+        yield turn
+        asked.close()
 
 
-def beside_rows(engine: Engine, bank: ExpertBank, tokens: int, context: int, count: int) -> Iterator[Row]:
-    """Seconds of an expert call and of a step without experts, `alone` and beside the neighbour."""
-    alone = _both(engine, bank, tokens, context, count)
-    with neighbour(engine.source, tokens):
-        beside = _both(engine, bank, tokens, context, count)
-    for stage, one, two in zip(("experts", "attention"), alone, beside, strict=True):
-        yield {"part": "beside", "stage": stage, "requests": tokens, "alone": one, "seconds": two}
+def beside_rows(
+    engine: Engine, bank: ExpertBank, tokens: int, context: int, steps: int, turns: int
+) -> Iterator[Row]:
+    """Seconds of an expert call and of a step without experts, `alone` and beside the neighbour, in turns. What is
+    told is how many times as long each took right after it was alone: the median."""
+    link = MarkedLink(engine.clock, engine.spec.hidden)
+    decoding = engine.decoding(link, tokens, context, 2 * steps * turns)
+    calls = ExpertCalls(engine, bank, tokens, 1.0, 1.0)
 
+    def both() -> tuple[float, float]:
+        link.clear()
+        calls.turn()
+        return calls.turns[-1], decoding.go(steps).seconds
 
-def _both(engine: Engine, bank: ExpertBank, tokens: int, context: int, count: int) -> tuple[float, float]:
-    step = engine.steps(MarkedLink(engine.clock, engine.spec.hidden), tokens, context, count)
-    return float(str(expert_rows(engine, bank, tokens, 1.0, 1.0)["seconds"])), step.seconds
+    alone, ratios = [], []
+    with neighbour(engine.source, tokens) as begin_or_stop:
+        for _ in range(turns):
+            alone.append(both())
+            begin_or_stop()
+            ratios.append([two / one for one, two in zip(alone[-1], both(), strict=True)])
+            begin_or_stop()
+    for index, stage in enumerate(("experts", "attention")):
+        one, ratio = median(pair[index] for pair in alone), median(pair[index] for pair in ratios)
+        yield {"part": "beside", "stage": stage, "requests": tokens, "alone": one, "seconds": ratio * one}
 
 
 def main(source: ModelSource, tokens: int) -> None:
     engine = Engine(source, open_ops("cpu", 1), 64)
-    bank = engine.bank()
-    expert_rows(engine, bank, tokens, 1.0, 1.0)
-    print("computing", flush=True)
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        expert_rows(engine, bank, tokens, 1.0, 1.0)
+    calls, computes = ExpertCalls(engine, engine.bank(), tokens, 1.0, 1.0), False
+    calls.turn()
+    print("ready", flush=True)
+    while True:
+        if select.select([sys.stdin], [], [], 0 if computes else None)[0]:
+            if not sys.stdin.readline():
+                return
+            computes = not computes
+            print("computes" if computes else "waits", flush=True)
+        elif computes:
+            calls.turn(2)
+            calls.turns.clear()
 
 
 if __name__ == "__main__":

@@ -78,6 +78,36 @@ def measure(case: Case, shape: Shape) -> Iterator[Row]:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`seconds`: per token of each of `requests` sequences while all of them decode. `gateway`: processor seconds of
+    this process, for each token of one."""
+
+    requests: int
+    seconds: float
+    gateway: float
+
+
+def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
+    """On one start, all sizes in turn, as often as the case repeats. Nodes are parked while the caller holds on to what
+    it was given."""
+    with LLM(
+        case.model,
+        **shape.nodes,
+        micro_batches=shape.micro_batches,
+        colocated=shape.colocated,
+        threads=case.threads,
+    ) as llm:
+        _batch(llm, case, _WARM_UP, seed=-1)
+        for seed in range(case.repeats):
+            for batch in case.batches:
+                used = time.process_time()
+                found = figures(_batch(llm, case, batch, seed))
+                gateway = (time.process_time() - used) / case.output_len
+                rate = found.tokens_per_second
+                yield Turn(batch, batch / rate if rate else found.tpot, gateway)
+
+
 def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
     params = SamplingParams(max_tokens=case.output_len, temperature=0.0, ignore_eos=True)
     ids = prompts(llm.topology.spec.vocab_size, batch, case.prompt_len, seed)

@@ -1,14 +1,16 @@
-"""Measures stage times of the real engine: attention halves, whole steps, expert calls. Medians of repeats.
+"""Measures stage times of the real engine: attention halves, whole steps, expert calls.
 
-An attention node runs decode steps over the link that it is given, and the link decides what a step contains. Rows are
-plain values as `placement/planner/calibration.py` reads them; this file knows no planner and no processes.
-Shapes: T tokens, H hidden, K top-k.
+An attention node runs decode steps over the link that it is given, and the link decides what a step contains. A part is
+measured in turns: a few steps or calls each time it is asked, with other parts in between, so that a slow second of the
+machine is in no part alone. A turn counts by its mean, because a run is the sum of its steps; of several turns the
+median is taken. This file knows no planner and no processes. Shapes: T tokens, H hidden, K top-k.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import fmean, median
+from typing import Generic
 
 import torch
 
@@ -28,16 +30,32 @@ from afserve.models.experts import ExpertBank
 
 Row = dict[str, object]
 BLOCK = 16
-_CALLS = 24  # timed calls of each size
+_CALLS = 24  # timed calls of each size, where there is one turn
+_DENSE = 4  # timed calls of a dense FFN in each turn
+_SLOTS = 16  # different choices of experts of each size
 _PARK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Medians over decode steps: seconds of one, and how long the attention node computed in it."""
+    """Means over decode steps: seconds of one, and how long the attention node computed in it."""
 
     seconds: float
     busy: float
+
+
+class Decoding(Generic[T]):
+    """A node all of whose sequences decode. `go` takes the next steps, as many in all as the node was made for."""
+
+    def __init__(self, node: AttentionNode[T], clock: Clock) -> None:
+        self._node, self._clock = node, clock
+
+    def go(self, count: int) -> Steps:
+        node, busy, begin = self._node, self._node.stats().busy_seconds, self._clock.now()
+        for _ in range(count):
+            while not _turn(node):
+                pass
+        return Steps((self._clock.now() - begin) / count, (node.stats().busy_seconds - busy) / count)
 
 
 class Engine:
@@ -56,18 +74,9 @@ class Engine:
         held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
         return build_expert_bank(self.source, held, spec.experts, ops=self.ops)
 
-    def steps(self, link: Link[T], requests: int, context: int, count: int) -> Steps:
-        """`count` decode steps of one micro-batch whose contexts have `context` tokens on average."""
-        node, seconds, busy = self._filled(link, requests, context - count // 2, count), [], []
-        if isinstance(link, MarkedLink):
-            link.clear()
-        for _ in range(count):
-            before, begin = node.stats().busy_seconds, self.clock.now()
-            while not _turn(node):
-                pass
-            seconds.append(self.clock.now() - begin)
-            busy.append(node.stats().busy_seconds - before)
-        return Steps(median(seconds), median(busy))
+    def decoding(self, link: Link[T], requests: int, context: int, most: int) -> Decoding[T]:
+        """One micro-batch that can take `most` steps; the contexts have `context` tokens in the middle of them."""
+        return Decoding(self._filled(link, requests, max(1, context - most // 2), most), self.clock)
 
     def _filled(self, link: Link[T], requests: int, prompt: int, count: int) -> AttentionNode[T]:
         """A node whose sequences all have their first token, and one step more behind them."""
@@ -100,52 +109,77 @@ def _turn(node: AttentionNode[T]) -> set[int]:
     return {event.handle for event in events}
 
 
-def attention_rows(engine: Engine, requests: int, context: int, count: int) -> Iterator[Row]:
+class AttentionPoint:
     """One layer's attention half, and a step outside its layers, with nobody at the other end."""
-    spec = engine.spec
-    link = MarkedLink(engine.clock, spec.hidden)
-    step = engine.steps(link, requests, context, count)
-    layers = spec.moe_layers
-    between = [link.left[i] - link.back[i - 1] for i in range(1, len(link.left)) if i % layers]
-    half = median(between) if between else step.seconds / spec.layers
-    away = median(
-        sum(link.back[i + n] - link.left[i + n] for n in range(layers))
-        for i in range(0, len(link.left), layers)
-    )
-    dense = _dense_seconds(engine, requests) + (spec.layers - layers) * half
-    outside = step.seconds - layers * half - away - dense
-    yield {"part": "attention", "requests": requests, "context": context, "seconds": half}
-    yield {"part": "step", "requests": requests, "context": context, "seconds": max(outside, 1e-6)}
+
+    def __init__(self, engine: Engine, requests: int, context: int, steps: int, turns: int) -> None:
+        self._engine, self._steps = engine, steps
+        self._size: Row = {"requests": requests, "context": context}
+        self._requests = requests
+        self._link = MarkedLink(engine.clock, engine.spec.hidden)
+        self._decoding = engine.decoding(self._link, requests, context, steps * turns)
+        self.halves: list[float] = []
+        self._outside: list[float] = []
+
+    def turn(self) -> None:
+        self._link.clear()
+        step = self._decoding.go(self._steps)
+        spec, left, back = self._engine.spec, self._link.left, self._link.back
+        layers = spec.moe_layers
+        between = [left[i] - back[i - 1] for i in range(1, len(left)) if i % layers]
+        half = fmean(between) if between else step.seconds / spec.layers
+        away = sum(there - here for here, there in zip(left, back, strict=True)) / self._steps
+        dense = _dense_seconds(self._engine, self._requests) + (spec.layers - layers) * half
+        self.halves.append(half)
+        self._outside.append(step.seconds - layers * half - away - dense)
+
+    def rows(self) -> Iterator[Row]:
+        yield {"part": "attention", **self._size, "seconds": median(self.halves)}
+        yield {"part": "step", **self._size, "seconds": max(median(self._outside), 1e-6)}
 
 
 def _dense_seconds(engine: Engine, requests: int) -> float:
     """Of all dense layers' FFNs, which the planner prices apart."""
     x_TH = torch.randn(requests, engine.spec.hidden).to(engine.dtype)
     dense = [layer for layer in engine.model.layers if layer.moe_number is None]
-    return sum(timed(engine.clock, partial(_local, layer, x_TH)) for layer in dense)
+    return sum(timed(engine.clock, partial(_local, layer, x_TH), _DENSE) for layer in dense)
 
 
 def _local(layer: DecoderLayer, x_TH: torch.Tensor, number: int) -> None:
     layer.local_ffn(x_TH)
 
 
-def expert_rows(engine: Engine, bank: ExpertBank, tokens: int, share: float, held: float) -> Row:
+class ExpertCalls:
     """One layer's experts. Tokens choose among `share` of the experts; the node holds `held` of those."""
-    spec, made = engine.spec, torch.Generator().manual_seed(tokens)
-    pool = max(spec.top_k, round(share * spec.experts))
-    slots = [_slots(spec.experts, spec.top_k, tokens, pool, held, made) for _ in range(_CALLS)]
-    x_TH = torch.randn(tokens, spec.hidden, generator=made).to(engine.dtype)
-    weight_TK = torch.full((tokens, spec.top_k), 1.0 / spec.top_k)
-    out_TH = torch.empty(tokens, spec.hidden)
 
-    def call(number: int) -> None:
-        slot_TK = slots[number % _CALLS]
-        bank.forward(number % spec.moe_layers, x_TH, slot_TK, weight_TK, out_TH)
+    def __init__(self, engine: Engine, bank: ExpertBank, tokens: int, share: float, held: float) -> None:
+        spec, made = engine.spec, torch.Generator().manual_seed(tokens)
+        pool = max(spec.top_k, round(share * spec.experts))
+        self._engine, self._bank, self._tokens = engine, bank, tokens
+        self._slots = [_slots(spec.experts, spec.top_k, tokens, pool, held, made) for _ in range(_SLOTS)]
+        self._x_TH = torch.randn(tokens, spec.hidden, generator=made).to(engine.dtype)
+        self._weight_TK = torch.full((tokens, spec.top_k), 1.0 / spec.top_k)
+        self._out_TH = torch.empty(tokens, spec.hidden)
+        self.turns: list[float] = []
 
-    seconds = timed(engine.clock, call)
-    pairs = sum(int((slot_TK >= 0).sum()) for slot_TK in slots) / _CALLS
-    active = sum(len(slot_TK[slot_TK >= 0].unique()) for slot_TK in slots) / _CALLS
-    return {"part": "experts", "tokens": tokens, "rows": pairs, "active": active, "seconds": seconds}
+    @property
+    def seconds(self) -> float:
+        return median(self.turns)
+
+    def turn(self, calls: int = _CALLS) -> None:
+        self.turns.append(timed(self._engine.clock, self._call, calls))
+
+    def row(self) -> Row:
+        held = [slot_TK[slot_TK >= 0] for slot_TK in self._slots]
+        pairs, active = (fmean(counts) for counts in (map(len, held), (len(one.unique()) for one in held)))
+        return {
+            "part": "experts", "tokens": self._tokens, "rows": pairs, "active": active, "seconds": self.seconds
+        }  # fmt: skip
+
+    def _call(self, number: int) -> None:
+        slot_TK = self._slots[number % _SLOTS]
+        layer = number % self._engine.spec.moe_layers
+        self._bank.forward(layer, self._x_TH, slot_TK, self._weight_TK, self._out_TH)
 
 
 def _slots(
@@ -160,12 +194,12 @@ def _slots(
     return torch.where(here[slot_TK.long()], slot_TK, torch.tensor(-1, dtype=torch.int32))
 
 
-def timed(clock: Clock, call: Callable[[int], object]) -> float:
-    """The median of `_CALLS` calls, after a few to warm up."""
-    seconds = []
+def timed(clock: Clock, call: Callable[[int], object], calls: int = _CALLS) -> float:
+    """The mean of so many calls, after two to warm up."""
     with torch.inference_mode():
-        for number in range(_CALLS + 4):
-            begin = clock.now()
+        for number in range(2):
             call(number)
-            seconds.append(clock.now() - begin)
-    return median(seconds[4:])
+        begin = clock.now()
+        for number in range(calls):
+            call(number + 2)
+    return (clock.now() - begin) / calls
