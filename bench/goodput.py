@@ -117,11 +117,11 @@ def rows(case: Case, load: Load) -> Iterator[dict[str, object]]:
     chip = load_hardware(case.chip)
     pool, pieces = Pool.of(setting(case.model), chip, case.devices), at_tiles(chip)
     every = {}
-    for kind in (SHARED, HOSTED):
+    for kind, name in ((SHARED, "shared"), (HOSTED, "shared on every device")):
         found = search(kind, pool, load, pieces)
-        every[f"{kind}, pieces at tiles"] = found
+        every[f"{name}, pieces at tiles"] = found
         by_rows = map(cut_by_rows, list(found.values())[:3])
-        every[f"{kind}, pieces of rows"] = replay(by_rows, load)
+        every[f"{name}, pieces of rows"] = replay(by_rows, load)
     for kind in (TWO_COPIES, MIXED):
         every[kind] = search(kind, pool, load, pieces)
     best = {name: next(iter(found.values()), None) for name, found in every.items()}

@@ -6,8 +6,8 @@ from bench.rows import Row, newest, rows, table
 
 CASE = ("model", "chip", "devices", "trace", "ttft_s", "tpot_s")
 TILES, BY_ROWS = "pieces at tiles", "pieces of rows"
-SHARED, HOSTED = "shared experts", "shared experts on every device"
-OURS = tuple(f"{kind}, {cut}" for kind in (SHARED, HOSTED) for cut in (BY_ROWS, TILES))
+OWN = tuple(f"shared, {cut}" for cut in (BY_ROWS, TILES))
+OURS = (*OWN, *(f"shared on every device, {cut}" for cut in (BY_ROWS, TILES)))
 TWO_COPIES, MIXED = "P/D, two copies", "mixed, chunked prefill"
 Cell = dict[str, Row]
 
@@ -17,17 +17,17 @@ def goodput() -> str:
     cases: dict[tuple[object, ...], Cell] = {}
     for row in found:
         cases.setdefault(tuple(row[key] for key in CASE), {})[row["layout"]] = row
-    whole = [case for case in cases.values() if {*OURS, TWO_COPIES, MIXED} <= case.keys()]
+    whole = [case for case in cases.values() if {*OWN, TWO_COPIES, MIXED} <= case.keys()]
     if not whole:
         return ""
     return (
         f"**Simulated**: models in FP8, stage times of the planner, the first requests of two traces sped up or slowed; nothing is "
         "measured of the machine that plays it. Each is the best of its kind over splits, chunks, instances and ranks; `python -m bench.goodput --save`. "
         "Requests per second of which 90 % meet both targets. *On every device*: each has an expert node and an attention node; that decoding goes "
-        f"first there, after a tile, is assumed. Shared experts were to reach 1.5 of P/D and 1.3 of mixed. {_won(whole)}\n\n"
+        f"first there, after a tile, is assumed; empty where it was not played. Shared experts were to reach 1.5 of P/D and 1.3 of mixed. {_won(whole)}\n\n"
         + table(
             ["model", "devices", "trace", "requests", "TTFT, TPOT", "shared: pieces of rows", "at tiles", "on every device: pieces of rows", "at tiles",
-             "P/D, two copies", "mixed, chunked prefill", "best shared / P/D", "/ mixed", "best shared layout"],
+             "P/D, two copies", "mixed, chunked prefill", "shared, pieces of rows / P/D", "/ mixed", "best shared layout"],
             map(_line, whole),
         )
     )  # fmt: skip
@@ -49,10 +49,11 @@ def _counted(whole: list[Cell], cut: str) -> str:
 
 
 def _best(case: Cell, cut: str = "") -> Row:
-    return max((case[name] for name in OURS if name.endswith(cut)), key=lambda row: float(row["requests_s"]))
+    ours = (case[name] for name in OURS if name in case and name.endswith(cut))
+    return max(ours, key=lambda row: float(row["requests_s"]))
 
 
-def _of(case: Cell, other: str, cut: str = "") -> float:
+def _of(case: Cell, other: str, cut: str) -> float:
     """The best of shared experts over another layout; infinite where that one serves nothing."""
     mine, theirs = _best(case, cut)["requests_s"], case[other]["requests_s"]
     return mine / theirs if theirs else float("inf") if mine else 0.0
@@ -66,13 +67,15 @@ def _line(case: Cell) -> list[object]:
         row["trace"],
         f"{row['requests']:,}",
         f"{row['ttft_s']:g} s, {1e3 * row['tpot_s']:g} ms",
-        *(_rate(case[name]) for name in (*OURS, TWO_COPIES, MIXED)),
-        *(_ratio(_of(case, other)) for other in (TWO_COPIES, MIXED)),
+        *(_rate(case.get(name)) for name in (*OURS, TWO_COPIES, MIXED)),
+        *(_ratio(_of(case, other, BY_ROWS)) for other in (TWO_COPIES, MIXED)),
         row["best"],
     ]
 
 
-def _rate(row: Row) -> str:
+def _rate(row: Row | None) -> str:
+    if row is None:
+        return ""
     return (
         f"{row['requests_s']:.1f}"
         if row["requests_s"]
