@@ -1,13 +1,14 @@
-"""Goodput of three ways to serve prompts and decoding on equal GPUs, simulated on real arrivals.
+"""Goodput of four ways to serve prompts and decoding on equal GPUs, simulated on real arrivals.
 
     python -m bench.goodput                  every row; --case N: one of them; --requests N; --save
 
-`shared`: prefill and decode nodes use one pool of expert devices. `P/D`: prefill and decode instances, each with a copy
-of the experts. `mixed`: instances that decode and read prompts in chunks. The model is DeepSeek-V3 in FP8; stage times
-are the planner's, fitted to measured kernels of H200, and the same for all three. Nothing is measured of this machine.
-Of each layout splits, chunk sizes, sizes of instances and ranks are searched (`search_phases`), and the best one is its
-row; the share of prefill is swept. Goodput: the highest rate at which 90 % of the requests meet both targets. Prefixes
-are not reused.
+`shared experts`: prefill and decode nodes use one pool of expert devices. `on every device`: each device has an expert
+node, and a prefill or a decode node. `P/D`: prefill and decode instances, each with a copy of the experts. `mixed`:
+instances that decode and read prompts in chunks. Stage times are the planner's, fitted to measured kernels of H200, and
+the same for all four. That decoding goes first on a device that reads prompts too, after the tile that runs, is assumed
+and not measured. Nothing is measured of this machine. Of each layout splits, chunk sizes, sizes of instances and ranks
+are searched (`search_phases`), and the best one is its row; the share of prefill is swept. Goodput: the highest rate at
+which 90 % of the requests meet both targets. Prefixes are not reused.
 """
 
 import argparse
@@ -19,10 +20,13 @@ from pathlib import Path
 from afserve.cli.catalog import load_curves, load_hardware, load_model, read_lines
 from afserve.config import EngineSettings
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
+from afserve.placement.planner.hardware import Hardware
 from afserve.placement.planner.perf_attention import Precision
 from afserve.placement.planner.perf_experts import Routing
-from afserve.placement.planner.phase_stages import Pieces, Tables
+from afserve.placement.planner.phase_stages import Pieces
+from afserve.placement.planner.phase_tables import Tables
 from afserve.placement.planner.search_phases import (
+    HOSTED,
     MIXED,
     SHARED,
     TWO_COPIES,
@@ -42,7 +46,13 @@ OUT = ROOT / "bench" / "results" / "goodput.jsonl"
 TRACES = ROOT.parent / "shared/data/request_traces"
 FLOOR = EngineSettings().prompt_share
 BY_ROWS = Pieces(PIECE_SECONDS, OVERHEAD, FLOOR, by_rows=True)
-AT_TILES = Pieces(PIECE_SECONDS, OVERHEAD, FLOOR, by_rows=False)
+_TILE = 2 * 128 * 128 * 7168  # FLOP of a tile of 128 x 128 over DeepSeek-V3's hidden size
+_SHARE = 0.6 / 132  # of an H200's peak that one of its multiprocessors reaches
+
+
+def at_tiles(chip: Hardware) -> Pieces:
+    """26 us on an H200, and longer where a chip computes less."""
+    return Pieces(_TILE / (_SHARE * chip.flops("fp8")), OVERHEAD, FLOOR, by_rows=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +60,42 @@ class Case:
     """Arrivals of a trace, targets in seconds, and how many devices there are."""
 
     trace: str
-    file: str
     targets: Targets
     chip: str
     devices: int
+    model: str = "deepseek-v3"
 
 
-AZURE, MOONCAKE = "AzureLLMInferenceTrace_conv.csv", "mooncake_conversation_trace.jsonl"
-CASES = tuple(
-    Case(name, file, targets, chip, devices)
-    for chip, devices in (("h200", 16), ("h200", 32), ("h200", 64), ("h100", 24), ("h100", 32), ("h20", 16))
-    for name, file, targets in (
-        ("Azure", AZURE, Targets(1.0, 0.05)),
-        ("Azure", AZURE, Targets(2.0, 0.1)),
-        ("Mooncake", MOONCAKE, Targets(30.0, 0.1)),
-    )
+FILES = {"Azure": "AzureLLMInferenceTrace_conv.csv", "Mooncake": "mooncake_conversation_trace.jsonl"}
+TIGHT, MIDDLE, LOOSE, LONG = Targets(1.0, 0.03), Targets(1.0, 0.05), Targets(2.0, 0.1), Targets(30.0, 0.1)
+QWEN = "qwen3-235b-a22b"
+CASES = (
+    *(
+        Case(trace, targets, chip, devices)
+        for chip, devices in (
+            ("h200", 16),
+            ("h200", 32),
+            ("h200", 64),
+            ("h100", 24),
+            ("h100", 32),
+            ("h20", 16),
+        )
+        for trace, targets in (("Azure", MIDDLE), ("Azure", LOOSE), ("Mooncake", LONG))
+    ),
+    Case("Azure", TIGHT, "h200", 16),
+    Case("Azure", MIDDLE, "h200", 24),
+    *(
+        Case("Azure", targets, chip, devices, QWEN)
+        for chip, devices in (("h200", 8), ("h800", 8), ("h800", 16), ("h20", 8))
+        for targets in (TIGHT, MIDDLE)
+    ),
+    Case("Mooncake", LONG, "h800", 16, QWEN),
+    Case("Mooncake", LONG, "h20", 8, QWEN),
 )
 
 
-def setting() -> Setting:
-    shape, chip, widths = load_model("deepseek-v3"), load_hardware("h200"), Precision(kv="bf16")
+def setting(model: str = "deepseek-v3") -> Setting:
+    shape, chip, widths = load_model(model), load_hardware("h200"), Precision(kv="bf16")
     trace = read_trace("none", ["arrival_s,input_tokens,output_tokens", "0,1,1"])
     return Setting(
         shape, load_curves("h200", shape, chip, widths), trace, precision=widths, routing=Routing(0.4)
@@ -87,21 +113,23 @@ def read(path: Path) -> list[Asked]:
 
 
 def rows(case: Case, load: Load) -> Iterator[dict[str, object]]:
-    """The best of each layout, beside the two others."""
-    pool = Pool.of(setting(), load_hardware(case.chip), case.devices)
-    at_tiles = search(SHARED, pool, load, AT_TILES)
-    every = {
-        "shared, pieces at tiles": at_tiles,
-        "shared, pieces of rows": replay(map(cut_by_rows, list(at_tiles.values())[:3]), load),
-        TWO_COPIES: search(TWO_COPIES, pool, load, AT_TILES),
-        MIXED: search(MIXED, pool, load, AT_TILES),
-    }
+    """The best of each layout, beside the others."""
+    chip = load_hardware(case.chip)
+    pool, pieces = Pool.of(setting(case.model), chip, case.devices), at_tiles(chip)
+    every = {}
+    for kind, name in ((SHARED, "shared"), (HOSTED, "shared on every device")):
+        found = search(kind, pool, load, pieces)
+        every[f"{name}, pieces at tiles"] = found
+        by_rows = map(cut_by_rows, list(found.values())[:3])
+        every[f"{name}, pieces of rows"] = replay(by_rows, load)
+    for kind in (TWO_COPIES, MIXED):
+        every[kind] = search(kind, pool, load, pieces)
     best = {name: next(iter(found.values()), None) for name, found in every.items()}
     rate = {name: found.rate if found else 0.0 for name, found in best.items()}
     for name, found in best.items():
         by_share = {str(reads): round(one.rate, 2) for reads, one in sorted(every[name].items())}
         yield {
-            "model": "deepseek-v3",
+            "model": case.model,
             "trace": case.trace,
             "chip": case.chip,
             "devices": case.devices,
@@ -121,7 +149,7 @@ def cut_by_rows(found: Found) -> Found:
     """The same layout with expert nodes' pieces as they are now."""
     pieces = found.layout.pieces
     assert pieces is not None, "of shared experts"
-    return replace(found, layout=replace(found.layout, pieces=replace(pieces, by_rows=True)))
+    return replace(found, layout=replace(found.layout, pieces=replace(BY_ROWS, floor=pieces.floor)))
 
 
 def ratio(rate: float, other: float) -> float | None:
@@ -145,7 +173,7 @@ def main() -> None:
     known = origin()
     for case in CASES if options.case is None else (CASES[options.case],):
         played = options.requests or 100 * case.devices
-        load = Load(read(options.traces / case.file)[:played], case.targets)
+        load = Load(read(options.traces / FILES[case.trace])[:played], case.targets)
         for row in rows(case, load):
             print(
                 json.dumps(row) if options.json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True

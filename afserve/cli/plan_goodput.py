@@ -1,7 +1,7 @@
-"""`afserve plan --goodput`: which of three ways to serve prompts and decoding pays, by simulation on the trace.
+"""`afserve plan --goodput`: which of four ways to serve prompts and decoding pays, by simulation on the trace.
 
 The length of pieces is the engine's. Stage times are the kernels', without an engine's measured rows, and the same for
-all three.
+all of them.
 """
 
 from collections.abc import Mapping
@@ -60,11 +60,11 @@ def check_goodput(question: "Question", flags: Mapping[str, object]) -> None:
 
 
 def goodputs(question: "Question") -> tuple[Goodput, ...]:
-    """Of shared experts, two copies and chunked prefill on all devices of the pool, most first."""
+    """Of each kind of layout, on all devices of the pool, most first."""
     from afserve.config import EngineSettings
     from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
     from afserve.placement.planner.phase_stages import Pieces
-    from afserve.placement.planner.search_phases import MIXED, SHARED, TWO_COPIES, Load, Pool, search
+    from afserve.placement.planner.search_phases import KINDS, Load, Pool, search
     from afserve.placement.planner.simulate_phases import Asked, Targets
 
     work, offered = question.setting.workload, question.pools[0]
@@ -73,10 +73,7 @@ def goodputs(question: "Question") -> tuple[Goodput, ...]:
     load = Load(asked, Targets(question.targets.ttft, question.targets.tpot))
     pieces = Pieces(PIECE_SECONDS, OVERHEAD, EngineSettings().prompt_share)
     pool = Pool.of(replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count)
-    found = [
-        Goodput(kind, next(iter(search(kind, pool, load, pieces).values()), None))
-        for kind in (SHARED, TWO_COPIES, MIXED)
-    ]
+    found = [Goodput(kind, next(iter(search(kind, pool, load, pieces).values()), None)) for kind in KINDS]
     return tuple(sorted(found, key=lambda one: -one.rate))
 
 
@@ -99,7 +96,7 @@ def played_lines(found: tuple[Goodput, ...]) -> str:
 def which_pays(found: tuple[Goodput, ...]) -> str:
     best, next_ = found[0], found[1]
     if not best.rate:
-        return "None of the three meets both targets for 90 % of the requests at any rate."
+        return "None of the four meets both targets for 90 % of the requests at any rate."
     if next_.rate > best.rate * (1 - _CLEAR):
         return f"{best.kind} and {next_.kind} are as good as equal; the simulation does not tell which pays."
     if not next_.rate:

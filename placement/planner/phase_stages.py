@@ -1,74 +1,33 @@
 """Seconds of one step of a pool that reads prompts, decodes, or does both, from the stage times of the plan.
 
-Two kinds of pool: `Together` has the experts on its own devices (expert parallelism); `Apart` has attention only and
-sends rows to expert devices, which another pool may use as well. Ranks of a pool step together: a step lasts as long as
-its fullest rank needs. Only ranks that read prompts beside expert devices step each by itself; rows of theirs that meet
-at a layer share a call. Closed forms are tabulated once, so that a step costs microseconds. It knows no requests and no
-clock.
+Three kinds of pool: `Together` has the experts on its own devices (expert parallelism); `Apart` has attention only and
+sends rows to expert devices, which another pool may use as well; of `Beside`, two pools share experts that are spread
+over the devices of both. Ranks of a pool step together: a step lasts as long as its fullest rank needs. Only ranks that
+read prompts beside shared experts step each by itself; rows of theirs that meet at a layer share a call. It knows no
+requests and no clock.
 """
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.pipeline import layer_period, step_seconds
-from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.kv import USABLE, attention_weight_bytes, cache_bytes, expert_weight_bytes
-from afserve.placement.planner.perf import all_to_all, attention_half, expert_half, m2n_transfer
-from afserve.placement.planner.perf_attention import prefill_step
-from afserve.placement.planner.perf_ffn import distinct_targets
-from afserve.placement.planner.setting import Setting
+from afserve.placement.planner.perf import all_to_all, m2n_transfer
+from afserve.placement.planner.perf_ffn import (
+    COMBINE_BYTES,
+    DISPATCH_BYTES,
+    distinct_targets,
+    transfer,
+)
+from afserve.placement.planner.phase_tables import Step, Tables, Work, interpolate
 
-Array = NDArray[np.float64]
-_ROWS = np.unique(np.round(np.geomspace(1, 1 << 21, 64)))
-_CONTEXTS = np.array([1.0, 512, 2048, 8192, 32768, 131072])
-_LOG = math.log(1.02)
 _AT = 4096.0  # rows at which the slope of a transfer is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A step: `requests` decoded by the fullest rank and `all_requests` by all ranks, which have `context` tokens each;
-    `tokens` of prompts on the fullest rank, that attend to `pairs` tokens in sum, and `all_tokens` on all ranks."""
-
-    requests: float = 0.0
-    all_requests: float = 0.0
-    context: float = 0.0
-    tokens: float = 0.0
-    pairs: float = 0.0
-    all_tokens: float = 0.0
-
-    def rounded(self) -> "Work":
-        """To sizes 2 % apart, requests of a rank to whole ones: so steps are alike, and are computed once."""
-        return Work(
-            self.requests,
-            _near(self.all_requests),
-            _near(self.context),
-            _near(self.tokens),
-            _near(self.pairs),
-            _near(self.all_tokens),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """`seconds` of a step; the share of them that the expert devices and the links to them are busy with it."""
-
-    seconds: float
-    experts: float = 0.0
-    links: float = 0.0
-    piece: float = 0.0
-
-    def rounded(self) -> "Step":
-        """What it does to another pool, in hundredths; a piece to 2 %."""
-        return Step(float(self.seconds > 0), round(self.experts, 2), round(self.links, 2), _near(self.piece))
-
-
+Wire = tuple[tuple[float, float], tuple[float, float]]
+"""Of dispatch and of combine: seconds at no rows, and for each row of a rank."""
 IDLE = Step(0.0)
 
 
@@ -82,6 +41,7 @@ def together(steps: Iterable[Step]) -> Step:
         min(1.0, sum(step.experts for step in busy)),
         min(1.0, sum(step.links for step in busy)),
         max(step.piece for step in busy),
+        max(step.busy for step in busy),
     )
 
 
@@ -96,75 +56,16 @@ class Pieces:
     floor: float
     by_rows: bool = True
 
-
-class Tables:
-    """The closed forms of one device kind, tabulated; an attention rank has `tensor_parallel` devices."""
-
-    def __init__(self, setting: Setting, chip: Hardware, tensor_parallel: int = 1) -> None:
-        self.setting, self.chip, self.tensor_parallel = setting, chip, tensor_parallel
-        self.layers = setting.shape.experts.layers
-        one = np.ones(1)
-        halves = [
-            attention_half(_at(setting, float(context)), chip, tensor_parallel, one, _ROWS, True)
-            for context in _CONTEXTS
-        ]
-        self._decode = np.array([half.moe_layers for half in halves])
-        self._outside = np.array([half.outside for half in halves])
-        first, later = (
-            prefill_step(
-                setting.shape, chip, setting.curves, setting.precision, _ROWS, before, tensor_parallel
-            )
-            for before in (0.0, 1.0)
-        )
-        self._pair = float((later - first)[-1] / _ROWS[-1])
-        self._rows = first - self._pair * _ROWS**2 / 2
-
-    def attention(self, work: Work) -> tuple[float, float]:
-        """(seconds of all layers, seconds outside of them): rows of both kinds share products."""
-        decode = outside = shared = 0.0
-        if work.requests:
-            decode = self._at_context(self._decode, work)
-            outside = self._at_context(self._outside, work)
-            shared = float(np.interp(work.requests, _ROWS, self._rows))
-        if not work.tokens:
-            return decode, outside
-        rows = float(np.interp(work.requests + work.tokens, _ROWS, self._rows)) - shared
-        return decode + max(rows, 0.0) + self._pair * work.pairs, outside or float(self._outside[0, 0])
-
-    def _at_context(self, table: Array, work: Work) -> float:
-        above = int(np.clip(np.searchsorted(_CONTEXTS, work.context), 1, len(_CONTEXTS) - 1))
-        low, high = (float(np.interp(work.requests, _ROWS, table[i])) for i in (above - 1, above))
-        share = (work.context - _CONTEXTS[above - 1]) / (_CONTEXTS[above] - _CONTEXTS[above - 1])
-        return low + float(share) * (high - low)
-
-    def experts(self, devices: int) -> Array:
-        """Of one layer, by tokens over all ranks (`_ROWS`)."""
-        return expert_half(self.setting, self.chip, _ROWS, np.full_like(_ROWS, devices))
-
-    def kv_tokens(self, devices: int, experts: int) -> float:
-        """Tokens of caches that fit on `devices`, of which each holds 1/`experts` of the experts (0: none). Devices of
-        a rank have a part of its heads each, or all where there are fewer heads than devices."""
-        shape, precision = self.setting.shape, self.setting.precision
-        free = self.chip.memory * USABLE - attention_weight_bytes(shape, precision, self.tensor_parallel)
-        if experts:
-            held = expert_weight_bytes(shape, precision, self.setting.routing, np.array([float(experts)]))
-            free -= float(held[0])
-        split = min(self.tensor_parallel, *(group.kv_heads for group in shape.attention))
-        ranks = devices / self.tensor_parallel
-        return max(0.0, ranks * split * free / cache_bytes(shape, precision, 1.0))
-
-    def hold_experts(self, devices: int) -> bool:
-        """Whether the experts fit on devices that have nothing else."""
-        setting = self.setting
-        held = expert_weight_bytes(
-            setting.shape, setting.precision, setting.routing, np.array([float(devices)])
-        )
-        return bool(held[0] <= self.chip.memory * USABLE)
-
-    def hand_over(self, tokens: float) -> float:
-        """Seconds until the KV of a prompt is at another device, over the network."""
-        moved = cache_bytes(self.setting.shape, self.setting.precision, tokens)
-        return self.chip.network_latency + moved / self.chip.network
+    def cut(self, experts: list[float], tokens: float, whole: float) -> tuple[float, float]:
+        """(seconds of a piece, of all pieces of a layer's rows); `whole`: in one call."""
+        if not self.by_rows:
+            return min(self.seconds, whole), whole
+        half, all_ = interpolate(experts, tokens / 2), interpolate(experts, tokens)
+        row = max((all_ - half) / (tokens / 2), 1e-12)
+        call = max(interpolate(experts, tokens / 16) - row * tokens / 16, 0.0)
+        size = min(tokens, max(1.0, max(self.seconds - call, call / self.overhead) / row))
+        one = interpolate(experts, size)
+        return one, whole if size >= tokens else one * tokens / size
 
 
 @dataclass(frozen=True)
@@ -188,53 +89,26 @@ class Together:
         """Devices that hold its experts."""
         return self.devices
 
-    @cached_property
-    def _experts(self) -> Array:
-        return self.tables.experts(self.devices)
-
-    @cached_property
-    def _wires(self) -> tuple[tuple[tuple[float, float], tuple[float, float]], ...]:
-        """Per kernel, (dispatch, combine) as (seconds at no rows, seconds per row): a copy to each device that is
-        chosen, or one to each host, which passes it on."""
-        setting, chip = self.tables.setting, self.tables.chip
-        devices = np.array([float(self.devices)])
-        hosts = np.ceil(devices / max(chip.devices, 1))
-        away = float(1 - 1 / hosts[0])
-
-        def by_host(rows: float) -> tuple[float, float]:
-            pair = m2n_transfer(setting, chip, chip, 1, devices, devices, np.array([rows]))
-            return float(pair[0][0]), float(pair[1][0])
-
-        def by_device(rows: float) -> tuple[float, float]:
-            pair = all_to_all(setting, chip, devices, np.array([rows]))
-            return float(pair[0][0]), float(pair[1][0])
-
-        kinds = [_line(by_device)]
-        if away:
-            there, back = _line(by_host)
-            kinds.append(((there[0], there[1] * away), (back[0], back[1] * away)))
-        return tuple(kinds)
-
     def step(self, work: Work, other: Step = IDLE, pieces: Pieces | None = None) -> Step:
-        work = work.rounded()
-        if work not in self._known:
-            self._known[work] = min(
-                (self._step(work, count) for count in (1, 2)), key=lambda one: one.seconds
-            )
-        return self._known[work]
+        key = work.sizes()
+        found = self._known.get(key)
+        if found is None:
+            work = work.rounded()
+            both = (self._step(work.part(count), count) for count in (1, 2))
+            found = self._known[key] = min(both, key=lambda one: one.seconds)
+        return found
 
     @cached_property
-    def _known(self) -> dict[Work, Step]:
-        return {}
+    def _known(self) -> dict[Hashable, Step]:
+        return self.tables.steps(self)
 
-    def _step(self, work: Work, micro_batches: int) -> Step:
-        part, layers = _part(work, micro_batches), self.tables.layers
+    def _step(self, part: Work, micro_batches: int) -> Step:
+        layers = self.tables.layers
         attention, outside = self.tables.attention(part)
-        experts = float(np.interp(part.all_requests + part.all_tokens, _ROWS, self._experts))
+        experts = interpolate(self.tables.experts(self.devices), part.all_requests + part.all_tokens)
         rows = (part.requests + part.tokens) / self.tables.tensor_parallel  # a device sends its part of them
-        dispatch, combine = min(
-            ((there[0] + there[1] * rows, back[0] + back[1] * rows) for there, back in self._wires), key=sum
-        )
+        (there, per_there), (back, per_back) = quickest(wires(self.tables, self.devices), rows)
+        dispatch, combine = there + per_there * rows, back + per_back * rows
         if self.devices == 1:
             dispatch = combine = 0.0
         exchange = 4 * self.tables.setting.exchange * (micro_batches > 1)
@@ -243,15 +117,43 @@ class Together:
         return Step(step_seconds(busy, 0.0, period, outside, layers, micro_batches))
 
 
+class _Sharing(ABC):
+    """A pool of attention ranks whose experts another pool uses too."""
+
+    tables: Tables
+    micro_batches: int
+
+    def step(self, work: Work, other: Step = IDLE, pieces: Pieces | None = None) -> Step:
+        """`other` is the step that the other pool of these experts is in; decoding comes first. Where nothing is
+        decoded it is the step of one rank, and `all_tokens` are those of all ranks that read meanwhile."""
+        key = work.sizes(), other.shares(), pieces
+        found = self._known.get(key)
+        if found is None:
+            work, other = work.rounded(), other.rounded()
+            counts = range(1, self.micro_batches + 1)
+            tried = (self._step(work.part(count), other, pieces, count) for count in counts)
+            found = self._known[key] = min(tried, key=lambda one: one.seconds)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[Hashable, Step]:
+        return self.tables.steps(self)
+
+    @abstractmethod
+    def _step(self, part: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
+        """Of one of so many micro-batches."""
+
+
 @dataclass(frozen=True)
-class Apart:
-    """`ranks` attention devices that use `experts` expert devices, beside another pool or alone, with at most so many
-    micro-batches."""
+class Apart(_Sharing):
+    """`ranks` attention ranks that use `experts` expert devices, beside another pool or alone, with at most so many
+    micro-batches. `one_host`: all of them, and the other pool, are on one fast link."""
 
     tables: Tables
     ranks: int
     experts: int
     micro_batches: int = MAX_MICRO_BATCHES
+    one_host: bool = False
 
     @property
     def held(self) -> int:
@@ -261,54 +163,61 @@ class Apart:
     @cached_property
     def kv_tokens(self) -> float:
         """Tokens of caches that fit; 0 where not even the weights do, or the experts on theirs."""
-        return self.tables.kv_tokens(self.ranks, 0) if self.tables.hold_experts(self.experts) else 0.0
+        tables = self.tables
+        if not tables.hold_experts(self.experts):
+            return 0.0
+        return tables.kv_tokens(self.ranks * tables.tensor_parallel, 0)
 
     @cached_property
-    def _experts(self) -> Array:
-        return self.tables.experts(self.experts)
-
-    @cached_property
-    def _wires(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        setting, chip = self.tables.setting, self.tables.chip
+    def _wires(self) -> Wire:
+        setting, chip, degree = self.tables.setting, self.tables.chip, self.tables.tensor_parallel
         ranks, devices = np.array([float(self.ranks)]), np.array([float(self.experts)])
 
+        def near(rows: float) -> tuple[float, float]:
+            copies = distinct_targets(setting.shape.experts.top_k, self.experts)
+            row = np.array([rows * setting.shape.hidden]) * copies
+            there, back = (
+                transfer(chip, chip, setting.curves, out / degree, out * ranks / devices, same_domain=True)
+                for out in (row * DISPATCH_BYTES[setting.precision.experts], row * COMBINE_BYTES)
+            )
+            return float(there[0]), float(back[0])
+
         def m2n(rows: float) -> tuple[float, float]:
-            pair = m2n_transfer(setting, chip, chip, 1, ranks, devices, np.array([rows]))
+            pair = m2n_transfer(setting, chip, chip, degree, ranks, devices, np.array([rows]))
             return float(pair[0][0]), float(pair[1][0])
 
-        return _line(m2n)
-
-    def step(self, work: Work, other: Step = IDLE, pieces: Pieces | None = None) -> Step:
-        """`other` is the step that the other pool of these experts is in; decoding comes first. Where nothing is
-        decoded it is the step of one rank, and `all_tokens` are those of all ranks that read meanwhile."""
-        work, other = work.rounded(), other.rounded()
-        if (work, other, pieces) not in self._known:
-            found = (self._step(work, other, pieces, count) for count in range(1, self.micro_batches + 1))
-            self._known[work, other, pieces] = min(found, key=lambda one: one.seconds)
-        return self._known[work, other, pieces]
+        return _line(near if self.one_host else m2n)
 
     @cached_property
-    def _known(self) -> dict[tuple[Work, Step, Pieces | None], Step]:
-        return {}
+    def _exchange(self) -> Wire:
+        """Device seconds of sending and receiving: at attention and at experts."""
+        setting, peers = self.tables.setting, np.array([float(self.experts)])
+        here = float(distinct_targets(setting.shape.experts.top_k, self.experts)) / self.experts
+        messages = np.array([float(self.ranks)])
 
-    def _step(self, work: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
-        part, setting, layers = _part(work, micro_batches), self.tables.setting, self.tables.layers
+        def both(rows: float) -> tuple[float, float]:
+            size = np.array([rows / self.tables.tensor_parallel])
+            answered = setting.exchange_at_experts(np.array([rows * here]), messages)
+            return float(setting.exchange_at_attention(size, peers)[0]), float(answered[0])
+
+        return _line(both)
+
+    def _step(self, part: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
+        layers = self.tables.layers
         seconds, outside = self.tables.attention(part)
         rows, tokens = part.requests + part.tokens, part.all_requests + part.all_tokens
-        own = float(np.interp(tokens, _ROWS, self._experts))
-        here = rows * float(distinct_targets(setting.shape.experts.top_k, self.experts)) / self.experts
-        size, peers = np.array([rows]), np.array([float(self.experts)])
-        attention = seconds / layers + float(setting.exchange_at_attention(size, peers)[0])
-        own += float(setting.exchange_at_experts(np.array([here]), np.array([float(self.ranks)]))[0])
-        piece = 0.0
+        (packing, per_packed), (answering, per_answer) = self._exchange
+        experts = self.tables.experts(self.experts)
+        attention = seconds / layers + packing + per_packed * rows
+        own = interpolate(experts, tokens) + answering + per_answer * rows
         (there, per_there), (back, per_back) = self._wires
         wire = per_there * rows, per_back * rows
-        waits, taken = 0.0, own
+        piece, waits, taken = 0.0, 0.0, own
         if pieces is not None and part.tokens and other.seconds:
-            piece, own = self._in_pieces(tokens, own, pieces)
+            piece, own = pieces.cut(experts, tokens, own)
             taken = own / max(1 - other.experts, pieces.floor)
         elif pieces is not None and other.seconds:
-            waits = other.experts * other.piece / 2
+            waits = other.piece * longest_wait(other.experts, self.experts)
             taken = own / (1 - min(pieces.floor, other.experts))
         shared = 1 + other.links  # bulk and small messages share a link evenly
         dispatch, combine = there + wire[0] * shared + waits, back + wire[1] * shared
@@ -318,43 +227,101 @@ class Apart:
         mine, near = (1.0, 1.0) if part.requests else (part.tokens / part.all_tokens, 1 / self.ranks)
         return Step(step, mine * min(1.0, own * passes), near * min(1.0, max(wire) * passes), piece)
 
-    def _in_pieces(self, tokens: float, whole: float, pieces: Pieces) -> tuple[float, float]:
-        """(seconds of a piece, of all pieces of a layer's rows)."""
-        if not pieces.by_rows:
-            return min(pieces.seconds, whole), whole
-        half, all_ = (float(np.interp(count, _ROWS, self._experts)) for count in (tokens / 2, tokens))
-        row = max((all_ - half) / (tokens / 2), 1e-12)
-        call = float(np.interp(tokens / 16, _ROWS, self._experts)) - row * tokens / 16
-        call = max(call, 0.0)
-        size = min(tokens, max(1.0, max(pieces.seconds - call, call / pieces.overhead) / row))
-        one = float(np.interp(size, _ROWS, self._experts))
-        return one, whole if size >= tokens else one * tokens / size
+
+@dataclass(frozen=True)
+class Beside(_Sharing):
+    """`ranks` attention ranks on some of `devices`, which all hold a part of the experts, so that a device has both;
+    the rest of the devices are another pool's. What decodes goes first on every device, in attention and in experts."""
+
+    tables: Tables
+    ranks: int
+    devices: int
+    micro_batches: int = MAX_MICRO_BATCHES
+
+    @property
+    def held(self) -> int:
+        """Devices that hold its experts."""
+        return self.devices
+
+    @cached_property
+    def kv_tokens(self) -> float:
+        """Tokens of caches that fit; 0 where not even the weights do."""
+        return self.tables.kv_tokens(self.ranks * self.tables.tensor_parallel, self.devices)
+
+    def _step(self, part: Work, other: Step, pieces: Pieces | None, micro_batches: int) -> Step:
+        layers, degree = self.tables.layers, self.tables.tensor_parallel
+        seconds, outside = self.tables.attention(part)
+        tokens, table = part.all_requests + part.all_tokens, self.tables.experts(self.devices)
+        exchange = 2 * self.tables.setting.exchange
+        attention, experts = seconds / layers + exchange, interpolate(table, tokens) + exchange
+        rows = (
+            (1 + other.links) * (part.requests + part.tokens) / degree
+        )  # the other pool's use the same links
+        (out, per_out), (back, per_back) = quickest(wires(self.tables, self.devices), rows)
+        moved = out + per_out * rows, back + per_back * rows
+        piece = waits = 0.0
+        here, there = attention + experts, experts  # of a device of its own, of one of the other pool
+        if pieces is not None and part.tokens and other.seconds:
+            piece, experts = pieces.cut(table, tokens, experts)
+            free = max(1 - other.experts, pieces.floor)
+            attention, here = attention / free, (attention + experts) / free
+            there = experts / max(1 - other.busy, pieces.floor)
+        elif pieces is not None and other.seconds:
+            waits = other.piece * (other.experts + longest_wait(other.busy, self.devices))
+            attention /= 1 - min(pieces.floor, other.experts)
+            there = experts / (1 - min(pieces.floor, other.busy))
+            here = attention + experts / (1 - min(pieces.floor, other.experts))
+        trip = attention + max(here - attention, there) + sum(moved) + waits
+        period = max(micro_batches * max(here, there, *moved), trip)
+        step = step_seconds(here, 0.0, period, outside, layers, micro_batches)
+        passes = micro_batches * layers / step
+        mine = 1.0 if part.requests else part.tokens / part.all_tokens
+        near = (self.ranks if part.requests else 1) * degree / self.devices
+        own = seconds / layers + exchange + experts
+        return Step(
+            step,
+            mine * min(1.0, experts * passes),
+            near * min(1.0, max(per_out, per_back) * rows / (1 + other.links) * passes),
+            piece,
+            min(1.0, own * passes),
+        )
 
 
-def _near(size: float) -> float:
-    return 1.02 ** round(math.log(size) / _LOG) if size > 0 else 0.0
+def longest_wait(busy: float, devices: int) -> float:
+    """Of a piece: what is left of it on that device where most is left, each being in one for `busy` of the time. The
+    mean of the largest of `devices` values that are 0, or else even between 0 and 1."""
+    return 1 - (1 - (1 - busy) ** (devices + 1)) / ((devices + 1) * busy) if busy > 0 else 0.0
 
 
-def _part(work: Work, count: int) -> Work:
-    """One of `count` micro-batches."""
-    return replace(
-        work,
-        requests=work.requests / count,
-        all_requests=work.all_requests / count,
-        tokens=work.tokens / count,
-        pairs=work.pairs / count,
-        all_tokens=work.all_tokens / count,
-    )
+def quickest(kernels: Iterable[Wire], rows: float) -> Wire:
+    """The kernel that takes least for so many rows of a device, both ways."""
+    return min(kernels, key=lambda one: (one[0][0] + one[0][1] * rows) + (one[1][0] + one[1][1] * rows))
 
 
-def _line(
-    transfer: Callable[[float], tuple[float, float]],
-) -> tuple[tuple[float, float], tuple[float, float]]:
+@lru_cache(maxsize=1024)
+def wires(tables: Tables, devices: int) -> tuple[Wire, ...]:
+    """Between `devices` that each have attention and experts, per kernel: a copy to each device that is chosen, or one
+    to each host, which passes it on."""
+    setting, chip, count = tables.setting, tables.chip, np.array([float(devices)])
+    away = 1 - 1 / -(-devices // max(chip.devices, 1))
+
+    def by_host(rows: float) -> tuple[float, float]:
+        pair = m2n_transfer(setting, chip, chip, 1, count, count, np.array([rows]))
+        return float(pair[0][0]), float(pair[1][0])
+
+    def by_device(rows: float) -> tuple[float, float]:
+        pair = all_to_all(setting, chip, count, np.array([rows]))
+        return float(pair[0][0]), float(pair[1][0])
+
+    kinds = [_line(by_device)]
+    if away:
+        there, back = _line(by_host)
+        kinds.append(((there[0], there[1] * away), (back[0], back[1] * away)))
+    return tuple(kinds)
+
+
+def _line(transfer: Callable[[float], tuple[float, float]]) -> Wire:
     """Of (dispatch, combine) by rows: each as (seconds at no rows, seconds per row)."""
     empty, full = transfer(0.0), transfer(_AT)
     there, back = ((none, (some - none) / _AT) for none, some in zip(empty, full, strict=True))
     return there, back
-
-
-def _at(setting: Setting, context: float) -> Setting:
-    return replace(setting, workload=replace(setting.workload, context_mean=context, context_deviation=0.0))

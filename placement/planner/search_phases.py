@@ -1,20 +1,29 @@
-"""The best layout of prefill and decode on equal devices, of each of three kinds, by simulated goodput.
+"""The best layout of prefill and decode on equal devices, of each of four kinds, by simulated goodput.
 
-`SHARED`: prefill and decode nodes use one pool of expert devices. `TWO_COPIES`: instances that read prompts and
-instances that decode, each with a copy of the experts. `MIXED`: instances that decode and read prompts in chunks. Of
-each, counts of devices, sizes of ranks and of chunks are tried. Of shared experts there are too many: some are tried on
-a short run, then the best one's neighbours. It knows no files and one kind of device.
+`SHARED`: prefill and decode nodes use one pool of expert devices. `HOSTED`: every device has an expert node, and a
+prefill or a decode node beside it. `TWO_COPIES`: instances that read prompts and instances that decode, each with a
+copy of the experts. `MIXED`: instances that decode and read prompts in chunks. Of each, counts of devices, sizes of
+ranks and of chunks are tried. Of shared experts there are too many: some are tried on a short run, then the best one's
+neighbours. It knows no files and one kind of device.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.planner.hardware import Hardware
-from afserve.placement.planner.phase_stages import Apart, Pieces, Tables, Together
+from afserve.placement.planner.phase_stages import Apart, Beside, Pieces, Together
+from afserve.placement.planner.phase_tables import Tables
 from afserve.placement.planner.setting import Setting
 from afserve.placement.planner.simulate_phases import Asked, Layout, Targets, goodput
 
-SHARED, TWO_COPIES, MIXED = "shared experts", "P/D, two copies", "mixed, chunked prefill"
+SHARED, HOSTED, TWO_COPIES, MIXED = KINDS = (
+    "shared experts",
+    "shared experts on every device",
+    "P/D, two copies",
+    "mixed, chunked prefill",
+)
 CHUNKS = (1024, 2048, 4096)  # tokens of a rank that only reads prompts
 MIXED_CHUNKS = (64, 128, 256, 512, 1024, 2048)
 FLOORS = (1 / 16, 1 / 4, 1 / 2, 3 / 4)  # of the experts' time, for prompts that wait
@@ -25,8 +34,9 @@ _PARTS = 8  # a first search tries the parts of a pool in so many steps
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`devices` of a kind, of which `node` share a host: instances are whole hosts where there are several. `stages` of
-    an attention rank on one device, on two, and so on: instances with their own experts may have any of them."""
+    """`devices` of a kind, of which `node` share a host; instances of P/D are halves of hosts or several where there
+    are more than two hosts. `stages` of an attention rank on one device, on two, and so on: instances with their own
+    experts may have any of them."""
 
     stages: tuple[Tables, ...]
     devices: int
@@ -69,8 +79,9 @@ class Load:
 def search(kind: str, pool: Pool, load: Load, pieces: Pieces) -> dict[int, Found]:
     """The best for each number of devices that only read prompts, most requests per second first; empty where the
     model does not fit."""
-    if kind == SHARED:
-        tried = replay(_best(_shared(pool, pieces), load.shorter(), {}).values(), load)
+    if kind in (SHARED, HOSTED):
+        hosted = kind == HOSTED
+        tried = replay(_best(_shared(pool, pieces, hosted), load.shorter(), {}).values(), load)
         found = _closer(pool, load, tried) if tried else {}
     else:
         found = _best(_two_copies(pool) if kind == TWO_COPIES else _mixed(pool), load, {})
@@ -106,23 +117,60 @@ def _best(
     return best
 
 
-def _shared(pool: Pool, pieces: Pieces) -> Iterator[Layout]:
+class Split(NamedTuple):
+    """Devices of a pool whose experts are shared. `experts`: devices for them alone, or 0 where every device has some.
+    `degrees`: devices of an attention rank that reads, and of one that decodes."""
+
+    experts: int
+    reads: int
+    chunk: int
+    floor: float
+    micro_batches: int = 2
+    degrees: tuple[int, int] = (1, 1)
+
+    def layout(self, pool: Pool, pieces: Pieces) -> Layout | None:
+        """The rest decodes, with at most so many micro-batches; none where there are not enough devices."""
+        devices = self.reads, pool.devices - self.experts - self.reads
+        if min(devices) < 1 or any(part % degree for part, degree in zip(devices, self.degrees, strict=True)):
+            return None
+        tables = {stages.tensor_parallel: stages for stages in pool.stages}
+        ranks = [part // degree for part, degree in zip(devices, self.degrees, strict=True)]
+        first, last = (
+            self._side(pool, tables[degree], count, most)
+            for degree, count, most in zip(
+                self.degrees, ranks, (MAX_MICRO_BATCHES, self.micro_batches), strict=True
+            )
+        )
+        return Layout(self.chunk, reads=(first,), decodes=(last,), pieces=replace(pieces, floor=self.floor))
+
+    def _side(self, pool: Pool, tables: Tables, ranks: int, most: int) -> Apart | Beside:
+        if not self.experts:
+            return Beside(tables, ranks, pool.devices, most)
+        return Apart(tables, ranks, self.experts, most, pool.devices <= tables.chip.fast_domain)
+
+
+def split_of(layout: Layout) -> Split:
+    """What `Split.layout` made it of."""
+    first, last = layout.reads[0], layout.decodes[0]
+    assert layout.pieces is not None and isinstance(last, Apart | Beside), "of shared experts"
+    return Split(
+        first.held if isinstance(first, Apart) else 0,
+        first.ranks * first.tables.tensor_parallel,
+        layout.chunk,
+        layout.pieces.floor,
+        last.micro_batches,
+        (first.tables.tensor_parallel, last.tables.tensor_parallel),
+    )
+
+
+def _shared(pool: Pool, pieces: Pieces, hosted: bool) -> Iterator[Layout]:
     step = max(1, round(pool.devices / _PARTS))
-    for experts in range(step, pool.devices - 1, step):
+    for experts in (0,) if hosted else range(step, pool.devices - 1, step):
         for reads in range(step, pool.devices - experts, step):
             for floor in FLOORS[::2]:
-                yield apart(pool, experts, reads, CHUNKS[1], replace(pieces, floor=floor), 4)
-
-
-def apart(pool: Pool, experts: int, reads: int, chunk: int, pieces: Pieces, micro_batches: int = 2) -> Layout:
-    """The rest decodes, with at most so many micro-batches."""
-    decodes = pool.devices - experts - reads
-    return Layout(
-        chunk,
-        reads=(Apart(pool.stages[0], reads, experts),),
-        decodes=(Apart(pool.stages[0], decodes, experts, micro_batches),),
-        pieces=pieces,
-    )
+                layout = Split(experts, reads, CHUNKS[1], floor, 4).layout(pool, pieces)
+                if layout is not None:
+                    yield layout
 
 
 def _closer(pool: Pool, load: Load, known: dict[int, Found]) -> dict[int, Found]:
@@ -138,28 +186,30 @@ def _closer(pool: Pool, load: Load, known: dict[int, Found]) -> dict[int, Found]
 
 def _around(pool: Pool, best: Found, step: int) -> Iterator[Layout]:
     """One thing changed, or two counts of devices."""
-    layout = best.layout
-    experts, reads, chunk, pieces = layout.reads[0].held, best.reads, layout.chunk, layout.pieces
-    most = getattr(layout.decodes[0], "micro_batches", DECODE_MICRO_BATCHES[0])
+    split, pieces = split_of(best.layout), best.layout.pieces
     assert pieces is not None, "of shared experts"
-    for more_experts in (-step, 0, step):
-        for more_reads in (-step, 0, step):
-            near = experts + more_experts, reads + more_reads
-            if min(near) >= 1 and sum(near) < pool.devices and near != (experts, reads):
-                yield apart(pool, *near, chunk, pieces, most)
-    yield from (apart(pool, experts, reads, other, pieces, most) for other in CHUNKS if other != chunk)
-    for floor in FLOORS:
-        if floor != pieces.floor:
-            yield apart(pool, experts, reads, chunk, replace(pieces, floor=floor), most)
-    for other in DECODE_MICRO_BATCHES:
-        if other != most:
-            yield apart(pool, experts, reads, chunk, pieces, other)
+    near = [
+        split._replace(experts=split.experts + more, reads=split.reads + reads)
+        for more in ((-step, 0, step) if split.experts else (0,))
+        for reads in (-step, 0, step)
+        if split.experts + more > 0 or not split.experts
+    ]
+    near += [split._replace(chunk=chunk) for chunk in CHUNKS]
+    near += [split._replace(floor=floor) for floor in FLOORS]
+    near += [split._replace(micro_batches=most) for most in DECODE_MICRO_BATCHES]
+    degrees = [stages.tensor_parallel for stages in pool.stages[::2]]
+    near += [split._replace(degrees=(one, split.degrees[1])) for one in degrees]
+    near += [split._replace(degrees=(split.degrees[0], one)) for one in degrees]
+    for other in near:
+        layout = other.layout(pool, pieces) if other != split else None
+        if layout is not None:
+            yield layout
 
 
 def _two_copies(pool: Pool) -> Iterator[Layout]:
     several, stages = pool.devices > 2 * pool.node, pool.stages[::2]
     for reads in range(1, pool.devices):
-        if several and reads % pool.node:
+        if several and reads % max(pool.node // 2, 1):
             continue
         for first in _instances(pool, reads, stages):
             for second in _instances(pool, pool.devices - reads, stages):
@@ -191,16 +241,16 @@ def described(layout: Layout) -> str:
         return f"{_sizes(layout.both)}, chunks of {layout.chunk}"
     first = layout.reads[0]
     sides = f"prefill {_sizes(layout.reads)}, decode {_sizes(layout.decodes)}"
-    if not isinstance(first, Apart):
+    if isinstance(first, Together):
         return f"{sides}, chunks of {layout.chunk}"
-    most = max(pool.micro_batches for pool in layout.decodes if isinstance(pool, Apart))
-    floor = layout.pieces.floor if layout.pieces else 0.0
+    split = split_of(layout)
+    experts = f"experts {split.experts}" if split.experts else "experts on every device"
     return (
-        f"{sides} with {most} micro-batches at most, experts {first.experts}, chunks of {layout.chunk}, "
-        f"{floor:.0%} of the experts' time for prompts at least"
+        f"{sides} with {split.micro_batches} micro-batches at most, {experts}, chunks of {layout.chunk}, "
+        f"{split.floor:.0%} of the experts' time for prompts at least"
     )
 
 
-def _sizes(pools: Sequence[Apart | Together]) -> str:
+def _sizes(pools: Sequence[Apart | Beside | Together]) -> str:
     ranks, degree = pools[0].ranks, pools[0].tables.tensor_parallel
     return f"{len(pools)} x {ranks * degree}" + (f" (tp {degree})" if degree > 1 else "")

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from afserve.placement.planner.phase_stages import IDLE, Apart, Pieces, Step, Together, Work, together
+from afserve.placement.planner.phase_stages import IDLE, Apart, Beside, Pieces, Together, together
+from afserve.placement.planner.phase_tables import Step, Work
 
-Pool = Together | Apart
+Pool = Together | Apart | Beside
 _NEVER = float("inf")
 _DOUBLE = 16384  # tokens before it with which a token takes about twice as long
 _LEAST, _MOST = 1e-2, 1e5  # requests per second that are told apart from none and from any number
@@ -74,12 +75,14 @@ class _Prompt:
 class _Station:
     """`ranks` of a pool that step together, with what waits there and what they run."""
 
+    number: int
     pool: Pool
     chunk: int
     asked: Sequence[Asked]
     ranks: int
     free: float = 0.0  # tokens of KV
     queues: list[deque[_Prompt]] = field(default_factory=list)  # by rank
+    unread: list[int] = field(default_factory=list)  # tokens in each queue
     waiting: deque[int] = field(default_factory=deque)  # for room
     ends: list[tuple[int, int]] = field(default_factory=list)  # (step of its last token, request)
     running: int = 0
@@ -94,13 +97,16 @@ class _Station:
 
     def __post_init__(self) -> None:
         self.queues = [deque() for _ in range(self.ranks)]
+        self.unread = [0] * self.ranks
         self.free = self.pool.kv_tokens
 
     def read_prompt(self, number: int) -> None:
         """On the rank that has the fewest tokens to read."""
-        shortest = min(self.queues, key=lambda queue: sum(one.tokens - one.done for one in queue))
-        shortest.append(_Prompt(number, self.asked[number].prompt))
-        self.queued += self.asked[number].prompt
+        tokens = self.asked[number].prompt
+        shortest = self.unread.index(min(self.unread))
+        self.queues[shortest].append(_Prompt(number, tokens))
+        self.unread[shortest] += tokens
+        self.queued += tokens
 
     def admits(self, number: int) -> bool:
         """Takes the room for its KV where there is enough."""
@@ -120,8 +126,21 @@ class _Station:
 
     def begin(self, now: float, other: Step, pieces: Pieces | None, beside: int) -> None:
         """The next step, where there is anything to do. `beside`: prompt tokens of other ranks at these experts."""
+        tokens, pairs, total = self._read_on() if self.queued else (0, 0, 0)
+        if not tokens and not self.running:
+            self.until, self.step = _NEVER, IDLE
+            return
+        self.reading = total
+        fullest = -(-self.running // self.ranks)
+        context = self.context / self.running if self.running else 0.0
+        work = Work(fullest, self.running, context, tokens, pairs, total + beside)
+        self.step = self.pool.step(work, other, pieces)
+        self.until = now + self.step.seconds
+
+    def _read_on(self) -> tuple[int, int, int]:
+        """Takes a chunk of each rank's queue. (tokens and pairs of the fullest rank, tokens of all)."""
         tokens = pairs = total = 0
-        for queue in self.queues:
+        for rank, queue in enumerate(self.queues):
             mine, seen, spent = 0, 0, 0.0
             while queue and spent < self.chunk:
                 head = queue[0]
@@ -132,16 +151,9 @@ class _Station:
                 mine, head.done = mine + taken, head.done + taken
                 if head.done == head.tokens:
                     self.read.append(queue.popleft().number)
+            self.unread[rank] -= mine
             tokens, pairs, total = max(tokens, mine), max(pairs, seen), total + mine
-        if not tokens and not self.running:
-            self.until, self.step = _NEVER, IDLE
-            return
-        self.reading = total
-        fullest = -(-self.running // self.ranks)
-        context = self.context / self.running if self.running else 0.0
-        work = Work(fullest, self.running, context, tokens, pairs, total + beside)
-        self.step = self.pool.step(work, other, pieces)
-        self.until = now + self.step.seconds
+        return tokens, pairs, total
 
     def end(self) -> tuple[list[int], list[int], list[int]]:
         """(requests with their first step here, requests that ended, prompts that are read)."""
@@ -169,46 +181,55 @@ class Phases:
 
     def __init__(self, layout: Layout, asked: Sequence[Asked]) -> None:
         self.times = [Times() for _ in asked]
+        self.now = 0.0
         self._layout, self._asked = layout, asked
-        self._reads = [
-            _Station(pool, layout.chunk, asked, ranks)
+        reads = [
+            (pool, layout.chunk, ranks)
             for pool in layout.both or layout.reads
             for ranks in ([1] * pool.ranks if layout.pieces else [pool.ranks])
         ]
-        self._decodes = (
-            self._reads if layout.both else [_Station(pool, 0, asked, pool.ranks) for pool in layout.decodes]
-        )
-        self._stations = self._reads if layout.both else self._reads + self._decodes
+        decodes = [(pool, 0, pool.ranks) for pool in layout.decodes]
+        self._stations = [
+            _Station(number, pool, chunk, asked, ranks)
+            for number, (pool, chunk, ranks) in enumerate(reads + decodes)
+        ]
+        self._reads = self._stations[: len(reads)]
+        self._decodes = self._reads if layout.both else self._stations[len(reads) :]
         self._handed: list[tuple[float, int]] = []  # (when its KV is there, request)
+        self._reading = 0  # tokens of prompts in the steps that run
 
     def play(self) -> Iterator[int]:
         """Yields the number of each request that ends."""
         upcoming = 0
+        running: list[tuple[float, int]] = []  # (end of its step, station)
         while True:
-            soonest = min(self._stations, key=lambda one: one.until)
+            ends = running[0][0] if running else _NEVER
             arrival = self._asked[upcoming].at if upcoming < len(self._asked) else _NEVER
             handed = self._handed[0][0] if self._handed else _NEVER
-            now = min(soonest.until, arrival, handed)
+            self.now = now = min(ends, arrival, handed)
             if now == _NEVER:
                 return
             if now == arrival:
-                self._arrive(upcoming)
+                station = self._arrive(upcoming)
                 upcoming += 1
             elif now == handed:
-                number = heappop(self._handed)[1]
-                min(self._decodes, key=lambda one: one.running + len(one.waiting)).waiting.append(number)
+                station = min(self._decodes, key=lambda one: one.running + len(one.waiting))
+                station.waiting.append(heappop(self._handed)[1])
             else:
-                yield from self._end(soonest, now)
-            for one in self._stations:
-                if one.until == _NEVER:
-                    self._begin(one, now)
+                station = self._stations[heappop(running)[1]]
+                yield from self._end(station, now)
+            if station.until == _NEVER:
+                self._begin(station, now)
+                if station.until != _NEVER:
+                    heappush(running, (station.until, station.number))
 
-    def _arrive(self, number: int) -> None:
+    def _arrive(self, number: int) -> _Station:
         station = min(self._reads, key=lambda one: (one.queued + len(one.waiting), one.running))
         if self._layout.both:
             station.waiting.append(number)
         else:
             station.read_prompt(number)
+        return station
 
     def _begin(self, station: _Station, now: float) -> None:
         while station.waiting and station.admits(station.waiting[0]):
@@ -221,13 +242,15 @@ class Phases:
             return
         other, beside = IDLE, 0
         if self._layout.pieces is not None and station.chunk:
-            other = together(one.step for one in self._decodes)
-            beside = sum(one.reading for one in self._reads)
+            other = together([one.step for one in self._decodes])
+            beside = self._reading
         elif self._layout.pieces is not None:
-            other = together(one.step for one in self._reads)
+            other = together([one.step for one in self._reads])
         station.begin(now, other, self._layout.pieces, beside)
+        self._reading += station.reading
 
     def _end(self, station: _Station, now: float) -> Iterator[int]:
+        self._reading -= station.reading
         fresh, ended, read = station.end()
         station.until, station.step = _NEVER, IDLE
         for number in fresh:
@@ -254,16 +277,32 @@ class Phases:
             heappush(self._handed, (now + station.pool.tables.hand_over(one.prompt), number))
 
 
-def attainment(layout: Layout, asked: Sequence[Asked], targets: Targets, least: float) -> float:
-    """The share of requests that met both targets; at once where that is below `least` for sure."""
-    run, missed = Phases(layout, asked), 0
-    most = (1 - least) * len(asked)
+def attainment(layout: Layout, asked: Sequence[Asked], targets: Targets) -> float:
+    """The share of requests that met both targets."""
+    run = Phases(layout, asked)
+    met = sum(targets.met(asked[number], run.times[number]) for number in run.play())
+    return 1 - (len(asked) - met) / len(asked)
+
+
+def holds(layout: Layout, asked: Sequence[Asked], targets: Targets, least: float) -> bool:
+    """Whether `attainment` is at least that: known once enough requests met both targets, or too many are late."""
+    run, count = Phases(layout, asked), len(asked)
+    met = missed = due = 0
     for number in run.play():
-        missed += not targets.met(asked[number], run.times[number])
-        if missed > most:
-            return 0.0
-    unserved = sum(times.ended == _NEVER for times in run.times)
-    return 1 - (missed + unserved) / len(asked)
+        now = run.now
+        while due < count and now - asked[due].at > targets.ttft:
+            missed += run.times[due].first - asked[due].at > targets.ttft
+            due += 1
+        one, times = asked[number], run.times[number]
+        if targets.met(one, times):
+            met += 1
+            if 1 - (count - met) / count >= least:
+                return True
+        elif times.first - one.at <= targets.ttft:
+            missed += 1
+        if 1 - missed / count < least:
+            return False
+    return 1 - (count - met) / count >= least
 
 
 def at_rate(asked: Sequence[Asked], rate: float) -> list[Asked]:
@@ -286,13 +325,13 @@ def goodput(
     """Requests per second: the highest rate at which the share `least` meets both targets, found to `within` by steps
     of two from `guess` and by bisection. 0 where that is not more than `above`, or where it is less than `_LEAST`."""
 
-    def holds(rate: float) -> bool:
-        return attainment(layout, at_rate(asked, rate), targets, least) >= least
+    def held(rate: float) -> bool:
+        return holds(layout, at_rate(asked, rate), targets, least)
 
     rate = above * (1 + within) or guess
-    if holds(rate):
+    if held(rate):
         low, high = rate, 2 * rate
-        while holds(high):
+        while held(high):
             if high > _MOST:
                 return high
             low, high = high, 2 * high
@@ -300,13 +339,13 @@ def goodput(
         if above:
             return 0.0
         low, high = rate / 2, rate
-        while not holds(low):
+        while not held(low):
             if low < _LEAST:
                 return 0.0
             low, high = low / 2, low
     while high - low > within * high:
         middle = (low + high) / 2
-        if holds(middle):
+        if held(middle):
             low = middle
         else:
             high = middle

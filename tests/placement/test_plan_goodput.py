@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from afserve.cli.plan_goodput import Goodput, which_pays
-from afserve.placement.planner.search_phases import MIXED, SHARED, TWO_COPIES, Found
+from afserve.placement.planner.search_phases import KINDS, Found
 from afserve.placement.planner.simulate_phases import Asked, Layout, Targets
 from tests.placement.test_plan_cli import call
 
@@ -33,12 +33,8 @@ def test_the_three_are_played_and_the_best_is_named(
     assert code == 0
     lines = [line for line in out.splitlines() if "requests/s  " in line]
     rates = [float(line.split()[0]) for line in lines]
-    assert rates == [30.0, 20.0, 10.0]
-    assert {kind for kind in (SHARED, TWO_COPIES, MIXED) for line in lines if kind in line} == {
-        SHARED,
-        TWO_COPIES,
-        MIXED,
-    }
+    assert rates == [30.0, 20.0, 20.0, 10.0]
+    assert {line.split("requests/s")[1].partition(":")[0].strip() for line in lines} == set(KINDS)
     code, out, _ = call(capsys, f"{ASKED} --trace {trace} --json")
     values = json.loads(out)["goodput"]
     assert [one["requests_per_s"] for one in values["layouts"]] == pytest.approx(rates, abs=0.01)
@@ -59,11 +55,11 @@ def scripted(kind: str, rate: float) -> Goodput:
         ((30.0, 20.0, 10.0), "shared experts pays: 1.50 times P/D, two copies"),
         ((21.0, 20.0, 10.0), "shared experts and P/D, two copies are as good as equal"),
         ((21.0, 0.0, 0.0), "Only shared experts serves this"),
-        ((0.0, 0.0, 0.0), "None of the three"),
+        ((0.0, 0.0, 0.0), "None of the four"),
     ],
 )
 def test_what_pays_in_words(rates: tuple[float, ...], words: str) -> None:
-    found = tuple(scripted(kind, rate) for kind, rate in zip((SHARED, TWO_COPIES, MIXED), rates, strict=True))
+    found = tuple(scripted(kind, rate) for kind, rate in zip((KINDS[0], *KINDS[2:]), rates, strict=True))
     assert words in which_pays(found)
 
 
