@@ -96,6 +96,7 @@ def completion_request(fields: Fields) -> CompletionRequest:
 
 
 def chat_request(fields: Fields) -> ChatRequest:
+    _refuse_best_of(fields)
     refuse_unsupported(fields, chat=True)
     tools, wanted = tools_of(fields), wanted_format(fields)
     if wanted is not None and tools.schema() is not None:

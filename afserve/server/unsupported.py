@@ -16,6 +16,7 @@ class Known:
 
     instead: str
     neutral: tuple[object, ...] = ()
+    even_empty: bool = False  # an empty object asks for it, too
 
 
 _TEXT_ONLY = Known("this model reads and writes text only", (["text"],))
@@ -70,7 +71,8 @@ _CHAT: Mapping[str, Known] = {
     "functions": Known("use tools"),
     "function_call": Known("use tool_choice", ("auto", "none")),
     "prediction": Known("leave it out"),
-    "web_search_options": Known("this server has no tools of its own"),
+    "web_search_options": Known("this server has no tools of its own", even_empty=True),
+    "echo": Known("use /v1/completions"),
     "documents": Known("put them into a message"),
     "verbosity": Known("ask for it in a message", ("medium",)),
     "store": Known("use /v1/responses, which keeps answers"),
@@ -82,7 +84,9 @@ def refuse_unsupported(fields: Fields, *, chat: bool = False) -> None:
     """Raises RequestError for the first field that is known and not done."""
     for name, known in {**_ANYWHERE, **(_CHAT if chat else {})}.items():
         value = fields.get(name)
-        if _asks_nothing(value) or any(_same(value, each) for each in known.neutral):
+        if (_asks_nothing(value) and not (value == {} and known.even_empty)) or any(
+            _same(value, each) for each in known.neutral
+        ):
             continue
         raise RequestError(f"{name}: is not supported; {known.instead}", param=name)
 
