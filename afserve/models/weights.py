@@ -246,11 +246,11 @@ class DummyCheckpoint:
         self, name: str, out: Tensor, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Parts of `out`, and for each as many whole numbers of `dtype`, all as likely; no more than a cache holds."""
-        dtype, generator = dtype or out.dtype, self._generator(name)
-        words = torch.empty(_WORDS, dtype=torch.int64)
-        for part in out.split(_WORDS * 8 // dtype.itemsize):
+        drawn = out.dtype if dtype is None else dtype
+        words, generator = torch.empty(_WORDS, dtype=torch.int64), self._generator(name)
+        for part in out.split(_WORDS * 8 // drawn.itemsize):
             words.random_(-(1 << 63), None, generator=generator)
-            yield part, words.view(dtype)[: len(part)]
+            yield part, words.view(drawn)[: len(part)]
 
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
