@@ -348,11 +348,12 @@ class ScriptedExpert:
             raise PeerLost(attention_node(0), "gone")
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_expert_serves_until_told_to_stop(lost):
+@pytest.mark.parametrize(("lost", "polls", "waits"), [(False, 7, 3), (True, 4, 2)])
+def test_expert_serves_until_told_to_stop(lost, polls, waits):
+    """What a wait has found is computed before the loop looks at commands."""
     node, stream = ScriptedExpert(lost), ScriptedStream([], [], [], [Drain()], [Shutdown()])
     ExpertLoop(node, None, Placement.contiguous(layers=1, experts=2, nodes=1), 0, stream).run()
-    assert (node.polls, node.waits) == (4, 2)
+    assert (node.polls, node.waits) == (polls, waits)
     assert stream.sent == [Drained()]
 
 
