@@ -204,14 +204,14 @@ class NativeProducts:
             _native.mlp(self._engine, first, second, code, x.data_ptr(), x.stride(0), rows, out.data_ptr())
             return out
         wide = self.linear(x_TH, gate_up)
-        code = CODES.get(wide.dtype)
-        if code is None:
+        known = CODES.get(wide.dtype)
+        if known is None:
             self.fallbacks.note("mlp", f"{wide.dtype} rows")
             gate, up = wide.chunk(2, dim=-1)
             return self.linear(torch.nn.functional.silu(gate) * up, down)
         middle = torch.empty((*wide.shape[:-1], down.inputs), dtype=wide.dtype)
         rows = middle.numel() // down.inputs
-        _native.gated(self._engine, code, wide.data_ptr(), rows, down.inputs, middle.data_ptr())
+        _native.gated(self._engine, known, wide.data_ptr(), rows, down.inputs, middle.data_ptr())
         return self.linear(middle, down)
 
     def expert_ffn(

@@ -111,6 +111,7 @@ class DiskTier:
             return None
         if (earlier := self._coming.get(names[len(self._kv.pool.match(names))])) is not None:
             return earlier
+        self._let_go()  # or there may be no room for it
         now, here = self._clock.now(), self._blocks.find(names)
         self._numbers += 1
         blocks = self._begin(self._numbers, names[len(here) :])
@@ -205,7 +206,8 @@ class DiskTier:
         self._ready += job.here + job.came
 
     def _let_go(self) -> None:
-        """What restorations brought is held until the turn behind their end: whoever waited finds it until then."""
+        """What restorations brought is held until the turn, or the restoration, behind their end: whoever waited finds
+        it until then."""
         ready, self._ready = self._ready, []
         self._blocks.release(ready)
 
