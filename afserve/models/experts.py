@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -71,10 +72,12 @@ class ExpertBank:
         return None if self._error is None else self._error.relative
 
     def load(self, held: Held, progress: Callable[[float], None]) -> None:
-        """Fill (layer, slot, expert), several at a time: reading waits for the disk, and packing for the memory. Raises
-        CheckpointError."""
-        with ThreadPoolExecutor(_loaders(self._ops), "expert-loader") as pool:
-            for done, _ in enumerate(pool.map(lambda one: self.fill(*one), held)):
+        """Fill (layer, slot, expert), several at a time: reading waits for the disk, and packing for the memory. This
+        thread alone fills a GPU. Raises CheckpointError."""
+        threads = _loaders(self._ops)
+        with ThreadPoolExecutor(threads, "expert-loader") if threads > 1 else nullcontext() as pool:
+            filled = (pool.map if pool else map)(lambda one: self.fill(*one), held)
+            for done, _ in enumerate(filled):
                 progress((done + 1) / len(held))
         if self.rounding_error is not None:
             named = next(kept.name for kept in self._kept if kept.rounds)

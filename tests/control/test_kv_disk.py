@@ -275,7 +275,8 @@ def test_a_folder_is_read_as_it_was_measured(tmp_path):
         not line.warning
         and "/3 has 0 of at most 2,048 blocks of 16 tokens (1,000 bytes), read by 1 thr" in line.text
     )
-    assert len(kv._tier._disk._threads) == 2
+    names = [thread.name for thread in kv._tier._disk._threads]
+    assert names == ["disk-read-0", "disk-check", "disk-write"]
     kv._tier._disk.close()
 
 
