@@ -32,9 +32,9 @@ log = logging.getLogger("afserve.models")
 
 
 def _loaders(ops: Ops) -> int:
-    """Threads that read and pack experts: as many as there are cores, a few at most, and one for a GPU."""
+    """Threads that read and pack experts: of the native backend as many as there are cores, a few at most; else one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if ops.device.type != "cpu" else min(cores, _MOST_LOADERS)
+    return min(cores, _MOST_LOADERS) if ops.backend_name == "native" else 1
 
 
 class ExpertBank:
@@ -73,7 +73,7 @@ class ExpertBank:
 
     def load(self, held: Held, progress: Callable[[float], None]) -> None:
         """Fill (layer, slot, expert), several at a time: reading waits for the disk, and packing for the memory. This
-        thread alone fills a GPU. Raises CheckpointError."""
+        thread alone fills a GPU, whose kernels are launched in order. Raises CheckpointError."""
         threads = _loaders(self._ops)
         with ThreadPoolExecutor(threads, "expert-loader") if threads > 1 else nullcontext() as pool:
             filled = (pool.map if pool else map)(lambda one: self.fill(*one), held)

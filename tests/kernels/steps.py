@@ -13,6 +13,7 @@ from afserve.engine.build import spec_of
 from afserve.families.table import naming_of
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
+from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -34,7 +35,7 @@ META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_experts", "pack_heads", "empty_experts", "set_expert", "set_expert_fp8", "prepare_gqa",
     "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4",
-    "set_expert_int4",
+    "set_expert_int4", "prepare_mla", "bind_mla", "borrow_core",
 }  # fmt: skip
 
 
@@ -142,6 +143,14 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.delta(DeltaRows(zeros(tokens, net.channels), per_head, per_head), conv, states, batch)
     ops.attend_gqa(q, *caches, batch, 0.25, window=32)
     ops.attend_mla(zeros(tokens, 4, 24), latent, 16, batch, 0.2)
+    latent_layer = ops.prepare_mla(
+        MlaLayer(
+            norm, ops.pack_linear(zeros(104, hidden)), None, None, zeros(16), ops.pack_heads(zeros(4, 16, 12)),
+            ops.pack_heads(zeros(4, 20, 16)), angle[:, :4], angle[:, :4], True, ops.pack_linear(zeros(hidden, 80)),
+            norm, zeros(8, hidden), None, None, rule, 4, 12, 8, 1e-6, 1e-6, 0.2,
+        )
+    )  # fmt: skip
+    ops.mla_half(x, ops.bind_mla(latent_layer, latent), ops.bind_batch(batch))
     half = ops.gqa_half(x, ops.bind_gqa(layer, *caches), ops.bind_batch(batch))
     expert_TK, weight_TK = ops.route(half.normed_TH, zeros(8, hidden), zeros(8, dtype=torch.float32), rule)
     ops.expert_ffn(x, expert_TK, weight_TK, experts, x, add=True)
