@@ -1,5 +1,6 @@
 """The commands without a server: help, errors in one line, configuration files, doctor, version, bench figures."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 
 from afserve.cli import top
 from afserve.cli.bench.case import Case, prompts
@@ -147,7 +149,9 @@ def test_top_shows_what_happened_since():
     }
     assert top.row(after["nodes"][0], before["nodes"][0], 2.0)[3:7] == (2, 0, "25%", 200)
     assert top.row(after["nodes"][1], before["nodes"][1], 2.0)[-2:] == (500, "50%")
-    assert "200 tokens/s" in str(top.table(after, before, 2.0).title)
+    console = Console(width=200, file=io.StringIO())
+    console.print(top.table(after, before, 2.0, 200))
+    assert "200 tokens/s" in console.file.getvalue()
 
 
 def test_a_node_without_a_controller_says_so(tmp_path: Path, capsys, monkeypatch):
