@@ -2,7 +2,8 @@
 
 locust itself times until the response's head. When the wanted number of requests has ended, it stops, and the medians
 lie in the file that LOAD_REPORT names. A token is read when its chunk is there, whole; how many there were is what the
-server says at the end. With a LOAD_PERIOD each user begins a request every so many seconds.
+server says at the end. With a LOAD_PERIOD each user begins a request every so many seconds, and users begin LOAD_STEP
+seconds after one another: locust itself starts all of a second at once.
 """
 
 import json
@@ -17,7 +18,7 @@ from locust import HttpUser, constant_pacing, events, task
 from locust.exception import StopUser
 
 TOKENS, REQUESTS = int(os.environ["LOAD_TOKENS"]), int(os.environ["LOAD_REQUESTS"])
-PERIOD = float(os.environ["LOAD_PERIOD"])
+PERIOD, STEP = float(os.environ["LOAD_PERIOD"]), float(os.environ["LOAD_STEP"])
 MESSAGES = [
     json.loads(line)["messages"] for line in Path(os.environ["LOAD_PROMPTS"]).read_text().splitlines()
 ]
@@ -34,10 +35,15 @@ whole: list[float] = []
 counted: list[int] = []
 failed: list[str] = []
 begun: list[float] = []
+users: list["Reader"] = []
 
 
 class Reader(HttpUser):
     wait_time = constant_pacing(PERIOD)
+
+    def on_start(self) -> None:
+        users.append(self)
+        gevent.sleep((len(users) - 1) * STEP)
 
     @task
     def ask(self) -> None:

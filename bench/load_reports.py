@@ -95,12 +95,13 @@ def aiperf(command: list[str], load: Load, folder: Path) -> Report:
 
 def locust(command: list[str], load: Load, folder: Path) -> Report:
     asked = ["-f", str(LOCUST), "--headless", "--only-summary", "--host", load.url]
-    asked += ["-u", str(load.streams), "-r", str(load.rate or load.streams)]
+    asked += ["-u", str(load.streams), "-r", str(load.streams)]
     environment = {
         "LOAD_MODEL": load.model,
         "LOAD_TOKENS": str(load.tokens),
         "LOAD_REQUESTS": str(load.requests),
         "LOAD_PERIOD": str(load.streams / load.rate if load.rate else 0),
+        "LOAD_STEP": str(1 / load.rate if load.rate else 0),
         "LOAD_PROMPTS": str(load.prompts),
         "LOAD_REPORT": str(folder / "report.json"),
     }

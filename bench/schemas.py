@@ -8,6 +8,7 @@ weights random, answers each once at temperature 1; jsonschema-rs (`pip install 
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ OUT = ROOT / "bench" / "results" / "schemas.jsonl"
 NANO = ROOT / "configs" / "nano"
 TOKENS = 1024
 VOCABULARY = 2048
+FLOAT = sys.float_info.max
 STREAMS = 64
 PROMPT = "Answer in JSON:"
 PATTERNS = ("^[a-z]{1,8}$", "^[0-9]{3}-[0-9]{4}$", "^(a|b)+c?$", "^x[^y]{0,5}y$", "^\\d{4}-\\d{2}$")
@@ -156,6 +158,12 @@ def drawn(strategy: st.SearchStrategy[Schema], count: int, start: int) -> list[S
     return list(found.values())[:count]
 
 
+def parsed(text: str) -> Any:
+    """JSON. A number beyond the range of floats, which JSON allows, becomes the last one in it instead of infinity.
+    Raises ValueError."""
+    return json.loads(text, parse_float=lambda number: max(-FLOAT, min(FLOAT, float(number))))
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One schema's: seconds to compile it, why the answer ended, its text; `refused` says why there is none."""
@@ -168,7 +176,7 @@ class Answer:
 
     def follows(self, valid: Valid) -> bool:
         try:
-            value = json.loads(self.text)
+            value = parsed(self.text)
         except ValueError:
             return False
         return valid(self.schema, value)

@@ -17,7 +17,7 @@ from afserve.server.reading.parts import Argued, Called
 from afserve.server.reading.table import Reading
 from afserve.server.tools import Tools, tools_of
 from bench.origin import ROOT, origin
-from bench.schemas import TOKENS, Answer, Schema, answers
+from bench.schemas import TOKENS, Answer, Schema, answers, parsed
 
 OUT = ROOT / "bench" / "results" / "tool_calls.jsonl"
 CATEGORIES = (
@@ -129,7 +129,7 @@ def _read(case: Case, answer: Answer) -> Made:
     calls: tuple[Call, ...] | None = None
     if names and all(isinstance(part, Called | Argued) for part in parts):
         try:
-            calls = tuple((name, json.loads(text)) for name, text in zip(names, texts, strict=True))
+            calls = tuple((name, parsed(text)) for name, text in zip(names, texts, strict=True))
         except ValueError:
             calls = None
     return Made(case, answer.ended, answer.refused, calls)
@@ -177,6 +177,8 @@ def main() -> None:
     for made in found:
         if made.refused:
             print(f"{made.case.name}: {made.refused}")
+        elif made.ended == "stop" and not _follows(made, jsonschema_rs.is_valid):
+            print(f"{made.case.name}: not valid: {made.calls}")
     if options.save:
         OUT.write_text(json.dumps(row) + "\n")
 

@@ -123,7 +123,10 @@ def test_llm_takes_every_setting_but_those_of_http_by_name():
     assert sources | wishes.keys() | {"rebalance"} <= set(shown) and "gateways" not in shown
     assert all(shown[name].default == one.default for name, one in wishes.items())
     for values, said in (
-        ({"block_sice": 16}, "block_sice is not one of block_size, decode, decode_prompt_tokens, dense_dtype, device"),
+        (
+            {"block_sice": 16},
+            "block_sice is not one of block_size, decode, decode_prompt_tokens, dense_dtype, device",
+        ),
         ({"gateways": 1}, "gateways is not one of"),
         ({"on_loss": "weep"}, "on_loss: 'weep' is not one of recover, end"),
         ({"silence": 0.0}, "silence: 0.0 is outside"),
