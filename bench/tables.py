@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import (
+    tables_cores,
     tables_faults,
     tables_goodput,
     tables_hosts,
@@ -244,6 +245,7 @@ def live() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "The engine beside its peers": tables_peers.peers,
     "In few bits beside its peers": tables_peers.peers_in_few_bits,
+    "AFD on one host beside the colocated engine": tables_cores.lent,
     "Start and memory": decode,
     "Start and memory of large models": tables_start.large,
     "Placements that change under load": live,
