@@ -54,7 +54,7 @@ def test_every_op_in_float16_is_told(falling: Ops) -> None:
     every_op(falling, host_batch(3, 2, 40), fp8=False, dtype=HALF)
     assert {fallback.op for fallback in falling.fallbacks()} == {
         "rms_norm", "add_sums", "add_rms_norm", "linear", "linear_heads", "mlp", "rope", "write_kv", "write_latent",
-        "attend_gqa", "attend_mla", "gqa_half", "route", "expert_ffn",
+        "attend_gqa", "attend_mla", "gqa_half", "mla_half", "route", "expert_ffn",
     }  # fmt: skip
 
 
