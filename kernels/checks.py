@@ -8,6 +8,7 @@ from torch import Tensor
 
 from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
 from afserve.kernels.latent import MlaLayer
+from afserve.kernels.layer import GqaLayer
 from afserve.kernels.packed import Biases, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.scaled import FP8, BlockScaled, blocks_of
@@ -96,6 +97,16 @@ def expect_tokens(name: str, x: Tensor, batch: PagedBatch) -> None:
         raise ValueError(f"{name}: {x.shape[0]} tokens, the batch has {batch.tokens}")
 
 
+def expect_router(layer: GqaLayer | MlaLayer, hidden: int) -> None:
+    if (layer.rule is None) != (layer.gate_EH is None):
+        raise ValueError("gate_EH: a router needs both its gate and its rule")
+    if layer.gate_EH is not None:
+        expect_last("gate_EH", layer.gate_EH, hidden)
+        for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
+            if bias is not None:
+                expect_shape(name, bias, (layer.gate_EH.shape[0],))
+
+
 def expect_mla(layer: MlaLayer) -> None:
     hidden, rank, head = layer.input_norm_H.shape[0], layer.rank, layer.nope + layer.rope
     expect_shape("post_norm_H", layer.post_norm_H, (hidden,))
@@ -116,10 +127,4 @@ def expect_mla(layer: MlaLayer) -> None:
             raise ValueError(f"{name}: {found}, expected {sizes}")
     expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], layer.rope // 2))
     expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], layer.rope // 2))
-    if (layer.rule is None) != (layer.gate_EH is None):
-        raise ValueError("gate_EH: a router needs both its gate and its rule")
-    if layer.gate_EH is not None:
-        expect_last("gate_EH", layer.gate_EH, hidden)
-        for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
-            if bias is not None:
-                expect_shape(name, bias, (layer.gate_EH.shape[0],))
+    expect_router(layer, hidden)

@@ -17,7 +17,7 @@ from afserve.kernels.half import half_of_ops
 from afserve.kernels.half_latent import latent_half_of_ops
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
+from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, address, matrix, plain
 from afserve.kernels.norms import layer_norm
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -252,8 +252,8 @@ class Native(NativeProducts):
             CODES[dtype],
             shape,
             self._layer_weights(layer, gate, bias_E),
-            _address(cos_PD),
-            _address(sin_PD),
+            address(cos_PD),
+            address(sin_PD),
             cos_PD.shape[0],
         )
         return PreparedGqa(layer, _Fused(fused, (cos_PD, sin_PD, bias_E)))
@@ -264,14 +264,14 @@ class Native(NativeProducts):
         qkv, out = layer.qkv.handle, layer.out.handle
         assert isinstance(qkv, _native.Linear) and isinstance(out, _native.Linear)
         return _native.LayerWeights(
-            _address(layer.input_norm_H),
-            _address(layer.q_norm_D),
-            _address(layer.k_norm_D),
-            _address(layer.post_norm_H),
+            address(layer.input_norm_H),
+            address(layer.q_norm_D),
+            address(layer.k_norm_D),
+            address(layer.post_norm_H),
             qkv,
             out,
             gate,
-            _address(bias_E),
+            address(bias_E),
             self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX)),
         )
 
@@ -313,8 +313,8 @@ class Native(NativeProducts):
             handle.cache,
             x_TH.data_ptr(),
             normed.data_ptr(),
-            _address(expert),
-            _address(weight),
+            address(expert),
+            address(weight),
         )
         return Half(normed, expert, weight)
 
@@ -463,10 +463,6 @@ def _why_not_fused(layer: GqaLayer, gate: _native.Linear | None) -> str:
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
     return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 def _pair(k_NGBD: Tensor, v_NGBD: Tensor, columns: int = 0) -> _native.CachePair:

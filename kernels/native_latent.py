@@ -11,7 +11,7 @@ from torch import Tensor
 from afserve.kernels import _native
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import Half
-from afserve.kernels.native_products import CODES, plain
+from afserve.kernels.native_products import CODES, address, plain
 
 MOST_LATENT = 4096  # elements of a row of the cache
 
@@ -88,11 +88,11 @@ def _weights(
     assert q_up is None or isinstance(q_up, _native.Linear)
     norms = _native.MlaNorms(
         layer.input_norm_H.data_ptr(),
-        _address(layer.q_norm_R),
+        address(layer.q_norm_R),
         layer.latent_norm_C.data_ptr(),
         layer.post_norm_H.data_ptr(),
     )
-    return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, _address(bias_E), rule)
+    return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, address(bias_E), rule)
 
 
 def run(
@@ -109,11 +109,7 @@ def run(
         handle.cache,
         x_TH.data_ptr(),
         normed.data_ptr(),
-        _address(expert),
-        _address(weight),
+        address(expert),
+        address(weight),
     )
     return Half(normed, expert, weight)
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()

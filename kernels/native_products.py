@@ -283,6 +283,11 @@ def matrix(x_RC: Tensor) -> Tensor:
     return x_RC if x_RC.stride(1) == 1 else x_RC.contiguous()
 
 
+def address(x: Tensor | None) -> int:
+    """Where its elements begin; 0 for none."""
+    return 0 if x is None else x.data_ptr()
+
+
 def plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The same values, contiguous and of `dtype`."""
     return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()

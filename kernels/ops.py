@@ -23,6 +23,7 @@ from afserve.kernels.checks import (
     expect_last,
     expect_mla,
     expect_rank,
+    expect_router,
     expect_shape,
     expect_sizes,
     expect_slot,
@@ -386,13 +387,7 @@ class Ops:
             expect_shape("sink_A", layer.sink_A, (layer.heads,))
         expect_shape("cos_PD", layer.cos_PD, (layer.sin_PD.shape[0], size // 2))
         expect_shape("sin_PD", layer.sin_PD, (layer.cos_PD.shape[0], size // 2))
-        if (layer.rule is None) != (layer.gate_EH is None):
-            raise ValueError("gate_EH: a router needs both its gate and its rule")
-        if layer.gate_EH is not None:
-            expect_last("gate_EH", layer.gate_EH, hidden)
-            for name, bias in (("bias_E", layer.bias_E), ("gate_bias_E", layer.gate_bias_E)):
-                if bias is not None:
-                    expect_shape(name, bias, (layer.gate_EH.shape[0],))
+        expect_router(layer, hidden)
         return self._backend.prepare_gqa(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:

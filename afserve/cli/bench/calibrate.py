@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 Row = dict[str, object]
 Paced = tuple[float, float]  # seconds, and the pace of the machine meanwhile
 _CROWDED = 4  # cores: on more of them nobody starts more node processes than there are
-_CHANGED, _STOLEN = (
-    0.10,
-    0.02,
-)  # of the machine's speed, and of its cores' time: beyond these the user is told
+# Of the machine's speed, and of its cores' time: beyond these the user is told.
+_CHANGED, _STOLEN = 0.10, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
     help="The file to write, one row per line.",
 )
 def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -> None:
-    """Measure stage times on this machine, one to three minutes; then `afserve plan --curves FILE`."""
+    """Measure stage times on this machine, one to four minutes; then `afserve plan --curves FILE`."""
     begin = time.perf_counter()
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")

@@ -72,8 +72,7 @@ def _what(attention: str, assigned: Assigned) -> str:
     weights and how these and the rows are rounded belong to it; files outlive the run that wrote them."""
     engine, source = assigned.deployment.engine, assigned.deployment.source
     experts = identify(source, ("expert",), DigestCache(user_folder()))[weights_of("expert")]
-    dense = (
-        () if engine.dense_dtype == "auto" else (engine.dense_dtype,)
-    )  # files of before it say nothing of it
+    # Files that are older than this setting say nothing of it.
+    dense = () if engine.dense_dtype == "auto" else (engine.dense_dtype,)
     said = "\0".join((attention, experts, engine.expert_dtype, engine.wire_dtype, *dense))
     return blake2b(said.encode(), digest_size=32).hexdigest()

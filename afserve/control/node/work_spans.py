@@ -31,18 +31,17 @@ class WorkSpans:
         """The totals; asked several times a second, as for heartbeats."""
         now, totals = self._clock.now(), self._stats()
         if now < self._began or now // SECONDS != self._began // SECONDS:
-            if now > self._began and totals.messages > self._before.messages:
-                self._draw(now, totals)
+            self._tell(now, totals)
             self._began, self._before = now, totals
         return totals
 
     def close(self) -> None:
         """Tells the work of the seconds that have begun."""
-        now, totals = self._clock.now(), self._stats()
-        if now > self._began and totals.messages > self._before.messages:
-            self._draw(now, totals)
+        self._tell(self._clock.now(), self._stats())
 
-    def _draw(self, now: float, totals: ExpertStats) -> None:
+    def _tell(self, now: float, totals: ExpertStats) -> None:
+        if now <= self._began or totals.messages <= self._before.messages:
+            return
         window = f"{self._run} {self._began // SECONDS:.0f}"
         trace = hashlib.sha256(window.encode()).hexdigest()[:32]
         said: dict[str, str | int | float] = {"afserve.node": self._node}
