@@ -77,6 +77,22 @@ def of_tags(tags: Sequence[Tag], *, special: bool) -> str:
     return StructTag.to_grammar(own, assume_special=special)
 
 
+def of_thought(most: int, opens: Sequence[int], closes: int, *, inside: bool) -> str:
+    """Reasoning of at most `most` tokens between its marks, in front of any answer without reasoning.
+
+    `opens` are the ids of the mark before it, one after the other, `closes` is that of the mark behind it. `inside`:
+    the prompt has opened it, so the closing mark comes; else there may be no reasoning.
+    """
+    thought = (f"<[^{closes}]>{{0,{most}}} " if most else "") + f"<[{closes}]>"
+    first = thought if inside else f"({_ids(opens)} {thought})?"
+    other = " | ".join(f"{_ids(opens[:i])} <[^{token}]>" for i, token in enumerate(opens))
+    return of_lark(f"start: {first} answer*\nanswer: {other}")
+
+
+def _ids(tokens: Sequence[int]) -> str:
+    return " ".join(f"<[{token}]>" for token in tokens)
+
+
 def of_lark(grammar: str, param: str = "grammar") -> str:
     """Lark, as llguidance reads it; GBNF, which llama.cpp and vLLM take; or a grammar of this file, as it is."""
     from llguidance import LLMatcher

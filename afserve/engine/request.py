@@ -193,7 +193,8 @@ class GenerationRequest:
     nothing about them or the prompt again. Of waiting requests the one with the lowest `priority` is first, and the
     highest is preempted first; among those of one priority each `tenant` has its share. Requests find cached blocks of
     those with the same `cache_salt` only. Of the tokens that it finds, `cached_most` were there before; another node
-    has computed the others for it (None: it has not).
+    has computed the others for it (None: it has not). With a `row`, which is what the last layer gave for its last
+    token there, the next token is drawn at once. One that `wants_row` ends with its own.
     """
 
     handle: int
@@ -205,6 +206,8 @@ class GenerationRequest:
     origin: Origin = NO_ORIGIN
     cached_most: int | None = None
     tenant: Tenant = NO_TENANT
+    row: bytes = b""
+    wants_row: bool = False
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -240,6 +243,7 @@ class TokenEvent:
     `cached_tokens`, of the prompt and of what was generated before, and `queued`, the seconds that it waited to be
     planned, come with a request's first event at a node;
     `prompt_logprobs` with the first event of one that began without generated tokens.
+    `row`, where it was wanted: what the last layer gave for the last token before these, in the model's dtype.
     """
 
     handle: int
@@ -251,4 +255,5 @@ class TokenEvent:
     cached_tokens: int = 0
     error: str | None = None
     pooled: bytes = b""
+    row: bytes = b""
     queued: float = field(default=0.0, compare=False)  # of the machine, not of the answer

@@ -68,7 +68,7 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
     )
     routes = _routes(service)
     app = Starlette(
-        routes=[*routes, described(routes)],
+        routes=[*routes, *described(routes)],
         middleware=[
             *_cors(settings),
             Middleware(
@@ -179,7 +179,9 @@ def _routes(service: Service) -> list[Route]:
         Route("/v1/models/{name:path}", info.model, methods=["GET"]),
         Route("/tokenize", info.tokenize, methods=["POST"]),
         Route("/detokenize", info.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", info.tokenizer, methods=["GET"]),
         Route("/health", info.health, methods=["GET"]),
+        Route("/ping", info.health, methods=["GET"]),
         Route("/ready", info.ready, methods=["GET"]),
         Route("/version", info.version, methods=["GET"]),
         Route("/metrics", info.metrics, methods=["GET"]),

@@ -15,7 +15,7 @@ from afserve.tokenizer import Tokenizer
 class Piece:
     """New text of one choice. `tokens` counts generated tokens, also those that show no text. Nobody changes one.
 
-    `old`: the client has it already, from an earlier connection.
+    `old`: the client has it already, from an earlier connection. `stop`: the stop string that ended the choice.
     """
 
     text: str
@@ -25,6 +25,7 @@ class Piece:
     cached_tokens: int = 0
     finish_reason: str | None = None
     old: bool = False
+    stop: str | None = None
 
 
 class ChoiceDecoder:
@@ -76,6 +77,7 @@ class ChoiceDecoder:
             event.prompt_logprobs,
             event.cached_tokens,
             finish_reason=reason,
+            stop=self._stops.matched,
         )
 
 

@@ -1,20 +1,22 @@
 """A chat request as the prompt of one model, and how its answer is to be read.
 
 What a template can do is seen in its source: whether it names tools, which form of calls it renders, whether it has
-reasoning. Knows no tokens.
+reasoning. Of tokens it knows the marks around calls and reasoning.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from afserve.chat_template import ChatTemplate
 from afserve.errors import RequestError
-from afserve.grammar import of_schema, of_tags
-from afserve.server.openai import ChatRequest
-from afserve.server.reading.reasoning import OPEN
+from afserve.grammar import of_schema, of_tags, of_thought
+from afserve.server.openai import BUDGET, ChatRequest
+from afserve.server.reading.channels import THOUGHT_MARKS
+from afserve.server.reading.reasoning import CLOSE, OPEN
 from afserve.server.reading.table import CHANNELS, Reading, calls_of, marked, thinks, wraps
 from afserve.server.structured import Wanted
 from afserve.server.tools import told_in_words
+from afserve.tokenizer import Tokenizer
 
 # What templates call the switches that an effort turns.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -23,10 +25,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 class Conversation:
     """Of one model's chat template."""
 
-    def __init__(self, template: ChatTemplate, special: Callable[[str], bool]) -> None:
-        """`special` tells special tokens."""
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
-        self._special = special
+        self._tokenizer = tokenizer
         self._source = template.source
         self._calls = calls_of(self._source)
         self._thinks = thinks(self._source)
@@ -70,7 +71,8 @@ class Conversation:
         """What the answer must follow, from its first token on."""
         schema = asked.tools.schema()
         found = asked.wanted if schema is None else Wanted("tools", of_schema(schema, "tools"))
-        if found is None and asked.tools.used and asked.tools.strict:
+        strict = asked.tools.strict if found is None and asked.tools.used else ""
+        if strict:
             found = self._strict(asked)
         if found is not None and self._begins_inside(prompt):
             raise RequestError(
@@ -78,7 +80,25 @@ class Conversation:
                 "that off with reasoning_effort none or chat_template_kwargs",
                 param=found.param,
             )
-        return found
+        if asked.thoughts is None:
+            return found
+        if strict:
+            raise _no_budget("cannot be held beside strict tools; leave one of both out")
+        marks = self._thought_marks()
+        # An answer that follows a format from its first token on has no reasoning.
+        return found or Wanted(BUDGET, of_thought(asked.thoughts, *marks, inside=self._begins_inside(prompt)))
+
+    @property
+    def template_source(self) -> str:
+        return self._source
+
+    def _thought_marks(self) -> tuple[Sequence[int], int]:
+        """The tokens in front of reasoning, and the one behind it."""
+        opens, closes = THOUGHT_MARKS if self._calls == CHANNELS else ((OPEN,), CLOSE)
+        ids = [id for mark in (*opens, closes) if (id := self._tokenizer.token_id(mark)) is not None]
+        if not self._thinks or len(ids) <= len(opens):
+            raise _no_budget("this model has no tokens that mark its reasoning; leave it out")
+        return ids[:-1], ids[-1]
 
     def _strict(self, asked: ChatRequest) -> Wanted:
         if self._calls != "hermes":
@@ -88,14 +108,17 @@ class Conversation:
                 param="tools",
             )
         tags = asked.tools.tags()
-        return Wanted("tools", of_tags(tags, special=self._special(tags[0].trigger)))
+        return Wanted("tools", of_tags(tags, special=self._tokenizer.is_special(tags[0].trigger)))
 
     def _begins_inside(self, prompt: str) -> bool:
         """Whether the prompt has opened the reasoning already."""
         return self._thinks and prompt.rstrip().endswith(OPEN)
 
     def _effort(self, effort: str | None) -> Mapping[str, object]:
-        if effort is None:
+        """Turning off what the model does not have needs no switch."""
+        if effort is None or (
+            effort == "none" and not self._thinks and "reasoning_effort" not in self._source
+        ):
             return {}
         values: dict[str, object] = {name: effort != "none" for name in _SWITCHES if name in self._source}
         if "reasoning_effort" in self._source:
@@ -108,5 +131,9 @@ class Conversation:
         return values
 
 
-def conversation_of(template: ChatTemplate | None, special: Callable[[str], bool]) -> Conversation | None:
-    return None if template is None else Conversation(template, special)
+def _no_budget(why: str) -> RequestError:
+    return RequestError(f"{BUDGET}: {why}", param=BUDGET)
+
+
+def conversation_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Conversation | None:
+    return None if template is None else Conversation(template, tokenizer)

@@ -74,6 +74,8 @@ def _first_odd(value: object) -> tuple[str, str]:
 
 
 def kind_of(value: object) -> str:
+    if value in ("", [], {}):
+        return f"an empty {_NAMES[type(value)].split()[-1]}"
     return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
 
 

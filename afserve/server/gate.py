@@ -176,6 +176,11 @@ class Gate:
             return
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             return
+        packed = headers.get("content-encoding", "identity")
+        if packed.lower() != "identity":
+            raise MediaTypeError(
+                f"Content-Encoding: {shown(packed)}: bodies are sent as they are; leave it out"
+            )
         given = headers.get("content-type", "")
         kind = given.partition(";")[0].strip().lower()
         if kind != ("multipart/form-data" if path == FILES_PATH else "application/json"):

@@ -1,5 +1,6 @@
 """The endpoints that make no text: models, tokens, health, version, metrics, the cluster's state."""
 
+import json
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -34,6 +35,13 @@ class Info:
 
     async def detokenize(self, request: Request) -> Response:
         return await self._text(request, Kind.DETOKENIZE)
+
+    async def tokenizer(self, request: Request) -> Response:
+        """What a client needs to make prompts of token ids as this server would; of one model, or of ?model=NAME."""
+        name = request.query_params.get("model")
+        asked = json.dumps({} if name is None else {"model": name}).encode()
+        found = await self._service.text.prepare(Kind.TOKENIZER, asked)
+        return Response(found, media_type="application/json")
 
     async def _text(self, request: Request, kind: Kind) -> Response:
         with await self._service.bodies.read(request) as body:

@@ -4,8 +4,13 @@ from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields
+from afserve.server.unsupported import Known, refuse_known
 
 MAX_MESSAGES = 8192
+_NOT_SHOWN = {
+    "function_call": Known("use tool_calls"),
+    "audio": Known("this model reads text only"),
+}
 
 
 def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
@@ -20,6 +25,7 @@ def _message(message: Fields) -> Mapping[str, object]:
     role = message.text("role")
     if not role:
         message.refuse("role", "a string such as user, assistant or system")
+    refuse_known(message, _NOT_SHOWN)
     plain: dict[str, object] = {**message.raw(), "role": role, "content": _content(message)}
     if message.get("tool_calls") is not None:
         plain["tool_calls"] = [_tool_call(call) for call in message.sections("tool_calls")]

@@ -14,11 +14,16 @@ from afserve.server.messages import messages_of
 from afserve.server.sampling import MAX_TOKENS
 from afserve.server.structured import Wanted, wanted_format
 from afserve.server.tools import Tools, tools_of
-from afserve.server.unsupported import refuse_unsupported
+from afserve.server.unsupported import Known, refuse_known, refuse_unsupported
 
 Prompt = str | tuple[int, ...]
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+BUDGET = "thinking_token_budget"
 MOST_RESUME_SECONDS = 86_400.0
+_OF_TEMPLATES = {
+    name: Known(f"use {name} of the request", even_empty=True)
+    for name in ("messages", "tools", "documents", "add_generation_prompt")
+}
 _OWN_ID = re.compile("[0-9a-f]{32,64}")
 
 
@@ -56,7 +61,8 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """POST /v1/chat/completions. `wanted_tokens` None is whatever the context has left."""
+    """POST /v1/chat/completions. `wanted_tokens` None is whatever the context has left; `thoughts` tokens of reasoning
+    at most, None for any number."""
 
     messages: tuple[Mapping[str, object], ...]
     tools: Tools
@@ -70,6 +76,7 @@ class ChatRequest:
     options: StreamOptions
     wanted: Wanted | None
     effort: str | None
+    thoughts: int | None
     resume: Resume | None
 
 
@@ -105,9 +112,17 @@ def chat_request(fields: Fields) -> ChatRequest:
             param=wanted.param,
         )
     extra = fields.section("chat_template_kwargs")
+    if extra is not None:
+        refuse_known(extra, _OF_TEMPLATES)
     newer = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.integer("max_tokens", 1, MAX_TOKENS)
     continues = fields.flag("continue_final_message")
+    if continues and fields.flag("add_generation_prompt"):
+        raise RequestError(
+            "add_generation_prompt: begins a new message, and continue_final_message goes on with the last one; leave "
+            "one of both out",
+            param="add_generation_prompt",
+        )
     return ChatRequest(
         messages=messages_of(fields),
         tools=tools,
@@ -121,6 +136,7 @@ def chat_request(fields: Fields) -> ChatRequest:
         options=_stream_options(fields),
         wanted=wanted,
         effort=_effort(fields),
+        thoughts=fields.integer(BUDGET, 0, MAX_TOKENS),
         resume=_resume(fields),
     )
 

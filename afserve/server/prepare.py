@@ -36,7 +36,7 @@ from afserve.server.scheduling import scheduling_of
 from afserve.server.structured import Formats, asks_format
 from afserve.server.surfaces import anthropic, ollama, responses
 from afserve.server.surfaces.translate import Translated, named, refuse_resume
-from afserve.tokenizer import Tokenizer
+from afserve.tokenizer import SPECIAL_NAMES, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
 # Texts with more characters than this per token of context are counted in pieces first.
@@ -65,6 +65,7 @@ class Kind(IntEnum):
     MESSAGE_COUNT = 17
     EMBEDDING = 18
     PHASE = 19
+    TOKENIZER = 20
 
 
 CHANGES: Mapping[Kind, Callable[[Fields], Change]] = {
@@ -128,7 +129,7 @@ class Preparer:
         self._model = model
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._conversation = conversation_of(template, tokenizer.is_special)
+        self._conversation = conversation_of(template, tokenizer)
         self._formats = Formats(compiler)
         self._elsewhere = elsewhere
 
@@ -154,6 +155,8 @@ class Preparer:
             return self._tokenize(fields)
         if kind is Kind.DETOKENIZE:
             return self._detokenize(fields)
+        if kind is Kind.TOKENIZER:
+            return self._about_tokenizer()
         if kind in CHANGES:
             return encode_change(CHANGES[kind](fields))
         return json.dumps(fields.raw(), separators=(",", ":")).encode()
@@ -209,6 +212,7 @@ class Preparer:
         translate, names = TRANSLATED[kind]
         with named(names):
             found = translate(fields)
+        with named({**names, **found.names}):
             prepared = self._chat(chat_request(Fields(found.chat)))
         if kind is Kind.MESSAGE_COUNT:
             return json.dumps({"input_tokens": len(prepared.prompts[0])}).encode()
@@ -253,6 +257,19 @@ class Preparer:
         if spelled:
             reply["token_strs"] = [self._tokenizer.token(token_id) for token_id in ids]
         return json.dumps(reply).encode()
+
+    def _about_tokenizer(self) -> bytes:
+        """Special tokens as text, what encoding adds of them, and the chat template: as vLLM's /tokenizer_info."""
+        if self._elsewhere:
+            raise Elsewhere  # it has no template
+        special = self._tokenizer.special
+        bare, whole = (self._tokenizer.encode("", add_special_tokens=added) for added in (False, True))
+        added = {self._tokenizer.token(token_id) for token_id in whole[len(bare) :]}
+        reply: dict[str, object] = {name: special.get(name) for name in SPECIAL_NAMES}
+        reply |= {f"add_{name}": special.get(name) in added for name in ("bos_token", "eos_token")}
+        reply["model_max_length"] = self._model.max_model_len
+        reply["chat_template"] = None if self._conversation is None else self._conversation.template_source
+        return json.dumps(reply, separators=(",", ":")).encode()
 
     def _detokenize(self, fields: Fields) -> bytes:
         """{"tokens"} -> {"prompt"}: the text, special tokens spelled out."""
@@ -304,7 +321,10 @@ class Preparer:
     def _ids(self, prompt: Prompt, add_special_tokens: bool, param: str) -> "array[int]":
         if isinstance(prompt, str):
             self._screen(prompt, param)
-            return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            try:
+                return array("i", self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            except RequestError as error:
+                raise RequestError(f"{param}: {error.message}", param=param) from error
         top, limit = self._model.vocab_size, self._model.max_model_len
         if len(prompt) > limit:
             self._room(len(prompt), None, None, param)

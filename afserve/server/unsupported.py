@@ -16,9 +16,10 @@ class Known:
 
     instead: str
     neutral: tuple[object, ...] = ()
-    even_empty: bool = False  # an empty object asks for it, too
+    even_empty: bool = False  # an empty object and false ask for it, too
 
 
+_BUDGET = Known("use thinking_token_budget of /v1/chat/completions")
 _TEXT_ONLY = Known("this model reads and writes text only", (["text"],))
 _SCHEMA = Known("use response_format or structured_outputs")
 
@@ -27,6 +28,8 @@ def _drawn(*neutral: object) -> Known:
     return Known("tokens are drawn by temperature, top_k, top_p and min_p", neutral)
 
 
+VERBOSITY = Known("ask for it in a message", ("medium",))
+_EFFORT = Known("use reasoning_effort, thinking_token_budget and include_reasoning", even_empty=True)
 _ANYWHERE: Mapping[str, Known] = {
     "use_beam_search": Known("tokens are drawn; ask for n answers and choose"),
     "length_penalty": Known("it belongs to beam search; leave it out", (1, 1.0)),
@@ -39,7 +42,7 @@ _ANYWHERE: Mapping[str, Known] = {
     "spaces_between_special_tokens": Known("leave it out", (True,)),
     "return_token_ids": Known("use /tokenize on the text"),
     "return_tokens_as_token_ids": Known("use /tokenize on the text"),
-    "thinking_token_budget": Known("use max_completion_tokens, which counts the reasoning too"),
+    "thinking_budget": _BUDGET,
     "guided_decoding_backend": Known("llguidance is the one there is; leave it out", ("auto", "guidance")),
     "guided_whitespace_pattern": Known("leave it out"),
     "prompt_embeds": Known("send text or token ids"),
@@ -64,7 +67,12 @@ _ANYWHERE: Mapping[str, Known] = {
     "dry_multiplier": _drawn(0, 0.0),
     "xtc_probability": _drawn(0, 0.0),
     "samplers": _drawn(),
+    "repeat_penalty": Known("use repetition_penalty", (1, 1.0)),
+    "n_predict": Known("use max_tokens", (-1,)),
+    "return_hidden_states": Known("use /v1/embeddings"),
+    "moderation": Known("nothing is moderated here; ask a model that does"),
 }
+_ELSEWHERE: Mapping[str, Known] = {"thinking_token_budget": _BUDGET}
 _CHAT: Mapping[str, Known] = {
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
@@ -74,26 +82,34 @@ _CHAT: Mapping[str, Known] = {
     "web_search_options": Known("this server has no tools of its own", even_empty=True),
     "echo": Known("use /v1/completions"),
     "documents": Known("put them into a message"),
-    "verbosity": Known("ask for it in a message", ("medium",)),
+    "verbosity": VERBOSITY,
     "store": Known("use /v1/responses, which keeps answers"),
     "chat_template": Known("the model's own template is used, leave it out"),
+    "add_special_tokens": Known("the chat template writes them; leave it out"),
+    "reasoning": _EFFORT,
+    "thinking": _EFFORT,
+    "enable_thinking": _EFFORT,
 }
 
 
 def refuse_unsupported(fields: Fields, *, chat: bool = False) -> None:
     """Raises RequestError for the first field that is known and not done."""
-    for name, known in {**_ANYWHERE, **(_CHAT if chat else {})}.items():
+    refuse_known(fields, {**_ANYWHERE, **(_CHAT if chat else _ELSEWHERE)})
+
+
+def refuse_known(fields: Fields, table: Mapping[str, Known]) -> None:
+    """Raises RequestError for the first field of `table` that asks for something."""
+    for name, known in table.items():
         value = fields.get(name)
-        if (_asks_nothing(value) and not (value == {} and known.even_empty)) or any(
-            _same(value, each) for each in known.neutral
-        ):
+        if _asks_nothing(value, known) or any(_same(value, each) for each in known.neutral):
             continue
-        raise RequestError(f"{name}: is not supported; {known.instead}", param=name)
+        own = fields.name(name)
+        raise RequestError(f"{own}: is not supported; {known.instead}", param=own)
 
 
-def _asks_nothing(value: object) -> bool:
+def _asks_nothing(value: object, known: Known) -> bool:
     """0 is a number like others: no tokens to think, or no tops beside a logprob."""
-    return value is None or value is False or value in ([], {}, "")
+    return value is None or value in ([], "") or (not known.even_empty and (value is False or value == {}))
 
 
 def _same(value: object, other: object) -> bool:

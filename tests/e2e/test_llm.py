@@ -40,10 +40,11 @@ def nodes_left() -> list[str]:
     [
         {"attention": 1, "experts": 1, "micro_batches": 1},
         {"attention": 1, "experts": 1, "micro_batches": 2, "share_cores": True},
+        {"attention": 1, "experts": 1, "micro_batches": 2, "share_cores": False},
         {"attention": 2, "experts": 3, "micro_batches": 2},
         {"attention": 1, "colocated": True},
     ],
-    ids=["1x1", "1x1 with cores lent", "2x3", "colocated"],
+    ids=["1x1", "1x1 with cores lent", "1x1 with no cores lent", "2x3", "colocated"],
 )
 def test_the_same_tokens_as_transformers(tiny_checkpoint, oracle, topology):
     import torch

@@ -18,10 +18,10 @@ VOCABULARY = 2048
 class NanoBackend:
     """A colocated node that is stepped by whoever waits for its tokens."""
 
-    def __init__(self, dtype: str = "auto", **config: object) -> None:
+    def __init__(self, dtype: str = "auto", folder: Path = FOLDER, **config: object) -> None:
         sizes = {"max_model_len": 1024, "kv_blocks": 256, "block_size": 16, "max_batch_tokens": 128, **config}
-        self.model = ServedModel("nano", str(FOLDER.resolve()), 1024, VOCABULARY, 1_700_000_000)
-        self.node = colocated(ModelSource(str(FOLDER), "nano", dtype=dtype), EngineConfig(**sizes))
+        self.model = ServedModel("nano", str(folder.resolve()), 1024, VOCABULARY, 1_700_000_000)
+        self.node = colocated(ModelSource(str(folder), "nano", dtype=dtype), EngineConfig(**sizes))
         self._queues: dict[int, asyncio.Queue[TokenEvent]] = {}
         self._next = 0
 

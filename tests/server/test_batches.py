@@ -5,6 +5,7 @@ import io
 import json
 import time
 
+import httpx
 import openai
 import pytest
 from hypothesis import given
@@ -65,6 +66,23 @@ def test_a_batch(client, server):
     assert refused["status_code"] == 400 and refused["body"]["error"]["param"] == "max_tokens"
     assert {request.priority for request in server.backend.requests} == {BATCH_PRIORITY}
     assert batch.id in [each.id for each in client.batches.list()]
+
+
+def test_lists_come_in_pages(client):
+    """Other tests have left files here."""
+    made = [client.files.create(file=(f"{i}.jsonl", b"{}"), purpose="batch").id for i in range(5)]
+    whole = [file.id for file in client.files.list()]
+    assert whole[:5] == made[::-1]
+    assert [file.id for file in client.files.list(limit=2)] == whole  # the client asks for page after page
+    page = client.files.list(limit=2, after=whole[1])
+    assert [file.id for file in page.data] == whole[2:4] and page.has_more
+    assert [file.id for file in client.files.list(order="asc", after=made[2]).data] == made[3:]
+    assert client.files.list(purpose="user_data").data == []
+    with httpx.Client(base_url=str(client.base_url)) as http:
+        for query in ("limit=0", "limit=x", "limit=99999999999", "limit=-1", "after=nobody", "order=up"):
+            said = http.get(f"files?{query}")
+            assert said.status_code == 400 and said.json()["error"]["param"] == query.partition("=")[0]
+        assert http.get("batches?limit=x").status_code == 400
 
 
 def test_a_batch_of_chats(client, server):

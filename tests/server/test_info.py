@@ -51,6 +51,31 @@ def test_tokenize_messages(http, server):
     )
 
 
+def test_tokenizer_info(http, server):
+    """Enough for a client to make prompts of token ids itself, as lm-eval's remote tokenizer does."""
+    body = http.get("/tokenizer_info").json()
+    tokenizer = server.backend.tokenizer
+    assert {name: body[name] for name in tokenizer.special} == tokenizer.special
+    assert body["model_max_length"] == 256 and "<|assistant|>" in body["chat_template"]
+    first = tokenizer.encode("x")[0]
+    assert body["add_bos_token"] == (tokenizer.token(first) == body["bos_token"])
+    assert http.get("/tokenizer_info?model=nosuch").status_code == 404
+
+
+def test_the_routes_as_a_page(http):
+    reply = http.get("/docs")
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in reply.headers["content-security-policy"] and "<script" not in reply.text
+    for path in ("/v1/chat/completions", "/v1/requests/{id}", "/tokenizer_info"):
+        assert f"<code>{path}</code>" in reply.text
+    for name, kind in (
+        ("n", "integer or null, 1 to 128"),
+        ("?model", "string"),
+        ("endpoint", "string, required"),
+    ):
+        assert f"<tr><td><code>{name}</code></td><td>{kind}" in reply.text
+
+
 def test_refusals(http):
     for path, body, param in [
         ("/tokenize", {}, "prompt"),
@@ -67,6 +92,7 @@ def test_refusals(http):
 def test_small_ones(http, server, nodes):
     server.backend.nodes = nodes
     assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ping").json() == {"status": "ok"}
     assert http.get("/ready").json() == {"status": "ready"}
     assert http.get("/version").json() == {"version": __version__}
     status = http.get("/status").json()

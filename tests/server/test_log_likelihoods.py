@@ -81,21 +81,53 @@ def test_all_at_once_and_again(http, oracle):
             assert all(likeliest) == all(greedy[len(before) - 1 :])
 
 
-def test_by_its_own_model_class(http, oracle):
+def evaluated(http, **given):
+    """lm-eval's own class for servers."""
     completions = pytest.importorskip("lm_eval.models.openai_completions")
-    instance = pytest.importorskip("lm_eval.api.instance")
-    model = completions.LocalCompletionsAPI(
+    return completions.LocalCompletionsAPI(
         model="nano",
         base_url=f"{http.base_url}/v1/completions",
         tokenizer=str(FOLDER),
         tokenizer_backend="huggingface",
         batch_size=2,
+        **given,
     )
-    asked = [instance.Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(ASKED) if pair[0]]
-    found = model.loglikelihood(asked)
-    for (said, likeliest), (before, ids) in zip(
-        found, [p for p, a in zip(encoded(), ASKED, strict=True) if a[0]], strict=True
-    ):
-        expected, greedy = theirs(oracle, ids)
+
+
+def asked_for(kind, *arguments):
+    instance = pytest.importorskip("lm_eval.api.instance")
+    return [instance.Instance(kind, {}, each, i) for i, each in enumerate(arguments)]
+
+
+@pytest.mark.filterwarnings("default")  # theirs are not ours to mend
+def test_by_its_own_model_class(http, oracle):
+    """What a context ends with in blanks, lm-eval counts to the continuation. It sends token ids: in a text it writes
+    the token that begins it, which servers add too."""
+    model = evaluated(http)
+    pairs = [pair for pair in ASKED if pair[0]]
+    found = model.loglikelihood(asked_for("loglikelihood", *pairs))
+    for (said, likeliest), pair in zip(found, pairs, strict=True):
+        before, behind = model._encode_pair(*pair)
+        expected, greedy = theirs(oracle, before + behind)
         assert said == pytest.approx(sum(expected[len(before) - 1 :]), abs=1e-3)
         assert likeliest == all(greedy[len(before) - 1 :])
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("tokenized", [True, False], ids=["token ids", "text"])
+def test_generation_by_its_own_model_class(http, oracle, tokenized):
+    model = evaluated(http, tokenized_requests=tokenized, add_bos_token=not tokenized)
+    until = {"until": ["\n\n"], "max_gen_toks": 12}
+    prompts = [context for context, _ in ASKED if context]
+    found = model.generate_until(asked_for("generate_until", *((prompt, until) for prompt in prompts)))
+    for said, prompt in zip(found, prompts, strict=True):
+        ids = torch.tensor([model.tok_encode(prompt)])
+        whole = oracle.generate(
+            ids,
+            max_new_tokens=12,
+            do_sample=False,
+            stop_strings=until["until"],
+            tokenizer=model.tokenizer,
+        )
+        text = model.tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True)
+        assert said == text.split("\n\n")[0]

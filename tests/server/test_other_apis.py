@@ -70,6 +70,28 @@ def test_a_message_that_calls(http, server):  # noqa: F811
     assert prompt_text(server).endswith("<|tool|>sun<|end|><|tool|>sun<|end|><|assistant|>")
 
 
+def test_a_message_says_which_of_its_stop_sequences_ended_it(http, server):  # noqa: F811
+    asked = {**MESSAGE, "stop_sequences": ["zzz", server.backend.reply[4:9]]}
+    said = http.post("/v1/messages", json=asked).json()
+    assert (said["stop_reason"], said["stop_sequence"]) == ("stop_sequence", server.backend.reply[4:9])
+    delta = events(http.post("/v1/messages", json={**asked, "stream": True}))[-2]["delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": server.backend.reply[4:9]}
+
+
+def test_what_a_tool_of_a_message_says_of_itself_counts(http, server):  # noqa: F811
+    strict = {**ANTHROPIC_TOOLS[0], "strict": True, "allowed_callers": ["direct"], "defer_loading": False}
+    http.post("/v1/messages", json={**MESSAGE, "tools": [strict]})
+    assert server.backend.requests[-1].params.grammar
+    failed = {"type": "tool_result", "tool_use_id": "a", "content": "no network", "is_error": True}
+    http.post("/v1/messages", json={**MESSAGE, "messages": [*USER, {"role": "user", "content": [failed]}]})
+    assert "<|tool|>Error: no network<|end|>" in prompt_text(server)
+
+
+def test_thinking_that_a_model_lacks_is_off_already(http):
+    assert http.post("/v1/messages", json={**MESSAGE, "thinking": {"type": "disabled"}}).status_code == 200
+    assert http.post("/api/chat", json={"model": "tiny", "messages": USER, "think": False}).status_code == 200
+
+
 def test_tokens_of_a_message(http, server):  # noqa: F811
     count = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": USER}).json()
     assert count == {
@@ -86,6 +108,13 @@ def test_tokens_of_a_message(http, server):  # noqa: F811
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
         ("messages[0].role", {"messages": [{"role": "system", "content": "x"}]}),
         ("thinking: this model's template", {"thinking": {"type": "enabled", "budget_tokens": 100}}),
+        ("thinking.display", {"thinking": {"type": "disabled", "display": "some"}}),
+        ("output_config.effort: this", {"output_config": {"effort": "low"}}),
+        ("output_config.format.type", {"output_config": {"format": {"type": "regex"}}}),
+        ("output_format: is not", {"output_format": {"type": "json_schema"}}),
+        ("tools[0].input_examples", {"tools": [{**ANTHROPIC_TOOLS[0], "input_examples": [{"days": 1}]}]}),
+        ("tools[0].defer_loading", {"tools": [{**ANTHROPIC_TOOLS[0], "defer_loading": True}]}),
+        ("tools[0].allowed_callers", {"tools": [{**ANTHROPIC_TOOLS[0], "allowed_callers": ["code"]}]}),
         ("tool_choice.type", {"tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "some"}}),
         ("stop_sequences", {"stop_sequences": ["x"] * 17}),
     ],
@@ -146,6 +175,12 @@ def test_ollama_generate(http, server):  # noqa: F811
         ("options.mirostat: 2", {"options": {"mirostat": 2}}),
         ("options.temperature", {"options": {"temperature": 9}}),
         ("think: this model", {"think": True}),
+        ("logprobs: is not", {"logprobs": True}),
+        ("format: not valid", {"format": "xml"}),
+        ("options.seed: is", {"options": {"seed": "x"}}),
+        ("options.repeat_penalty: -1 is", {"options": {"repeat_penalty": -1}}),
+        ("top_logprobs: is not", {"top_logprobs": 0}),
+        ("steps: is not", {"steps": 4}),
         ("messages[0].images", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}),
         ("model: 'other' is not served", {"model": "other"}),
     ],

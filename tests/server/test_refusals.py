@@ -313,7 +313,11 @@ def test_key_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "asked", "nothing"),
     [
-        ("thinking_token_budget", 0, None),
+        ("thinking_budget", 0, None),
+        ("repeat_penalty", 1.1, 1),
+        ("n_predict", 5, -1),
+        ("return_hidden_states", True, False),
+        ("moderation", {"model": "m"}, None),
         ("typical_p", 0.9, 1),
         ("mirostat", 2, 0),
         ("mirostat", True, 0),
@@ -338,3 +342,23 @@ def test_what_other_servers_take_and_this_one_does_not_is_refused_in_every_api(
     refused = http.post(f"/v1/{path}", json={**body, name: asked})
     assert refused.status_code == 400 and f"{name}: is not supported" in refused.text
     assert http.post(f"/v1/{path}", json={**body, name: nothing}).status_code == 200
+
+
+def test_bodies_are_sent_as_they_are(http):
+    body = {"prompt": "x", "max_tokens": 1}
+    packed = http.post("/v1/completions", json=body, headers={"content-encoding": "gzip"})
+    assert packed.status_code == 415 and "Content-Encoding" in error_of(packed)["message"]
+    plain = http.post("/v1/completions", json=body, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("empty, kind", [("", "string"), ([], "array")])
+def test_what_is_empty_is_called_so(http, empty, kind):
+    said = http.post("/v1/chat/completions", json={"messages": [{"role": empty, "content": "x"}]})
+    assert f"messages[0].role: is an empty {kind}" in error_of(said)["message"]
+
+
+def test_half_a_character_is_refused_where_it_stands(http):
+    body = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
+    said = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert error_of(said)["param"] == "messages" and "lone surrogate" in error_of(said)["message"]

@@ -91,6 +91,12 @@ def test_a_response_follows_another(client, server):  # noqa: F811
 def test_what_is_kept(client, server):  # noqa: F811
     said = client.responses.create(model="tiny", input="hello")
     assert client.responses.retrieve(said.id).output_text == said.output_text
+    assert len(client.responses.input_items.list(said.id, order="asc").data) == 1
+    for name, query in (("limit", {"limit": 1}), ("order", {"order": "desc"})):
+        with pytest.raises(openai.BadRequestError, match=f"{name}: is not supported"):
+            client.responses.input_items.list(said.id, **query)
+    with pytest.raises(openai.BadRequestError, match="stream: is not supported"):
+        client.responses.retrieve(said.id, stream=True)
     assert [item.role for item in client.responses.input_items.list(said.id)] == ["user"]
     client.responses.delete(said.id)
     with pytest.raises(openai.NotFoundError):
@@ -131,6 +137,20 @@ def test_a_format(nano):  # noqa: F811
         ("include", {"include": ["message.output_text.logprobs"]}),
         ("max_output_tokens", {"max_output_tokens": 5000}),
         ("reasoning.effort", {"reasoning": {"effort": "low"}}),
+        (
+            "input[1].output",
+            {
+                "instructions": "x",
+                "input": [
+                    {"role": "user", "content": "x"},
+                    {"type": "function_call_output", "call_id": "a", "output": {}},
+                ],
+            },
+        ),
+        ("input[0].role", {"instructions": "x", "input": [{"content": "x"}]}),
+        ("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
+        ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
+        ("text.verbosity", {"text": {"verbosity": "low"}}),
         ("text.format", {"text": {"format": {"type": "xml"}}}),
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n", "schema": 5}}}),
     ],

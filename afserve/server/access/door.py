@@ -6,7 +6,7 @@ from afserve.errors import AuthError, UserError
 from afserve.server.access.key_file import Key, KeyRole
 from afserve.server.access.keyring import Keyring
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/", "/docs"})
 PAGE_PREFIX = "/static/"
 METRICS_PATH = "/metrics"
 CHANGING_PREFIX = "/admin"

@@ -13,6 +13,7 @@ from afserve.server.answer import Whole
 from afserve.server.batches.batch import checked
 from afserve.server.batches.files import PURPOSES, FileStore
 from afserve.server.batches.multipart import fields_of
+from afserve.server.batches.pages import page_of
 from afserve.server.batches.work import Worker
 from afserve.server.fields import Fields, or_else, parse_object
 from afserve.server.refusal import json_response
@@ -47,7 +48,11 @@ class Files:
         return json_response(stored.body())
 
     async def all(self, request: Request) -> Response:
-        return json_response(_list([file.body() for file in await self.store.all(owner_of(request))]))
+        purpose = request.query_params.get("purpose")
+        files = [file.body() for file in await self.store.all(owner_of(request))]
+        return json_response(
+            page_of([file for file in files if purpose in (None, file["purpose"])], request.query_params)
+        )
 
     async def get(self, request: Request) -> Response:
         stored = await self.store.get(owner_of(request), request.path_params["file_id"])
@@ -88,7 +93,8 @@ class Batches:
         return json_response(row.body())
 
     async def all(self, request: Request) -> Response:
-        return json_response(_list([row.body() for row in await self._table.all(owner_of(request))]))
+        rows = await self._table.all(owner_of(request))
+        return json_response(page_of([row.body() for row in rows], request.query_params))
 
     async def get(self, request: Request) -> Response:
         row = await self._table.get(owner_of(request), request.path_params["batch_id"])
@@ -127,8 +133,3 @@ def _metadata(fields: Fields) -> Mapping[str, object] | None:
 
 def owner_of(request: Request) -> str:
     return account_of(request.scope).owner
-
-
-def _list(data: list[dict[str, object]]) -> dict[str, object]:
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": False}

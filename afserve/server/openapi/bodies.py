@@ -111,6 +111,7 @@ SCHEMAS: Mapping[str, Schema] = {
         top_logprobs=_whole(0, MAX_LOGPROBS),
         tools=_TOOLS,
         reasoning_effort=_one_of(*EFFORTS),
+        thinking_token_budget=_whole(0, MAX_TOKENS),
     ),
     "EmbeddingRequest": _object(("input",), **_SCHEDULING, input=_PROMPT, encoding_format=_one_of(*FORMATS)),
     "ResponseRequest": _object(

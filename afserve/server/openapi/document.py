@@ -1,4 +1,7 @@
-"""`/openapi.json`: every route of the application, what it takes and answers. A test compares them."""
+"""`/openapi.json`: every route of the application, what it takes and answers. `/docs` is that as a page.
+
+A test compares it with the routes.
+"""
 
 import json
 import re
@@ -12,11 +15,14 @@ from starlette.routing import Route
 from afserve import __version__
 from afserve.server.access.door import ADMIN_PREFIXES, OPEN_PATHS
 from afserve.server.openapi.bodies import SCHEMAS, Schema, ref
+from afserve.server.openapi.guide import guide
 
 JSON, TEXT, BYTES, FORM = "application/json", "text/plain", "application/octet-stream", "multipart/form-data"
+HTML = "text/html"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
-_BY_MODEL = ("/ready", "/status", "/live", "/admin/")  # of a server with several models, of ?model=NAME
+# Of a server with several models, of ?model=NAME.
+_BY_MODEL = ("/ready", "/status", "/live", "/tokenizer_info", "/admin/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Operation:
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("GET", "/"): Operation("The live page.", gives="Text", media="text/html"),
+    ("GET", "/"): Operation("The live page.", gives="Text", media=HTML),
     ("POST", "/v1/completions"): Operation(
         "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
     ),
@@ -68,6 +74,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{name}"): Operation("About a model.", gives="Model"),
     ("POST", "/tokenize"): Operation("Tokens of a text or chat.", "TokenizeRequest", "Tokens"),
     ("POST", "/detokenize"): Operation("Text of tokens.", "DetokenizeRequest", "Prompt"),
+    ("GET", "/tokenizer_info"): Operation("Special tokens and chat template."),
+    ("GET", "/ping"): Operation("Whether this gateway answers, as some platforms ask."),
+    ("GET", "/docs"): Operation("This document as a page.", gives="Text", media=HTML),
     ("GET", "/health"): Operation("Whether this gateway answers."),
     ("GET", "/ready"): Operation("Whether requests are taken."),
     ("GET", "/load"): Operation("Requests that are being answered."),
@@ -92,14 +101,27 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 
 
-def described(routes: Sequence[Route]) -> Route:
-    """The route of the document, which has all of them and itself."""
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+
+
+def described(routes: Sequence[Route]) -> list[Route]:
+    """The routes of the document, as JSON and as a page. It has all routes, and these."""
 
     async def answer(request: Request) -> Response:
         return Response(text, media_type=JSON)
 
-    own = Route("/openapi.json", answer, methods=["GET"])
-    text = json.dumps(document([*routes, own]))
+    async def answer_page(request: Request) -> Response:
+        return Response(page, media_type=HTML, headers=_PAGE_HEADERS)
+
+    own = [
+        Route("/openapi.json", answer, methods=["GET"]),
+        Route("/docs", answer_page, methods=["GET"]),
+    ]
+    whole = document([*routes, *own])
+    text, page = json.dumps(whole), guide(whole)
     return own
 
 

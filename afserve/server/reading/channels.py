@@ -13,6 +13,7 @@ CHANNEL, START, MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _MARKERS = (CHANNEL, START, *_ENDS)
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+THOUGHT_MARKS = ((CHANNEL, "analysis", MESSAGE), "<|end|>")  # before reasoning, and behind it
 MOST_HEADER = 512  # characters
 
 

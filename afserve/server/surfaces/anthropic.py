@@ -4,23 +4,34 @@ from collections.abc import Mapping
 
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
+from afserve.server.sampling import MAX_TOKENS
 from afserve.server.surfaces.translate import SAMPLING, Body, Translated, copied
-from afserve.server.unsupported import refuse_unsupported
+from afserve.server.unsupported import Known, refuse_known, refuse_unsupported
 
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "reasoning_effort": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_REFUSED = ("mcp_servers", "container", "context_management", "output_format", "output_config")
+_LEAVE = Known("leave it out")
+_REFUSED = {
+    **dict.fromkeys(("mcp_servers", "container", "context_management"), _LEAVE),
+    "output_format": Known("use output_config.format"),
+}
+_OF_TOOLS = {
+    "input_examples": Known("put them into its description"),
+    "defer_loading": Known("every tool is shown to the model; leave it out"),
+    "allowed_callers": Known("only the model calls tools here; leave it out", (["direct"],)),
+}
 
 
 def translate(fields: Fields) -> Translated:
     """Raises RequestError that names the field."""
-    for name in _REFUSED:
-        if fields.get(name):
-            raise RequestError(f"{name}: is not supported; leave it out", param=name)
+    refuse_known(fields, _REFUSED)
     refuse_unsupported(fields)
     if fields.get("max_tokens") is None:
         fields.refuse("max_tokens", "an integer")
@@ -36,7 +47,8 @@ def translate(fields: Fields) -> Translated:
     thinking = fields.section("thinking")
     if thinking is not None:
         _thinking(thinking, chat)
-    return Translated(chat, {"stops": list(fields.texts("stop_sequences", 16))})
+    output = fields.section("output_config")
+    return Translated(chat, {}, names={} if output is None else _output(output, chat))
 
 
 def translate_count(fields: Fields) -> Translated:
@@ -50,10 +62,29 @@ def _thinking(thinking: Fields, chat: Body) -> None:
         raise RequestError(
             f"thinking.type: {shown(kind)} is none of enabled, disabled", param="thinking.type"
         )
-    if kind == "disabled":
-        chat["include_reasoning"] = False
-    else:
-        chat["reasoning_effort"] = "medium"
+    chat["reasoning_effort"] = "none" if kind == "disabled" else "medium"
+    if kind == "enabled":
+        chat["thinking_token_budget"] = thinking.integer("budget_tokens", 0, MAX_TOKENS)
+    display = or_else(thinking.text("display"), "summarized")
+    if display not in ("summarized", "omitted"):
+        name = thinking.name("display")
+        raise RequestError(f"{name}: {shown(display)} is neither summarized nor omitted", param=name)
+    chat["include_reasoning"] = display == "summarized"
+
+
+def _output(output: Fields, chat: Body) -> Mapping[str, str]:
+    """What chat fields are called then. An effort counts where thinking is not off."""
+    effort, names = output.text("effort"), {}
+    if effort is not None and chat.get("reasoning_effort") != "none":
+        chat["reasoning_effort"], names = effort, {"reasoning_effort": output.name("effort")}
+    form = output.section("format")
+    if form is None:
+        return names
+    if form.text("type") != "json_schema":
+        name = form.name("type")
+        raise RequestError(f"{name}: {shown(form.get('type'))} is not json_schema", param=name)
+    chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+    return names
 
 
 def _system(fields: Fields) -> list[Body]:
@@ -75,6 +106,7 @@ def _message(message: Fields) -> list[Body]:
         return [{"role": role, "content": message.text("content")}]
     found: list[Body] = []
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Body] = []
     for block in message.sections("content"):
         kind = block.text("type")
@@ -88,11 +120,15 @@ def _message(message: Fields) -> list[Body]:
             found.append(
                 {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": _result(block)}
             )
-        elif kind not in ("thinking", "redacted_thinking"):
+        elif kind == "thinking":
+            thoughts.append(or_else(block.text("thinking"), ""))
+        elif kind != "redacted_thinking":
             name = block.name("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
     if texts or calls or not found:
         whole: Body = {"role": role, "content": "".join(texts)}
+        if "".join(thoughts):
+            whole["reasoning_content"] = "".join(thoughts)
         found.append({**whole, "tool_calls": calls} if calls else whole)
     return found
 
@@ -105,10 +141,12 @@ def _text(block: Fields) -> str:
 
 
 def _result(block: Fields) -> str:
-    content = block.get("content")
-    if isinstance(content, list):
-        return "".join(_text(part) for part in block.sections("content"))
-    return or_else(block.text("content"), "")
+    """What a tool gave back; that it failed is said in words, since templates have no place for it."""
+    if isinstance(block.get("content"), list):
+        said = "".join(_text(part) for part in block.sections("content"))
+    else:
+        said = or_else(block.text("content"), "")
+    return f"Error: {said}" if block.flag("is_error") else said
 
 
 def _tools(fields: Fields, chat: Body) -> None:
@@ -119,10 +157,11 @@ def _tools(fields: Fields, chat: Body) -> None:
             raise RequestError(
                 f"{name}: {shown(tool.get('type'))} is not served here, only your own tools", param=name
             )
-        parameters = or_else(tool.get("input_schema"), {})
-        function = {"name": tool.get("name"), "parameters": parameters}
-        if tool.get("description") is not None:
-            function["description"] = tool.get("description")
+        refuse_known(tool, _OF_TOOLS)
+        function = {"name": tool.get("name"), "parameters": or_else(tool.get("input_schema"), {})}
+        for name in ("description", "strict"):
+            if tool.get(name) is not None:
+                function[name] = tool.get(name)
         tools.append({"type": "function", "function": function})
     if tools:
         chat["tools"] = tools

@@ -30,6 +30,7 @@ class MessageSurface:
         self._text: list[str] = []
         self._open = False
         self._reason: str | None = None
+        self._stop: str | None = None
 
     def begin(self) -> bytes:
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
@@ -42,13 +43,12 @@ class MessageSurface:
         said = b"".join(self._part(part) for part in self._told.parts(piece))
         if piece.finish_reason is not None:
             said += self._close()
-            calls = any(block["type"] == "tool_use" for block in self._blocks)
-            reason = "tool_calls" if calls and piece.finish_reason == "stop" else piece.finish_reason
-            self._reason = _REASONS.get(reason, "end_turn")
+            self._stop = piece.stop
+            self._reason = self._why(piece)
         return said
 
     def end(self, usage: Usage) -> bytes:
-        delta = {"stop_reason": self._reason, "stop_sequence": None}
+        delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
 
     def failed(self, error: AfserveError | None) -> bytes:
@@ -59,10 +59,16 @@ class MessageSurface:
             **self._head,
             "content": self._blocks,
             "stop_reason": self._reason,
-            "stop_sequence": None,
+            "stop_sequence": self._stop,
             "usage": _usage(usage),
         }
         return encode(whole).encode()
+
+    def _why(self, piece: Piece) -> str:
+        if piece.stop is not None:
+            return "stop_sequence"
+        calls = piece.finish_reason == "stop" and any(block["type"] == "tool_use" for block in self._blocks)
+        return _REASONS.get("tool_calls" if calls else piece.finish_reason or "", "end_turn")
 
     def _part(self, part: Part) -> bytes:
         match part:

@@ -16,6 +16,7 @@ from afserve.errors import CapacityError
 from afserve.server.access.accounts import account_of
 from afserve.server.answer import Whole
 from afserve.server.body import Body
+from afserve.server.fields import Fields
 from afserve.server.generation import Task
 from afserve.server.hosted import Hosted
 from afserve.server.prepare import Kind
@@ -29,10 +30,20 @@ from afserve.server.surfaces.ollama_lines import OllamaSurface
 from afserve.server.surfaces.response_events import ResponseSurface
 from afserve.server.surfaces.response_store import ResponseStore, Stored
 from afserve.server.surfaces.surface import Keep, Surface, SurfaceAnswer
+from afserve.server.unsupported import Known, refuse_known
 from afserve.server.wording import Usage, encode
 
 log = logging.getLogger("afserve.server")
 Make = Callable[[Prepared, str, Clock], Surface]
+# What a query may ask of a kept response.
+_WHOLE = {
+    **dict.fromkeys(("stream", "starting_after"), Known("a kept response is given whole", ("false",))),
+    "include": Known("leave it out", ("reasoning.encrypted_content",)),
+}
+_ALL_ITEMS = {
+    **dict.fromkeys(("after", "limit", "include"), Known("all items are given; leave it out")),
+    "order": Known("they come as they were sent; leave it out", ("asc",)),
+}
 _PREFIX = {Kind.MESSAGE: "msg_", Kind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
 
 
@@ -153,6 +164,7 @@ class Responses(Spoken):
         return keep
 
     async def get(self, request: Request) -> Response:
+        refuse_known(Fields(request.query_params), _WHOLE)
         stored = await self._store.get(_owner(request), request.path_params["response_id"])
         return Whole([stored.body], self._service.settings.write_deadline)
 
@@ -162,6 +174,7 @@ class Responses(Spoken):
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
+        refuse_known(Fields(request.query_params), _ALL_ITEMS)
         stored = await self._store.get(_owner(request), request.path_params["response_id"])
         lead = b'{"object":"list","has_more":false,"first_id":null,"last_id":null,"data":'
         return Whole([lead, stored.asked, b"}"], self._service.settings.write_deadline)

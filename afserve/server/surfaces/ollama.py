@@ -5,16 +5,19 @@ from collections.abc import Mapping
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.translate import Body, Translated
+from afserve.server.unsupported import Known, refuse_known
 
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 NAMES: Mapping[str, str] = {
     "max_completion_tokens": "options.num_predict",
+    "response_format.json_schema.schema": "format",
     "response_format": "format",
     "reasoning_effort": "think",
-    "temperature": "options.temperature",
-    "top_p": "options.top_p",
-    "top_k": "options.top_k",
+    "repetition_penalty": "options.repeat_penalty",
+    **{name: f"options.{name}" for name in _SAME},
 }
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+# What a template may read of a message.
+_SAME_WORDS = {"thinking": "reasoning_content", "tool_name": "name"}
 # What belongs to Ollama's own way to run a model and changes no answer here.
 _ITS_OWN = (
     "num_ctx",
@@ -25,10 +28,19 @@ _ITS_OWN = (
     "num_keep",
     "low_vram",
     "use_mmap",
+    "use_mlock",
     "numa",
 )
+_REFUSED = {
+    **dict.fromkeys(("logprobs", "top_logprobs"), Known("use /v1/chat/completions")),
+    **dict.fromkeys(("width", "height", "steps"), Known("this model writes text only")),
+}
+_OF_PROMPTS = {
+    **dict.fromkeys(("suffix", "images", "template", "context"), Known("leave it out")),
+    "raw": Known("use /v1/completions"),
+}
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "repeat_last_n": (64,), "typical_p": (1, 1.0), "tfs_z": (1, 1.0), "mirostat": (0,), "mirostat_eta": (0.1,),
+    "repeat_last_n": (64, -1), "typical_p": (1, 1.0), "tfs_z": (1, 1.0), "mirostat": (0,), "mirostat_eta": (0.1,),
     "mirostat_tau": (5, 5.0), "penalize_newline": (True,),
 }  # fmt: skip
 
@@ -44,10 +56,7 @@ def translate_chat(fields: Fields) -> Translated:
 
 def translate_generate(fields: Fields) -> Translated:
     """A prompt in the model's template, or with `raw` as it is, which /v1/completions is for."""
-    for name in ("suffix", "images", "template", "context", "raw"):
-        if fields.get(name):
-            instead = "use /v1/completions" if name == "raw" else "leave it out"
-            raise RequestError(f"{name}: is not supported; {instead}", param=name)
+    refuse_known(fields, _OF_PROMPTS)
     chat = _common(fields)
     messages: list[Body] = []
     if fields.text("system"):
@@ -65,6 +74,7 @@ def _message(message: Fields) -> Body:
         raise RequestError(f"{name}: this model reads text only", param=name)
     role = message.text("role")
     plain: Body = {"role": role, "content": or_else(message.text("content"), "")}
+    plain |= {own: message.text(name) for name, own in _SAME_WORDS.items() if message.text(name)}
     calls = [
         {"type": "function", "function": call.get("function")} for call in message.sections("tool_calls")
     ]
@@ -78,6 +88,7 @@ def plain_name(model: str) -> str:
 
 def _common(fields: Fields) -> Body:
     """Streams unless it is asked not to."""
+    refuse_known(fields, _REFUSED)
     chat: Body = {"stream": fields.flag("stream", True)}
     options = fields.section("options")
     if options is not None:
@@ -90,8 +101,8 @@ def _common(fields: Fields) -> Body:
     think = fields.get("think")
     if isinstance(think, str):
         chat["reasoning_effort"] = think
-    elif fields.flag("think"):
-        chat["reasoning_effort"] = "medium"
+    elif think is not None:
+        chat["reasoning_effort"] = "medium" if fields.flag("think") else "none"
     return chat
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from afserve.errors import RequestError, shown
 from afserve.server.fields import Fields, or_else
 from afserve.server.surfaces.translate import Body, Translated, copied
-from afserve.server.unsupported import refuse_unsupported
+from afserve.server.unsupported import VERBOSITY, Known, refuse_known, refuse_unsupported
 
 NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -18,11 +18,24 @@ NAMES: Mapping[str, str] = {
 MAX_ITEMS = 8192
 MAX_REPEATED = 1 << 18
 _REFUSED = {
-    "background": "ask for a stream, or send it with /v1/batches",
-    "conversation": "use previous_response_id",
-    "prompt": "send the text itself",
-    "max_tool_calls": "this server calls no tools itself",
-    "context_management": "leave it out",
+    "background": Known("ask for a stream, or send it with /v1/batches"),
+    "conversation": Known("use previous_response_id"),
+    "prompt": Known("send the text itself"),
+    "max_tool_calls": Known("this server calls no tools itself"),
+    "context_management": Known("leave it out"),
+}
+_NO_SUMMARY = Known("the reasoning itself is told; leave it out", ("auto",))
+_OF_REASONING = {
+    "summary": _NO_SUMMARY,
+    "generate_summary": _NO_SUMMARY,
+    "context": Known(
+        "earlier reasoning is shown to the model as its template does it; leave it out", ("auto",)
+    ),
+    "mode": Known("use effort", ("standard",)),
+}
+_OF_TOOLS = {
+    "defer_loading": Known("every tool is shown to the model; leave it out"),
+    "allowed_callers": Known("only the model calls tools here; leave it out", (["direct"],)),
 }
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
@@ -41,16 +54,15 @@ def translate(fields: Fields, before: list[object]) -> Translated:
     _tools(fields, chat)
     _format(fields, chat)
     reasoning = fields.section("reasoning")
-    if reasoning is not None and reasoning.get("effort") is not None:
+    if reasoning is not None:
+        refuse_known(reasoning, _OF_REASONING)
         chat["reasoning_effort"] = reasoning.get("effort")
     return Translated(chat, _facts(fields), [*before, *own] if fields.flag("store", True) else ())
 
 
 def _refuse(fields: Fields) -> None:
     refuse_unsupported(fields)
-    for name, instead in _REFUSED.items():
-        if fields.get(name) not in (None, False):
-            raise RequestError(f"{name}: is not supported; {instead}", param=name)
+    refuse_known(fields, _REFUSED)
     truncation = or_else(fields.text("truncation"), "disabled")
     if truncation != "disabled":
         raise RequestError(
@@ -110,7 +122,9 @@ def _items(fields: Fields) -> list[object]:
 
 
 def _messages(items: list[object]) -> list[object]:
+    """Reasoning becomes part of the message or the call behind it; the model's template says whether it is shown."""
     messages: list[Body] = []
+    thought = ""
     for at, item in enumerate(items):
         assert isinstance(item, dict), "items are objects"
         fields = Fields(item, f"input[{at}]")
@@ -120,31 +134,33 @@ def _messages(items: list[object]) -> list[object]:
         elif kind == "function_call":
             _call(fields, messages)
         elif kind == "function_call_output":
-            content = fields.get("output")
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": fields.get("call_id"),
-                    "content": _content(fields, content, "output"),
-                }
-            )
-        elif kind != "reasoning":  # what a model thought is not shown to it again
+            call_id, content = fields.get("call_id"), _content(fields, "output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif kind == "reasoning":
+            thought += "".join(or_else(part.text("text"), "") for part in fields.sections("content"))
+            continue
+        else:
             name = fields.name("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, this model reads text only", param=name)
+        if thought and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = thought
+        thought = ""
     return list(messages)
 
 
 def _message(fields: Fields) -> Body:
     role = fields.text("role")
+    if not role:
+        fields.refuse("role", "a string such as user, assistant or system")
     if role == "developer":
         role = "system"
-    return {"role": role, "content": _content(fields, fields.get("content"), "content")}
+    return {"role": role, "content": _content(fields, "content")}
 
 
-def _content(fields: Fields, value: object, key: str) -> object:
-    """Text, or the texts of its parts, which the chat request checks."""
-    if not isinstance(value, list):
-        return value
+def _content(fields: Fields, key: str) -> object:
+    """Text, or its parts."""
+    if not isinstance(fields.get(key), list):
+        return fields.text(key)
     parts = []
     for part in fields.sections(key):
         kind = part.text("type")
@@ -180,6 +196,7 @@ def _tools(fields: Fields, chat: Body) -> None:
         if kind != "function":
             name = tool.name("type")
             raise RequestError(f"{name}: {shown(kind)} is not served, only function tools are", param=name)
+        refuse_known(tool, _OF_TOOLS)
         function = {
             key: tool.get(key)
             for key in ("name", "description", "parameters", "strict")
@@ -195,6 +212,8 @@ def _tools(fields: Fields, chat: Body) -> None:
 
 def _format(fields: Fields, chat: Body) -> None:
     text = fields.section("text")
+    if text is not None:
+        refuse_known(text, {"verbosity": VERBOSITY})
     form = None if text is None else text.section("format")
     if form is None:
         return

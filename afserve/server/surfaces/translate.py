@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from afserve.errors import RequestError
 from afserve.server.fields import Fields
@@ -18,11 +18,13 @@ SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """`chat`: the body of a chat request. `facts`: what the answer repeats of the request. `kept`: items to store."""
+    """`chat`: the body of a chat request. `facts`: what the answer repeats of the request. `kept`: items to store.
+    `names`: what chat fields were called in this request, where that depends on it."""
 
     chat: Body
     facts: Mapping[str, object]
     kept: Sequence[object] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def refuse_resume(fields: Fields) -> None:

@@ -1,0 +1,43 @@
+"""A page of a list, as a query asks for it: `limit`, `after`, `order`. The list comes newest first. Knows no HTTP."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from afserve.errors import RequestError, shown
+
+MOST = 10_000  # of a page, as OpenAI has it for files
+Entry = Mapping[str, object]
+
+
+def page_of(entries: Sequence[Entry], query: Mapping[str, str]) -> dict[str, object]:
+    """OpenAI's list. Raises RequestError that names what the query has wrong."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order: {shown(order)} is neither asc nor desc", param="order")
+    found = list(entries if order == "desc" else reversed(entries))
+    found = found[_begin(found, query.get("after")) :]
+    data = found[: _limit(query.get("limit"))]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    more = len(found) > len(data)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more}
+
+
+def _begin(entries: Sequence[Entry], after: str | None) -> int:
+    if after is None:
+        return 0
+    at = next((i for i, entry in enumerate(entries) if entry["id"] == after), None)
+    if at is None:
+        raise RequestError(
+            f"after: {shown(after)} is not in this list; leave it out to begin anew", param="after"
+        )
+    return at + 1
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return MOST
+    # Longer digits are not read at all: that takes the square of their length.
+    limit = int(given) if re.fullmatch("[0-9]{1,5}", given) else 0
+    if not 1 <= limit <= MOST:
+        raise RequestError(f"limit: {shown(given)} is no number from 1 to {MOST}", param="limit")
+    return limit
