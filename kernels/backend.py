@@ -24,7 +24,7 @@ from afserve.kernels.scaled import BlockScaled
 class Borrowing(Protocol):
     """A backend whose tasks another thread can take, on the core of a node that waits."""
 
-    def borrow_core(self, memory_B: Tensor, offset: int) -> bool: ...
+    def borrow_core(self, memory_B: Tensor | None, offset: int) -> bool: ...
 
 
 class Backend(Protocol):

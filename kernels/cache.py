@@ -11,6 +11,7 @@ It knows no requests and not who holds a block. Shapes: N blocks, G heads, B tok
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,6 +76,25 @@ class PagedCache:
             for at, first, count in runs:
                 part[at : at + count].copy_(by_token(tensor[first : first + count]))
         return found.cpu()
+
+    @cached_property
+    def part_bytes(self) -> int:
+        """Of the smallest of a block's `parts`; 0 where memory is not in the order of the bytes outside."""
+        tensors = list(itertools.chain.from_iterable(self.layers))
+        in_order = all(by_token(tensor) is tensor and tensor.is_contiguous() for tensor in tensors)
+        return min(size for _, size in self._rows) if in_order and self._device.type == "cpu" else 0
+
+    def parts(self, blocks: Sequence[int]) -> list[list[memoryview]]:
+        """The memory of each of these blocks, part behind part as its bytes are in `read`. From any thread; only where
+        there are `part_bytes`. Raises ValueError."""
+        self._check(blocks)
+        return [[rows[block * size : (block + 1) * size] for rows, size in self._rows] for block in blocks]
+
+    @cached_property
+    def _rows(self) -> list[tuple[memoryview, int]]:
+        """Of each tensor its bytes, and how many of them are a block's."""
+        tensors = itertools.chain.from_iterable(self.layers)
+        return [(t.view(-1).view(torch.uint8).numpy().data, t[0].numel() * t.itemsize) for t in tensors]
 
     def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace whole blocks by what `read` gave, here or on any other backend. Raises ValueError."""

@@ -53,8 +53,8 @@ class NativeProducts:
     def holds_int4(self, dtype: torch.dtype) -> bool:
         return dtype in CODES
 
-    def borrow_core(self, memory_B: Tensor, offset: int) -> bool:
-        self._engine.borrow(memory_B.data_ptr() + offset, memory_B)
+    def borrow_core(self, memory_B: Tensor | None, offset: int) -> bool:
+        self._engine.borrow(0 if memory_B is None else memory_B.data_ptr() + offset, memory_B)
         return True
 
     def explain(self) -> str:

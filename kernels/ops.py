@@ -72,10 +72,11 @@ class Ops:
         keeps the same values in `dtype`."""
         return self._backend.holds_int4(dtype)
 
-    def borrow_core(self, memory_B: Tensor, offset: int) -> bool:
+    def borrow_core(self, memory_B: Tensor | None, offset: int = 0) -> bool:
         """From now on one more thread computes on the core of another node of this host, while that one lends it:
-        `offset` is that of its bell, in memory that both share (comm/mailbox/segment.py). Instead of the core borrowed
-        before. False where the backend can't; results have the same bits."""
+        `offset` is that of its bell, in memory that both share (comm/mailbox/segment.py) and that is kept as long.
+        Instead of the core borrowed before; without memory no core is. False where the backend can't; results have the
+        same bits."""
         return isinstance(self._backend, Borrowing) and self._backend.borrow_core(memory_B, offset)
 
     def explain(self) -> str:

@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace {
 
@@ -19,7 +20,8 @@ void Engine::reserve(size_t bytes) {
   for (Memory& memory : worker) memory.at_least<char>(bytes);
 }
 
-void Engine::borrow(const LentCore& core) {
+void Engine::borrow(const LentCore& core, std::shared_ptr<void> memory) {
   pool.borrow(core);
+  lent_memory = std::move(memory);
   worker.resize(size_t(pool.threads()));
 }

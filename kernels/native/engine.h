@@ -1,6 +1,7 @@
 // What every op of one backend shares: the inner loops of the chosen instruction set, the threads, and scratch
 // memory that is kept between calls. One op at a time: the caller is one thread of Python.
 #pragma once
+#include <memory>
 #include <string>
 
 #include "isa.h"
@@ -13,8 +14,9 @@ struct Engine {
   // Called before the tasks start, so that no thread of the pool ever allocates.
   void reserve(size_t bytes);
 
-  // One more thread computes while another node lends it this core. Between two ops.
-  void borrow(const LentCore& core);
+  // One more thread computes while another node lends it this core, in `memory` that stays as long; without a core there
+  // is no such thread. Between two ops.
+  void borrow(const LentCore& core, std::shared_ptr<void> memory);
 
   template <class T>
   T* scratch(int thread) const {
@@ -22,6 +24,7 @@ struct Engine {
   }
 
   const Isa* isa;
+  std::shared_ptr<void> lent_memory;  // before the pool, whose guest reads it
   Pool pool;
   std::vector<Memory> worker;  // one per thread
   Memory shared[5];            // one op's, written by disjoint tasks; the last is that of ops made of other ops

@@ -116,8 +116,8 @@ void Pool::work(int worker) {
 
 void Pool::borrow(const LentCore& core) {
   end_guest();
-  guests_ = 1;
-  guest_ = std::thread([this, core] { visit(core); });
+  guests_ = core ? 1 : 0;
+  if (core) guest_ = std::thread([this, core] { visit(core); });
 }
 
 void Pool::end_guest() {

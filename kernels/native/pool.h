@@ -20,7 +20,8 @@ class Pool {
   ~Pool();
   // With the guest.
   int threads() const { return threads_ + guests_; }
-  // From now on a further thread computes on this core while it is lent, and on no other. Between two runs.
+  // From now on a further thread computes on this core while it is lent, and on no other; none where there is no core.
+  // Between two runs.
   void borrow(const LentCore& core);
   // Tasks that guests have done so far.
   int64_t borrowed() const { return borrowed_; }

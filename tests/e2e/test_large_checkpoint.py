@@ -11,7 +11,7 @@ from afserve import LLM, SamplingParams
 from bench.make_int4_checkpoint import SHAPES, write
 from bench.peak_memory import PeakMemory
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 GIB = 1 << 30
 SHAPE = SHAPES["qwen3-30b-a3b"]
 LAYERS = SHAPE.config["num_hidden_layers"]

@@ -9,8 +9,13 @@
 #include <random>
 #include <stdexcept>
 
+#include <atomic>
+#include <thread>
+
 #include "attention.h"
+#include "delta.h"
 #include "experts.h"
+#include "flags.h"
 #include "layer.h"
 #include "linear.h"
 #include "mla.h"
@@ -23,6 +28,9 @@ long calls = 0;
 
 int up_to(int n) { return int(random_bits() % unsigned(n)) + 1; }
 float noise() { return float(int(random_bits() % 2001) - 1000) / 1000.0f; }
+
+// Few as often as many, since products of few rows have loops of their own.
+int some_rows() { return random_bits() % 2 ? up_to(140) - 1 : up_to(26) - 1; }
 
 template <class T>
 class Buffer {
@@ -67,6 +75,14 @@ void fill(Buffer<E>& b) {
   for (size_t i = 0; i < b.size(); i++) set(b[i], noise());
 }
 
+// Rows of which one in a hundred numbers is none, in one fill of four.
+template <class E>
+void fill_rows(Buffer<E>& b) {
+  fill(b);
+  if (random_bits() % 4) return;
+  for (size_t i = 0; i < b.size(); i += size_t(up_to(200))) set(b[i], random_bits() % 2 ? NAN : INFINITY);
+}
+
 template <class E>
 Dtype code();
 template <>
@@ -91,65 +107,115 @@ Source source(Buffer<E>& b, size_t stride) {
   return {b.get(), code<E>(), stride};
 }
 
+// int4 weights in groups that may be longer than all inputs.
+struct Codes {
+  Groups groups;
+  Buffer<int8_t> code;
+  Buffer<float> scale;
+
+  Codes(int outputs, int inputs, Groups of) : groups(of), code(size_t(outputs) * inputs),
+        scale(size_t(outputs) * ((inputs + of.inputs - 1) / of.inputs)) {
+    for (size_t i = 0; i < code.size(); i++) code[i] = int8_t(int(random_bits() % 16) - 8);
+    for (size_t i = 0; i < scale.size(); i++) scale[i] = 0.25f;
+  }
+  Int4Source source() { return {code.get(), scale.get()}; }
+};
+
+Groups some_groups() { return {BLOCK * up_to(4), bool(random_bits() % 2)}; }
+
+// A map with weights of any kind that there is.
 template <class E>
-void linear(Engine& engine, bool int8) {
-  int rows = up_to(140) - 1, inputs = up_to(150), outputs = up_to(150);
-  Buffer<E> w(size_t(outputs) * inputs), x(size_t(rows) * inputs), out(size_t(rows) * outputs), bias(outputs);
-  fill(w), fill(x), fill(bias);
-  Linear map(outputs, inputs, kept<E>(engine, int8));
-  map.pack(source(w, inputs));
-  map.set_bias(source(bias, 0));
-  map.run(engine, x.get(), inputs, rows, out.get(), outputs);
-  int heads = up_to(4);
-  HeadLinear by_head(heads, outputs, inputs, kept<E>(engine, int8));
-  for (int h = 0; h < heads; h++) by_head.pack(h, source(w, inputs));
-  Buffer<E> wide(size_t(rows) * heads * inputs), made(size_t(rows) * heads * outputs);
-  fill(wide);
-  by_head.run(engine, wide.get(), size_t(heads) * inputs, inputs, rows, made.get(), size_t(heads) * outputs, outputs);
-  calls += 2;
+std::shared_ptr<Linear> linear_map(const Engine& engine, int outputs, int inputs) {
+  if (random_bits() % 3 == 0) {
+    Codes codes(outputs, inputs, some_groups());
+    auto map = std::make_shared<Linear>(outputs, inputs, Dtype::i4, codes.groups);
+    map->pack_int4(codes.source());
+    return map;
+  }
+  auto map = std::make_shared<Linear>(outputs, inputs, kept<E>(engine, random_bits() % 2));
+  Buffer<E> w(size_t(outputs) * inputs);
+  fill(w);
+  map->pack(source(w, inputs));
+  return map;
 }
 
-// The same maps, and experts, with int4 weights in groups that may be longer than all inputs.
+// The same for one map per head.
 template <class E>
-void int4(Engine& engine) {
-  int rows = up_to(140) - 1, inputs = up_to(150), outputs = up_to(150), heads = up_to(3);
-  Groups groups{BLOCK * up_to(4), false};
-  size_t scales = size_t(outputs) * ((inputs + groups.inputs - 1) / groups.inputs);
-  Buffer<int8_t> codes(size_t(outputs) * inputs);
-  Buffer<float> scale(scales);
-  for (size_t i = 0; i < codes.size(); i++) codes[i] = int8_t(int(random_bits() % 16) - 8);
-  for (size_t i = 0; i < scales; i++) scale[i] = 0.25f;
-  Linear map(outputs, inputs, Dtype::i4, groups);
-  HeadLinear by_head(heads, outputs, inputs, Dtype::i4, groups);
-  map.pack_int4({codes.get(), scale.get()});
-  for (int h = 0; h < heads; h++) by_head.pack_int4(h, {codes.get(), scale.get()});
-  Buffer<E> x(size_t(rows) * heads * inputs), out(size_t(rows) * heads * outputs);
+std::shared_ptr<HeadLinear> head_map(const Engine& engine, int heads, int outputs, int inputs) {
+  if (random_bits() % 3 == 0) {
+    Codes codes(outputs, inputs, some_groups());
+    auto map = std::make_shared<HeadLinear>(heads, outputs, inputs, Dtype::i4, codes.groups);
+    for (int h = 0; h < heads; h++) map->pack_int4(h, codes.source());
+    return map;
+  }
+  auto map = std::make_shared<HeadLinear>(heads, outputs, inputs, kept<E>(engine, random_bits() % 2));
+  Buffer<E> w(size_t(outputs) * inputs);
+  fill(w);
+  for (int h = 0; h < heads; h++) map->pack(h, source(w, inputs));
+  return map;
+}
+
+template <class E>
+void linear(Engine& engine) {
+  int rows = some_rows(), inputs = up_to(300), outputs = up_to(150), heads = up_to(4);
+  auto map = linear_map<E>(engine, outputs, inputs);
+  auto by_head = head_map<E>(engine, heads, outputs, inputs);
+  Buffer<E> bias(outputs), x(size_t(rows) * heads * inputs), out(size_t(rows) * heads * outputs);
+  fill(bias), fill_rows(x);
+  map->set_bias(source(bias, 0));
+  map->run(engine, x.get(), size_t(heads) * inputs, rows, out.get(), outputs);
+  by_head->run(engine, x.get(), size_t(heads) * inputs, inputs, rows, out.get(), size_t(heads) * outputs, outputs);
+  Buffer<float> wide(size_t(rows) * outputs);
+  map->run(engine, x.get(), size_t(heads) * inputs, rows, wide.get(), outputs);
+  calls += 3;
+}
+
+// More inputs than sums of whole numbers hold.
+template <class E>
+void long_rows(Engine& engine) {
+  int inputs = MOST_INT8_INPUTS + up_to(100), rows = up_to(20);
+  auto map = linear_map<E>(engine, 5, inputs);
+  Buffer<E> x(size_t(rows) * inputs), out(size_t(rows) * 5);
   fill(x);
-  map.run(engine, x.get(), size_t(heads) * inputs, rows, out.get(), outputs);
-  by_head.run(engine, x.get(), size_t(heads) * inputs, inputs, rows, out.get(), size_t(heads) * outputs, outputs);
-  calls += 2;
+  map->run(engine, x.get(), inputs, rows, out.get(), 5);
+  calls++;
 }
 
 template <class E>
-void experts(Engine& engine, bool int8) {
-  int slots = up_to(5), hidden = up_to(140), inner = up_to(100), rows = up_to(80) - 1, choices = up_to(3);
-  Experts bank(slots, hidden, inner, kept<E>(engine, int8));
+std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, int inner) {
+  if (random_bits() % 3 == 0) {
+    Groups groups = some_groups();
+    auto bank = std::make_shared<Experts>(slots, hidden, inner, Dtype::i4, groups);
+    for (int s = 0; s < slots; s++) {
+      Codes gate_up(2 * inner, hidden, groups), down(hidden, inner, groups);
+      bank->pack_int4(s, gate_up.source(), down.source());
+    }
+    return bank;
+  }
+  auto bank = std::make_shared<Experts>(slots, hidden, inner, kept<E>(engine, random_bits() % 2));
   for (int s = 0; s < slots; s++) {
     Buffer<E> gate_up(size_t(2) * inner * hidden), down(size_t(hidden) * inner);
     fill(gate_up), fill(down);
-    bank.pack(s, source(gate_up, hidden), source(down, inner));
+    bank->pack(s, source(gate_up, hidden), source(down, inner));
   }
+  return bank;
+}
+
+template <class E>
+void experts(Engine& engine) {
+  int slots = up_to(5), hidden = up_to(140), inner = up_to(100), rows = some_rows(), choices = up_to(3);
+  auto bank = bank_of<E>(engine, slots, hidden, inner);
   Buffer<E> x(size_t(rows) * hidden), out(size_t(rows) * hidden);
   Buffer<int32_t> slot(size_t(rows) * choices);
   Buffer<float> weight(size_t(rows) * choices);
-  fill(x), fill(out), fill(weight);
+  fill_rows(x), fill(out), fill(weight);
   for (size_t i = 0; i < slot.size(); i++) slot[i] = int(random_bits() % unsigned(slots + 1)) - 1;
-  bank.run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, true);
+  bank->run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, true);
   calls++;
   if (!slot.size()) return;
   slot[slot.size() - 1] = slots;
   try {
-    bank.run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, false);
+    bank->run(engine, x.get(), hidden, slot.get(), weight.get(), rows, choices, out.get(), hidden, false);
     abort();
   } catch (const std::out_of_range&) {
   }
@@ -219,14 +285,8 @@ void layer(Engine& engine) {
   Buffer<E> keys(block * paged.blocks), values(block * paged.blocks);
   Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size()), norm(hidden), head_norm(size);
   Buffer<float> cos(size_t(1200) * (size / 2)), sin(cos.size()), bias(count);
-  fill(keys), fill(values), fill(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias);
-  auto packed = [&](int outputs, int inputs) {
-    auto map = std::make_shared<Linear>(outputs, inputs, code<E>());
-    Buffer<E> w(size_t(outputs) * inputs);
-    fill(w);
-    map->pack(source(w, inputs));
-    return map;
-  };
+  fill(keys), fill(values), fill_rows(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias);
+  auto packed = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
   int choices = up_to(std::min(4, count));
   Rule rule{choices, int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
   if (count % 2 == 0 && choices <= count / 2) rule.groups = 2, rule.selection = 1 + int(random_bits() % 2);
@@ -281,21 +341,9 @@ void latent_half(Engine& engine) {
   Buffer<E> cache(block * paged.blocks), x(size_t(paged.tokens) * hidden), normed(x.size());
   Buffer<E> norm(hidden), q_norm(own), latent_norm(rank);
   Buffer<float> cos(size_t(1200) * (rope / 2)), sin(cos.size());
-  fill(cache), fill(x), fill(norm), fill(q_norm), fill(latent_norm), fill(cos), fill(sin);
-  auto packed = [&](int outputs, int inputs) {
-    auto map = std::make_shared<Linear>(outputs, inputs, kept<E>(engine, random_bits() % 2));
-    Buffer<E> w(size_t(outputs) * inputs);
-    fill(w);
-    map->pack(source(w, inputs));
-    return map;
-  };
-  auto by_head = [&](int outputs, int inputs) {
-    auto map = std::make_shared<HeadLinear>(heads, outputs, inputs, kept<E>(engine, random_bits() % 2));
-    Buffer<E> w(size_t(outputs) * inputs);
-    fill(w);
-    for (int h = 0; h < heads; h++) map->pack(h, source(w, inputs));
-    return map;
-  };
+  fill(cache), fill_rows(x), fill(norm), fill(q_norm), fill(latent_norm), fill(cos), fill(sin);
+  auto packed = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
+  auto by_head = [&](int outputs, int inputs) { return head_map<E>(engine, heads, outputs, inputs); };
   int choices = up_to(std::min(4, count)), wide = heads * (nope + rope);
   Rule rule{choices, int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
   MlaWeights weights{norm.get(), q_norm.get(), latent_norm.get(), norm.get(), packed((own ? own : wide) + size, hidden),
@@ -313,32 +361,103 @@ void latent_half(Engine& engine) {
   calls++;
 }
 
+void gated_delta(Engine& engine) {
+  Paged paged;
+  DeltaNet net{up_to(3), 0, up_to(70), up_to(150), up_to(4), nullptr};
+  net.value_heads = net.key_heads * up_to(3);
+  Buffer<float> conv(size_t(net.taps) * net.channels());
+  net.conv = conv.get();
+  Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
+  Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
+  paged.write(start, length, table, position, slot);
+  Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
+              position.get(), slot.get(), paged.tokens};
+  size_t state = net.matrix() + size_t(net.taps - 1) * net.channels(), heads = size_t(paged.tokens) * net.value_heads;
+  Buffer<float> states(state * paged.blocks), mixed(size_t(paged.tokens) * net.channels());
+  Buffer<float> decay(heads), beta(heads), out(heads * net.value);
+  fill(conv), fill(states), fill_rows(mixed), fill(decay), fill(beta);
+  delta(engine, net, {mixed.get(), decay.get(), beta.get(), out.get()}, {states.get(), state, paged.blocks, paged.block},
+        batch);
+  calls++;
+}
+
+// A thread that lends its core whenever it waits, for moments of many lengths, and is rung awake now and then.
+class Lender {
+ public:
+  Lender() : words_(64), waiter_([this] { wait(); }) {}
+  ~Lender() {
+    stop_ = true;
+    waiter_.join();
+  }
+  LentCore core() { return LentCore(bell(16)); }
+  void ring() { here_.post(0, ++sent_); }
+
+ private:
+  uintptr_t bell(int word) { return reinterpret_cast<uintptr_t>(words_.data() + word); }
+  void wait() {
+    uint32_t seen = 0;
+    for (int turn = 0; !stop_; turn++)
+      if (!there_.wait({0}, 1e-5 * (turn % 50)).empty()) there_.settle(0, seen = there_.value(0));
+  }
+
+  std::vector<Word> words_;  // flags at 0 and 1, the borrower's bell at 32, the lender's at 16
+  FlagBoard here_ = board(0, 1, 16, 32), there_ = board(1, 0, 32, 16);
+  FlagBoard board(int incoming, int outgoing, int peer, int own) {
+    FlagBoard made({{bell(incoming), bell(outgoing), bell(peer)}}, {bell(own)}, true);
+    made.lend(bell(own), bell(peer));
+    return made;
+  }
+  uint32_t sent_ = 0;
+  std::atomic<bool> stop_{false};
+  std::thread waiter_;
+};
+
 template <class E>
 void round(Engine& engine) {
-  int4<E>(engine);
-  latent_half<E>(engine);
-  linear<E>(engine, random_bits() % 2);
-  experts<E>(engine, random_bits() % 2);
+  linear<E>(engine);
+  experts<E>(engine);
   layer<E>(engine);
   latent<E>(engine);
+  latent_half<E>(engine);
   sums<E>(engine);
+}
+
+void every(Engine& engine, bool behind_pages) {
+  guarded = behind_pages;
+  round<float>(engine);
+  round<bf16>(engine);
+  gated_delta(engine);
+}
+
+// The same with a guest, whose core comes and goes and is then another one; last there is none.
+void with_guests(Engine& engine, int rounds) {
+  for (int i = 0; i < 2; i++) {
+    Lender lender;
+    engine.borrow(lender.core(), nullptr);
+    for (int j = 0; j < rounds; j++) {
+      lender.ring();
+      every(engine, i);
+    }
+    engine.borrow(LentCore(), nullptr);
+  }
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 10;
+  long borrowed = 0;
   for (const char* name : {"amx", "avx512bf16", "avx512", "avx2", "generic"}) {
     if (!find_isa(name)) continue;
     for (int threads : {1, 3}) {
       Engine engine(threads, name);
-      for (int i = 0; i < rounds; i++) {
-        guarded = i % 2;
-        round<float>(engine);
-        round<bf16>(engine);
-      }
+      for (int i = 0; i < rounds; i++) every(engine, i % 2);
+      long_rows<float>(engine);
+      long_rows<bf16>(engine);
+      with_guests(engine, (rounds + 3) / 4);
+      borrowed += long(engine.pool.borrowed());
     }
     printf("%s: ", name);
   }
-  printf("%ld calls\n", calls);
+  printf("%ld calls, %ld tasks on lent cores\n", calls, borrowed);
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from afserve.kernels.cache import LayerShape, PagedCache
+from afserve.kernels.cache import LayerShape, PagedCache, StateShape
 from afserve.kernels.ops import Ops, open_ops
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -117,3 +117,28 @@ def test_what_is_no_block_is_refused(truth: Ops) -> None:
     with pytest.raises(ValueError, match="blocks: 9"):
         cache.read([0, 9])
     assert torch.equal(cache.read(range(BLOCKS)), before)
+
+
+@pytest.mark.parametrize("name", ["native", "torch"])
+def test_parts_of_a_block_are_its_bytes_where_the_memory_has_their_order(name: str) -> None:
+    if name == "native":
+        pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    ops = open_ops("cpu", 1, name)
+    shapes = [LayerShape(1, 40), StateShape(300), LayerShape(3, 24, 24)]
+    cache = ops.open_cache(shapes, BLOCKS, BLOCK, torch.bfloat16)
+    assert cache.part_bytes == 16 * 38 * 2, "300 numbers need 38 elements for each of 16 tokens"
+    sent = torch.randint(0, 255, (2, cache.block_bytes), dtype=torch.uint8)
+    for block, parts in enumerate(cache.parts([5, 2])):
+        at = 0
+        for part in parts:
+            part[:] = sent[block, at : at + len(part)].numpy().data
+            at += len(part)
+        assert at == cache.block_bytes
+    assert torch.equal(cache.read([5, 2]), sent)
+    with pytest.raises(ValueError, match=f"blocks: 7, the cache has {BLOCKS}"):
+        cache.parts([7])
+
+
+def test_tiles_are_in_another_order() -> None:
+    pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+    assert not open_ops("cpu", 1, "native").open_cache(MIXED, BLOCKS, BLOCK, torch.bfloat16).part_bytes

@@ -1,4 +1,4 @@
-"""The native library under AddressSanitizer, and against unreadable pages, on random shapes."""
+"""The native library under AddressSanitizer and UBSan, and against unreadable pages, on random shapes."""
 
 import shutil
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ["-std=c++17", "-O1", "-g", "-fsanitize=address", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
+FLAGS = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
+FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @pytest.mark.slow
