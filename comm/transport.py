@@ -251,9 +251,10 @@ class Sender(Protocol):
 class SharingCores(Protocol):
     """What a transport between two nodes of a host may offer: whoever waits lends its core to the other."""
 
-    def share_cores(self, borrow: Callable[[Tensor, int], bool]) -> bool:
+    def share_cores(self, borrow: Callable[[Tensor | None, int], bool]) -> bool:
         """`borrow` is given the memory and the offset of the peer's bell, as `Ops.borrow_core`, now and whenever the
-        peer is another process. False where nobody lends here: no native library, or more than one peer.
+        peer is another process, and no memory once there is no such peer. False where nobody lends here: no native
+        library, or more than one peer.
         """
         ...
 

@@ -70,6 +70,7 @@ class AttentionNode(Generic[T]):
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
         self.dense_error: float | None = None  # the same of its other linear maps
         self._guides = guides
+        self._row_bytes = spec.hidden * model.dtype.itemsize
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
@@ -192,6 +193,11 @@ class AttentionNode(Generic[T]):
         """Whether any request is waiting or running."""
         return self._scheduler.busy
 
+    @property
+    def under_way(self) -> bool:
+        """Whether rows are with the experts."""
+        return any(ticket is not None for ticket in self._tickets)
+
     def wait(self, timeout: float) -> None:
         """Park until a reply or a grammar is there, at most `timeout` seconds."""
         tickets = [t for t in self._tickets if t is not None]
@@ -296,6 +302,11 @@ class AttentionNode(Generic[T]):
     def most_room(self) -> int:
         """Blocks that they may ever take."""
         return self.blocks.most_room
+
+    @property
+    def row_bytes(self) -> int:
+        """Of what the last layer gives for a token."""
+        return self._row_bytes
 
     def take_routed(self) -> RoutedRows:
         """Rows routed to each expert since the last call; as `stats`, between two steps."""

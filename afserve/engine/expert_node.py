@@ -3,13 +3,13 @@
 Correctness never depends on grouping: rows of one layer that are there together are computed in one call, and a
 `SoftBarrier` says how long to hold them for more. Messages of prompts are computed in pieces while others decode:
 decode comes first at every piece. They are not held, but those of one layer that wait share a call where calls are what
-costs. It knows no requests and no network.
+costs. Where that is the reading of experts, a piece is some experts with all rows of theirs, else some rows with all
+their experts. It knows no requests and no network.
 
 Shapes: R rows, H hidden size, K top-k.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
 from afserve.engine.meter import ExpertWatch
 from afserve.engine.pieces import PieceSize, PromptShare
+from afserve.engine.prompt_batch import Prompt, PromptBatch
 from afserve.engine.soft_barrier import SoftBarrier
 from afserve.engine.stats import ExpertStats
 from afserve.errors import PeerLost
@@ -31,19 +32,6 @@ _LONG_ROWS = 128
 _DECODING = 0.05  # seconds from the last decode message on in which another one is expected
 
 Watch = Callable[[int, Sequence[Arrival], float, float], None]
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """A message of a prompt, of which the first `done` rows are computed."""
-
-    arrival: Arrival
-    reply_RH: Tensor
-    done: int = 0
-
-    @property
-    def left(self) -> int:
-        return self.arrival.header.rows - self.done
 
 
 _Part = tuple[Arrival, Tensor, slice]  # a message, its answer, and which of its rows
@@ -80,7 +68,8 @@ class ExpertNode:
         self._epochs = {epoch}
         self._barrier = SoftBarrier(port.layout.layers, longest_hold)
         self._held: dict[Box, Arrival] = {}
-        self._prompts: dict[Box, _Prompt] = {}  # the one that has waited longest first
+        self._prompts: dict[Box, Prompt] = {}  # the one that has waited longest first
+        self._batch: PromptBatch | None = None  # of which some experts are computed
         self._step_rows = step_rows
         self.in_phases(phases or {})
         self._pieces, self._share = PieceSize(), PromptShare(prompt_share)
@@ -178,8 +167,10 @@ class ExpertNode:
             return
         self._held.pop(box, None)
         self._prompts.pop(box, None)
+        if self._batch is not None and self._batch.holds(box):
+            self._batch = None
         if self._is_prompt(arrival):
-            self._prompts[box] = _Prompt(arrival, self._port.reply(arrival))
+            self._prompts[box] = Prompt(arrival, self._port.reply(arrival))
         else:
             self._held[box] = arrival
             self._since.setdefault(header.layer, now)
@@ -213,6 +204,42 @@ class ExpertNode:
         decodes."""
         start = self._clock.now()
         beside = start - self._decoded < _DECODING
+        if self._batch is None and beside and self._pieces.whole_experts:
+            self._batch = self._begun()
+        if self._batch is not None:
+            self._compute_experts(self._batch, start, beside=beside)
+        else:
+            self._compute_rows(start, beside=beside)
+        if not self._prompts:
+            self._share.none_waits()
+        return 1
+
+    def _begun(self) -> PromptBatch | None:
+        """None on a device, which would have to be asked for the experts of its rows."""
+        group = self._sharing(self._pieces.enough(beside=False))
+        if group[0].arrival.x_RH.device.type != "cpu":
+            return None
+        batch = PromptBatch(group)
+        batch.cut(self._pieces.batch(batch.rows, batch.pairs))
+        return batch
+
+    def _compute_experts(self, batch: PromptBatch, start: float, *, beside: bool) -> None:
+        """Some experts of a batch; the rest of them where nobody decodes any more."""
+        slots = len(batch.left)
+        if beside:
+            seconds = self._pieces.by_expert(batch.rows, batch.pairs)[batch.left.start :]
+            slots = self._pieces.experts(seconds, self._barrier.next_in(start, self._prefilling))
+        batch.compute(self._bank, slots)
+        done = self._clock.now()
+        batch.seconds += done - start
+        if not batch.left:
+            self._batch = None
+            batch.finish()
+            self._pieces.ran(batch.rows, batch.seconds)
+        arrivals = [prompt.arrival for prompt in batch.prompts]
+        self._piece(batch.layer, arrivals, 0 if batch.left else batch.rows, start, done)
+
+    def _compute_rows(self, start: float, *, beside: bool) -> None:
         group = self._sharing(self._pieces.enough(beside=beside))
         layer = group[0].arrival.header.layer
         left = sum(prompt.left for prompt in group)
@@ -226,19 +253,22 @@ class ExpertNode:
             left -= prompt.done - first
         self._forward(layer, parts)
         done = self._clock.now()
-        for prompt in group:
-            if not prompt.left:
-                del self._prompts[prompt.arrival.box]
+        rows = sum(part.stop - part.start for _, _, part in parts)
+        self._pieces.ran(rows, done - start)
+        self._piece(layer, [arrival for arrival, _, _ in parts], rows, start, done)
+
+    def _piece(self, layer: int, group: Sequence[Arrival], rows: int, start: float, done: float) -> None:
+        """One was computed, and so many rows with it; messages that are whole now are answered."""
+        for box in [arrival.box for arrival in group]:
+            prompt = self._prompts.get(box)
+            if prompt is not None and not prompt.left:
+                del self._prompts[box]
                 self._answer(prompt.arrival)
         self._prompt_pieces += 1
         self._prompt_seconds += done - start
-        rows = sum(part.stop - part.start for _, _, part in parts)
-        self._count(layer, [arrival for arrival, _, _ in parts], rows, start, done, prompt=True)
-        if not self._prompts:
-            self._share.none_waits()
-        return 1
+        self._count(layer, group, rows, start, done, prompt=True)
 
-    def _sharing(self, enough: float) -> list[_Prompt]:
+    def _sharing(self, enough: float) -> list[Prompt]:
         """The prompt's message that has waited longest, and next ones at its layer until they have `enough` rows."""
         oldest = next(iter(self._prompts.values()))
         group, rows = [oldest], oldest.left
@@ -256,7 +286,9 @@ class ExpertNode:
         done = self._clock.now()  # to answer wakes somebody up, who may take this core for a while
         for arrival in group:
             self._answer(arrival)
-        self._count(layer, group, sum(arrival.header.rows for arrival in group), start, done)
+        rows = sum(arrival.header.rows for arrival in group)
+        self._pieces.ran(rows, done - start)
+        self._count(layer, group, rows, start, done)
 
     def _forward(self, layer: int, parts: Sequence[_Part]) -> None:
         """One call for all of them."""
@@ -298,7 +330,6 @@ class ExpertNode:
         self._rows += rows
         self._calls += 1
         self._busy_seconds += done - start
-        self._pieces.ran(rows, done - start)
         if self._prompts or prompt:
             self._share.ran(done - start, prompt=prompt)
         self._barrier.answered(answered, done, done - start)
@@ -318,3 +349,5 @@ class ExpertNode:
         self._barrier.forget(gone)
         self._held = {box: arrival for box, arrival in self._held.items() if box.attention != gone}
         self._prompts = {box: prompt for box, prompt in self._prompts.items() if box.attention != gone}
+        if self._batch is not None and any(p.arrival.box.attention == gone for p in self._batch.prompts):
+            self._batch = None

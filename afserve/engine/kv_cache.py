@@ -122,6 +122,17 @@ class KvCache:
             raise ValueError(f"blocks: nobody holds {idle[0]}; allocate it before it is written")
         self._memory.write(blocks, contents.bytes_NY)
 
+    @property
+    def part_bytes(self) -> int:
+        """Of the smallest of `parts`; 0 where bytes cannot be put there."""
+        return self._memory.part_bytes
+
+    def parts(self, blocks: Sequence[int]) -> list[list[memoryview]]:
+        """The memory of held blocks that nobody can find yet, each in parts that follow each other as in `read`. What
+        is written there may come from any thread; a block whose contents are not right is cleared. Raises ValueError
+        for a block that there is not."""
+        return self._memory.parts(blocks)
+
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in every layer."""
         for layer in self._memory.layers if blocks else ():

@@ -67,6 +67,19 @@ class PooledBlocks:
     def read(self, blocks: Sequence[int]) -> memoryview:
         return self._kv.read(blocks).bytes_NY.view(-1).numpy().data
 
+    @property
+    def part_bytes(self) -> int:
+        """Of the smallest of a block's `parts`; 0 where there are none."""
+        return self._kv.part_bytes
+
+    def parts(self, blocks: Sequence[int]) -> list[list[memoryview]]:
+        """The memory of held blocks that nobody can find yet, from any thread; only where there are `part_bytes`."""
+        return self._kv.parts(blocks)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """What was put there in part, or wrong, is no number that anybody reads."""
+        self._kv.clear(blocks)
+
     def write(self, blocks: Sequence[int], payload: Payload) -> None:
         bytes_NY = torch.frombuffer(payload, dtype=torch.uint8).view(len(blocks), self.block_bytes)
         self._kv.write(blocks, KvBlocks(self._kv.fingerprint, bytes_NY))

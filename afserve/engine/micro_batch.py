@@ -9,6 +9,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from afserve.comm.m2n.link import Link
@@ -28,6 +29,7 @@ from afserve.models.decoder import AttentionModel
 T = TypeVar("T")
 Step = Generator[T | None, None, None]
 Run = tuple[int, ...]  # tokens of one sequence, one after the other
+Vectors = dict[int, tuple[bytes, ...]]  # `pooled` and `row` of an event, by a chunk's index in the plan
 Accepted = dict[int, tuple[Run, tuple[TokenLogprob, ...]]]  # by a chunk's index in the plan
 
 
@@ -62,6 +64,11 @@ class MicroBatch(Generic[T]):
                 continue
             began = since
             _left_queue(self.plan, began)
+            if self.plan.draws:
+                self._draw(self.plan)
+                self._meter.did(self.index, "sample", since)
+                yield None
+                continue
             batch = build(self.plan, self._config.block_size, self._model.ops.device)
             self._meter.did(self.index, "schedule", since)
             x_TH = yield from self._layers(batch)
@@ -76,6 +83,16 @@ class MicroBatch(Generic[T]):
             self.plan = None
             self.steps += 1
             yield None
+
+    def _draw(self, plan: StepPlan) -> None:
+        """A step without layers: each sequence brought the row of its last token."""
+        model = self._model
+        rows = [torch.frombuffer(bytearray(c.sequence.row), dtype=model.dtype) for c in plan.chunks]
+        rows_RH = torch.stack(rows).to(model.ops.device)
+        self._spoiled.of(rows_RH)
+        self._finish(plan, list(range(1, len(rows) + 1)), rows_RH)
+        self.plan, self.decode_only = None, False
+        self.steps += 1
 
     def _layers(self, batch: Batch) -> Generator[T | None, None, Tensor]:
         """Dispatch, run the shared expert meanwhile, combine, layer by layer. The routed sum is float32."""
@@ -125,24 +142,26 @@ class MicroBatch(Generic[T]):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
-        self._book(plan, accepted, failures, self._pooled(plan, last, ends, rows_RH))
+        self._book(plan, accepted, failures, self._vectors(plan, last, ends, rows_RH))
 
-    def _pooled(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> dict[int, bytes]:
-        """Vectors of the prompts that were asked for one, by a chunk's index."""
-        asked = [index for index in last if plan.chunks[index].sequence.request.params.pooled]
-        return {
-            index: self._model.pooled(rows_RH[ends[index] - 1]).numpy().astype("<f4").tobytes()
-            for index in asked
-        }
+    def _vectors(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> Vectors:
+        """Of the prompts that were asked for one."""
+        found: Vectors = {}
+        for index in last:
+            request = plan.chunks[index].sequence.request
+            if request.params.pooled or request.wants_row:
+                row_H = rows_RH[ends[index] - 1]
+                pooled = self._model.pooled(row_H).numpy().astype("<f4") if request.params.pooled else None
+                row = row_H.cpu().view(torch.uint8).numpy() if request.wants_row else None
+                found[index] = tuple(b"" if one is None else one.tobytes() for one in (pooled, row))
+        return found
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
         return self._link.take_given_up(self.index)
 
-    def _book(
-        self, plan: StepPlan, accepted: Accepted, failures: dict[int, str], pooled: dict[int, bytes]
-    ) -> None:
-        """`failures` and `pooled` are by a chunk's index as well."""
+    def _book(self, plan: StepPlan, accepted: Accepted, failures: dict[int, str], vectors: Vectors) -> None:
+        """`failures` are by a chunk's index as well."""
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         done = {
             id(f.sequence): f
@@ -153,7 +172,10 @@ class MicroBatch(Generic[T]):
             kept = sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
             event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
-            self.events.append(replace(event, pooled=pooled[index]) if index in pooled else event)
+            if index in vectors:
+                pooled, row = vectors[index]
+                event = replace(event, pooled=pooled, row=row)
+            self.events.append(event)
         for ended in done.values():
             handle = ended.sequence.request.handle
             self.events.append(TokenEvent(handle, (), ended.reason, error=ended.error))

@@ -1,10 +1,12 @@
 """In which pieces an expert node computes long messages while others decode: numbers in, numbers of rows out.
 
 A decode message waits for the piece that runs, so a piece is short. But every piece costs something whatever its size,
-so it is not shorter than keeps that a small part of the work. What a call and a row cost is measured. It knows no
-tensors and no clock.
+so it is not shorter than keeps that a small part of the work. Where a call costs more than a piece of rows can bear,
+because it reads the weights of its experts, pieces are cut between experts: all of them together read each one once.
+What a call and a row cost is measured. It knows no tensors and no clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PIECE_SECONDS = 200e-6  # of a piece, where a call costs little
@@ -60,6 +62,39 @@ class PieceSize:
             wanted = min(max(quiet - call, _SHORTEST * wanted), _LONGEST * wanted)
         grains = max(1, int(wanted / row / _GRAIN))
         return min(left, grains * _GRAIN)
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether pieces of rows would be longer than usual for what their calls cost."""
+        call, row = self.costs()
+        return row > 0 and call / OVERHEAD > PIECE_SECONDS - call
+
+    def by_expert(self, rows: int, pairs: Sequence[int]) -> list[float]:
+        """Seconds of each expert that computes `pairs` of `rows`."""
+        call, row = self.costs()
+        read, pair = call / max(1, sum(map(bool, pairs))), row * rows / max(1, sum(pairs))
+        return [read + pair * count if count else 0.0 for count in pairs]
+
+    def batch(self, rows: int, pairs: Sequence[int]) -> int:
+        """Of `rows`, those that are computed together, some experts at a time: with so many the fullest expert is a
+        piece, or reading it a small part of its time."""
+        call, row = self.costs()
+        if not any(pairs) or not row:
+            return rows
+        read, pair = call / sum(map(bool, pairs)), row / sum(pairs) * max(pairs)
+        grains = max(1, int(max(PIECE_SECONDS - read, read / OVERHEAD) / pair / _GRAIN))
+        return min(rows, grains * _GRAIN)
+
+    def experts(self, seconds: Sequence[float], quiet: float | None = None) -> int:
+        """How many of the next ones, which take `seconds`, are a piece: one at least. `quiet` as for `rows`."""
+        wanted, taken = PIECE_SECONDS, 0.0
+        if quiet is not None:
+            wanted = min(max(quiet, _SHORTEST * wanted), _LONGEST * wanted)
+        for index, one in enumerate(seconds):
+            if taken and one and taken + one > wanted:
+                return index
+            taken += one
+        return len(seconds)
 
 
 @dataclass(slots=True)

@@ -127,6 +127,8 @@ class Scheduler:
         self._even_out(micro_batch)
         if micro_batch < self.active:
             self._admit(micro_batch)
+        if (drawn := self._drawn(micro_batch)) is not None:
+            return drawn
         chunks: list[Chunk] = []
         budget, prompts = self.step_tokens, self.prompt_tokens
         # Decodes first: one long prompt must not stall those who already read along.
@@ -147,6 +149,14 @@ class Scheduler:
                 budget -= count
                 prompts -= count * (kind is PROMPT)
         return StepPlan(micro_batch, tuple(chunks)) if chunks else None
+
+    def _drawn(self, micro_batch: int) -> StepPlan | None:
+        """Those whose next token can be drawn now; the end of their prompts is computed in the step behind it."""
+        mine = [sequence for sequence in self._running[micro_batch] if sequence.row]
+        for sequence in mine:
+            sequence.in_flight = True
+        chunks = tuple(Chunk(sequence, sequence.computed, 0, True, PROMPT) for sequence in mine)
+        return StepPlan(micro_batch, chunks, draws=True) if chunks else None
 
     def has_work(self, micro_batch: int) -> bool:
         return bool(self._running[micro_batch]) or bool(self._waiting)
@@ -262,6 +272,8 @@ class Scheduler:
         for index, chunk in enumerate(plan.chunks):
             sequence = chunk.sequence
             sequence.in_flight = False
+            if plan.draws:
+                sequence.row = b""
             if index in failures:
                 finished.append(self._failed(chunk, failures[index]))
                 continue

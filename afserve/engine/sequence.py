@@ -34,6 +34,7 @@ class Sequence:
     arrived: float = 0.0
     planned: float | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    row: bytes = field(init=False)  # its next token is drawn from it, without a step
     prompt_length: int = field(init=False)
     given: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
@@ -42,6 +43,7 @@ class Sequence:
         self.prompt_length = len(self.request.prompt_ids)
         self.given = len(self.tokens)
         self.rank = self.request.priority, self.order
+        self.row = self.request.row
 
     @classmethod
     def start(

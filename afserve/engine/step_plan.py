@@ -37,10 +37,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Chunks of decoding and verifying sequences stand before those of prompts."""
+    """Chunks of decoding and verifying sequences stand before those of prompts. All of one that `draws` are empty: they
+    stand for sequences whose row came with them."""
 
     micro_batch: int
     chunks: tuple[Chunk, ...]
+    draws: bool = False
 
     @property
     def tokens(self) -> int:

@@ -28,7 +28,9 @@ def read_expert(
 ) -> ExpertTensors:
     """Of decoder layer `layer`. Raises CheckpointError."""
     stacked = naming.stacked
-    if stacked is not None and not (stacked.sometimes and source.has(naming.expert(layer, expert)[0])):
+    if stacked is not None and stacked.sometimes and any(map(source.has, naming.expert(layer, expert))):
+        stacked = None
+    if stacked is not None:
         return _Reader(spec, source, naming, stacked, layer, expert, dtype).read()
     hidden, inner = spec.hidden, spec.moe.inner
     gate, up, down = naming.expert(layer, expert)

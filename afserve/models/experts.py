@@ -127,15 +127,23 @@ class ExpertBank:
         self._ops.set_expert_fp8(self._layers[layer], slot, gate, up, down)
         return True
 
-    def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
-        """out_RH = weighted sum over each row's slots, negative slots skipped."""
+    def forward(
+        self,
+        layer: int,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        out_RH: Tensor,
+        add: bool = False,
+    ) -> None:
+        """out_RH = weighted sum over each row's slots, negative slots skipped; `add`: it starts from out_RH."""
         if self._weigh_input:
-            self._forward_weighed(layer, x_RH, slot_RK, weight_RK, out_RH)
+            self._forward_weighed(layer, x_RH, slot_RK, weight_RK, out_RH, add)
             return
-        self._ops.expert_ffn(x_RH, slot_RK, weight_RK, self._layers[layer], out_RH)
+        self._ops.expert_ffn(x_RH, slot_RK, weight_RK, self._layers[layer], out_RH, add)
 
     def _forward_weighed(
-        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor
+        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
     ) -> None:
         """Every choice of a row is a row of its own, already multiplied by its weight."""
         (rows, choices), hidden = slot_RK.shape, x_RH.shape[1]
@@ -144,4 +152,5 @@ class ExpertBank:
         one_N1 = torch.ones((rows * choices, 1), dtype=torch.float32, device=x_RH.device)
         slot_N1 = slot_RK.reshape(-1, 1)
         self._ops.expert_ffn(x_NH, slot_N1, one_N1, self._layers[layer], out_NH)
-        out_RH.copy_(out_NH.unflatten(0, (rows, choices)).sum(1))
+        sum_RH = out_NH.unflatten(0, (rows, choices)).sum(1)
+        out_RH.copy_(out_RH + sum_RH if add else sum_RH)

@@ -49,6 +49,19 @@ class File:
                 log.debug("%s: bytes at %d are not aligned for a direct read", self.path, offset)
         return self._read(self._descriptor, buffer, offset)
 
+    def read_parts(self, parts: Sequence[memoryview], offset: int) -> int:
+        """As `read_into`, one part behind the other and through the page cache."""
+        done = 0
+        for at in range(0, len(parts), _MOST_VECTORS):
+            views = list(parts[at : at + _MOST_VECTORS])
+            while views:
+                count = os.preadv(self._descriptor, views, offset + done)
+                if not count:
+                    return done
+                done += count
+                views = _behind(views, count)
+        return done
+
     def _read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         done = 0
         while done < len(buffer):
@@ -69,10 +82,7 @@ class File:
             while views:
                 count = os.pwritev(self._descriptor, views, offset)
                 offset += count
-                while views and count >= len(views[0]):
-                    count -= len(views.pop(0))
-                if views:
-                    views[0] = views[0][count:]
+                views = _behind(views, count)
 
     @property
     def size(self) -> int:
@@ -95,6 +105,15 @@ class File:
         if self.direct:
             os.close(self._reads_from)
         os.close(self._descriptor)
+
+
+def _behind(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left behind the first `count` bytes."""
+    for at, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[at + 1 :]]
+        count -= len(view)
+    return []
 
 
 class Lane:

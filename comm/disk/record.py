@@ -5,13 +5,14 @@ knows no files.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
 
 Name = bytes  # of a block: 16 bytes of a cryptographic hash of what it stands for
 Bytes = bytes | bytearray | memoryview
+Blocks = Sequence[Sequence[memoryview]]  # of each block its memory, in parts
 NAME_BYTES = 16
 VERSION = 1
 HEAD_BYTES = 4096
@@ -43,9 +44,17 @@ class Record:
     checksum: int
 
 
-def checksum_of(name: Name, block: Bytes) -> int:
-    """XXH3 of a block's bytes, seeded with the name that it is kept under."""
-    checksum: int = xxhash.xxh3_64_intdigest(block, int.from_bytes(name[:8], "little"))
+def checksum_of(name: Name, *parts: Bytes) -> int:
+    """XXH3 of a block's bytes, one part behind the other, seeded with the name that it is kept under."""
+    seed = int.from_bytes(name[:8], "little")
+    checksum: int
+    if len(parts) == 1:
+        checksum = xxhash.xxh3_64_intdigest(parts[0], seed)
+        return checksum
+    digest = xxhash.xxh3_64(seed=seed)
+    for part in parts:
+        digest.update(part)
+    checksum = digest.intdigest()
     return checksum
 
 

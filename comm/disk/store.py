@@ -6,6 +6,7 @@ where its checksum is right. All calls may come from any thread, writes from one
 """
 
 import errno
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from afserve.comm.disk.record import (
     HEAD_BYTES,
     NO_RECORD,
     RECORD_BYTES,
+    Blocks,
     Bytes,
     Kind,
     Name,
@@ -193,17 +195,34 @@ class DiskStore:
         except OSError:
             return None
 
-    def check_read(self, span: Span, buffer: memoryview, fetched: int | None) -> int:
-        """How many blocks of what `fetch` gave are right, from the first on.
+    @property
+    def dense(self) -> bool:
+        """Whether nothing lies between two slots, so that `fetch_parts` may be used."""
+        return self.kind.pitch == self.kind.block_bytes
+
+    def fetch_parts(self, span: Span, blocks: Blocks) -> int | None:
+        """As `fetch`, into each block's own memory."""
+        try:
+            parts = list(itertools.chain.from_iterable(blocks))
+            return self._lane.data.read_parts(parts, span.first * self.kind.pitch)
+        except OSError:
+            return None
+
+    def in_buffer(self, span: Span, buffer: memoryview) -> Blocks:
+        """The blocks that `fetch` brings."""
+        pitch, size = self.kind.pitch, self.kind.block_bytes
+        return [[buffer[at * pitch : at * pitch + size]] for at in range(len(span.names))]
+
+    def check_read(self, span: Span, blocks: Blocks, fetched: int | None) -> int:
+        """How many blocks of what was fetched are right, from the first on.
 
         Wrong ones are forgotten. A block that was overwritten meanwhile is wrong, and none that is dropped.
         """
         pitch, size = self.kind.pitch, self.kind.block_bytes
         came, reason = (0, UNREADABLE) if fetched is None else (fetched, DAMAGED)
-        view, right = buffer[: len(span.names) * pitch], 0
+        right = 0
         for at, (name, record) in enumerate(zip(span.names, span.records, strict=True)):
-            block = view[at * pitch : at * pitch + size]
-            whole = at * pitch + size <= came and checksum_of(name, block) == record.checksum
+            whole = at * pitch + size <= came and checksum_of(name, *blocks[at]) == record.checksum
             if whole and right == at:
                 right += 1
             elif not whole:
@@ -214,7 +233,7 @@ class DiskStore:
 
     def read(self, span: Span, buffer: memoryview) -> int:
         """Both: how many blocks of the span are in `buffer`."""
-        return self.check_read(span, buffer, self.fetch(span, buffer))
+        return self.check_read(span, self.in_buffer(span, buffer), self.fetch(span, buffer))
 
     def _give_up(self, name: Name, record: Record, reason: str) -> None:
         with self._guard:

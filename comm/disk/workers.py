@@ -1,7 +1,8 @@
 """Threads that read and write a store, so that nobody else ever waits for the disk.
 
-Writes are bounded in bytes and reads in buffers: what does not fit is refused or waits its turn. What was read is in
-`done` for whoever takes it out, who gives the buffer back. It knows no requests.
+Writes are bounded in bytes and reads in buffers: what does not fit is refused or waits its turn. Where whoever reads
+has memory in the order of the file, it is read there. What was read is in `done` for whoever takes it out, who gives it
+back. It knows no requests.
 """
 
 import mmap
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from afserve.comm.disk.record import Bytes, Name
+from afserve.comm.disk.record import Blocks, Bytes, Name
 from afserve.comm.disk.store import DiskStore, Span
 from afserve.comm.disk.ways import Way
 
@@ -19,16 +20,26 @@ _PIECE_BLOCKS = 8  # of one read at least, where that many are not too large
 _BUFFERS = 2  # for each reader: one is filled while another is taken out
 STAGED_BYTES = 64 << 20  # copied out of the cache and not yet written
 _CLOSE_SECONDS = 10.0
+Place = Callable[[int, int], Blocks]  # the memory of so many blocks of what a job reads, from this one on
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The first `right` blocks of a span, in `buffer` from slot to slot."""
+    """The first `right` blocks of a span, in `buffer` from slot to slot, or without one in place."""
 
     job: int
     span: Span
     right: int
-    buffer: memoryview
+    buffer: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A span to be read, and where to, from its first block on; None reads into a buffer."""
+
+    number: int
+    span: Span
+    place: Place | None
 
 
 class DiskWorkers:
@@ -49,10 +60,14 @@ class DiskWorkers:
         self._staged = 0
         self._queued: set[Name] = set()
         self._wanted: set[int] = set()
-        self._reads: SimpleQueue[tuple[int, Span] | None] = SimpleQueue()
+        self._begun: dict[
+            tuple[int, int], int
+        ] = {}  # blocks that are being read, or in `done`, by job and begin
+        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
         self._writes: SimpleQueue[tuple[Sequence[Name], Bytes] | None] = SimpleQueue()
-        self._checks: SimpleQueue[tuple[int, Span, memoryview, int | None] | None] = SimpleQueue()
+        self._checks: SimpleQueue[tuple[_Job, Blocks, memoryview | None, int | None] | None] = SimpleQueue()
         self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
+        self.in_place = store.dense and not way.direct
         pitch = store.kind.pitch
         self._piece = max(pitch, min(way.most_piece_bytes, max(way.piece_bytes, _PIECE_BLOCKS * pitch)))
         self._memory = [mmap.mmap(-1, self._piece) for _ in range(way.readers * _BUFFERS)]
@@ -95,39 +110,60 @@ class DiskWorkers:
 
     # ---- reading
 
-    def read(self, job: int, names: Sequence[Name], begin: int = 0) -> int:
+    def read(self, job: int, names: Sequence[Name], begin: int = 0, place: Place | None = None) -> int:
         """Begin to read the first of these that are there; how many those are. They come until `end`. The first one is
-        at `begin` of what the job reads."""
+        at `begin` of what the job reads. Where that may be done `in_place`, they come to the memory of `place`."""
         spans = self.store.spans(names, self._piece)
         self._wanted.add(job)
         for span in spans:
-            self._reads.put((job, span if not begin else replace(span, begin=begin + span.begin)))
+            moved = span if not begin else replace(span, begin=begin + span.begin)
+            self._reads.put(_Job(job, moved, place if self.in_place else None))
         return sum(len(span.names) for span in spans)
 
-    def end(self, job: int) -> None:
-        """What of it was not read yet never is; what is in `done` stays there."""
-        self._wanted.discard(job)
+    def end(self, job: int) -> list[tuple[int, int]]:
+        """What of it was not read yet never is; what is being read comes to `done`, and stays there. Returns where
+        that begins, and how many blocks it has: until it was given back, its memory may be written to."""
+        with self._guard:
+            self._wanted.discard(job)
+            return [(begin, count) for (number, begin), count in self._begun.items() if number == job]
 
     def give_back(self, read: Read) -> None:
-        self._buffers.put(read.buffer)
+        with self._guard:
+            self._begun.pop((read.job, read.span.begin), None)
+        if read.buffer is not None:
+            self._buffers.put(read.buffer)
 
     # ---- threads
 
     def _read(self) -> None:
         while (job := self._reads.get()) is not None:
-            number, span = job
-            if number not in self._wanted:
-                continue
-            buffer = self._buffers.get()
-            if buffer is None:
+            buffer = self._buffers.get() if job.place is None else None
+            if buffer is None and job.place is None:
                 return
-            self._checks.put((number, span, buffer, self.store.fetch(span, buffer)))
+            if not self._begins(job):
+                if buffer is not None:
+                    self._buffers.put(buffer)
+            elif buffer is not None:
+                fetched = self.store.fetch(job.span, buffer)
+                self._checks.put((job, self.store.in_buffer(job.span, buffer), buffer, fetched))
+            elif job.place is not None:
+                blocks = job.place(job.span.begin, len(job.span.names))
+                self._checks.put((job, blocks, None, self.store.fetch_parts(job.span, blocks)))
+
+    def _begins(self, job: _Job) -> bool:
+        """Whether it is still wanted."""
+        with self._guard:
+            wanted = job.number in self._wanted
+            if wanted:
+                self._begun[job.number, job.span.begin] = len(job.span.names)
+            return wanted
 
     def _check(self) -> None:
         """Beside the reads, so that the disk does not wait for checksums."""
         while (job := self._checks.get()) is not None:
-            number, span, buffer, fetched = job
-            self.done.append(Read(number, span, self.store.check_read(span, buffer, fetched), buffer))
+            asked, blocks, buffer, fetched = job
+            right = self.store.check_read(asked.span, blocks, fetched)
+            self.done.append(Read(asked.number, asked.span, right, buffer))
             self._wake()
 
     def _write(self) -> None:

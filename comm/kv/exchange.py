@@ -22,6 +22,7 @@ from afserve.comm.kv.messages import (
     Piece,
     Prefill,
     Renew,
+    Row,
     Settled,
     Want,
 )
@@ -118,8 +119,9 @@ class Exchange:
         self._lender.queued, self._lender.rate = queued, rate
         self._lender.grow()
 
-    def computed(self, key: Key) -> None:
-        self._lender.computed(key)
+    def computed(self, key: Key, row: bytes = b"") -> None:
+        """`row` is behind its last token, where it was computed to the end."""
+        self._lender.computed(key, row)
 
     # ---- turns
 
@@ -171,7 +173,7 @@ class Exchange:
         match event.message:
             case Prefill() | Want() | Ack() | Renew() | Abort() as said:
                 self._lender.heard(peer, said, now)
-            case Grant() | Piece() | End() | Coming() as said:
+            case Grant() | Piece() | End() | Coming() | Row() as said:
                 self._puller.heard(peer, said, now)
             case Offer(number, generation, names):
                 transfer = self._puller.start(

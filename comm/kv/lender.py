@@ -19,9 +19,11 @@ from afserve.comm.kv.messages import (
     Piece,
     Prefill,
     Renew,
+    Row,
     Want,
     blocks_of_piece,
     checksum_of,
+    named,
 )
 from afserve.comm.kv.store import BlockStore
 
@@ -91,7 +93,7 @@ class Lender:
     unwanted: list[Key] = field(default_factory=list)
     _leases: dict[Key, _Lease] = field(default_factory=dict)
     _parted: dict[int, _Parted] = field(default_factory=dict)
-    _computing: set[Key] = field(default_factory=set)
+    _computing: dict[Key, Name] = field(default_factory=dict)  # what their tokens are `named`
 
     @property
     def busy(self) -> bool:
@@ -145,14 +147,16 @@ class Lender:
             if (lease := self._leases.get(key)) is not None:
                 self._extend(lease)
 
-    def computed(self, key: Key) -> None:
-        """No more of this prompt comes: it is done, or could not be."""
+    def computed(self, key: Key, row: bytes = b"") -> None:
+        """No more of this prompt comes: it is done, with this row behind its last token, or could not be."""
         if key not in self._computing:
             return
-        self._computing.discard(key)
+        prompt = self._computing.pop(key)
         if (lease := self._leases.get(key)) is not None:
             self._extend(lease)
             lease.grows = False
+            if row:
+                self.post(key[0], Row(key[1], checksum_of([prompt], row), row))
             self.post(key[0], Grant(key[1], lease.end))
             if not lease.held:
                 self._close(key)
@@ -162,7 +166,7 @@ class Lender:
             return  # said twice
         if self._refuses(key, prefill.generation):
             return
-        self._computing.add(key)
+        self._computing[key] = named(prefill.tokens)
         self.asked.append((key, prefill))
         self.post(key[0], Coming(key[1], self.queued, round(self.rate)))
 
@@ -173,7 +177,7 @@ class Lender:
 
     def _drop(self, key: Key) -> None:
         if key in self._computing:
-            self._computing.discard(key)
+            del self._computing[key]
             self.unwanted.append(key)
 
     # ---- ends of leases

@@ -1,9 +1,9 @@
 """What two attention nodes say to each other about blocks of KV, as values and as bytes.
 
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
-lender to compute what is wanted first; it says Coming until that is done. An Offer asks the other end to pull, and
-Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is checked
-here before memory is allocated for what follows. It knows no sockets and no blocks.
+lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
+pull, and Settled answers it. A transfer's number is the puller's, an offer's is whose it is. Every field that came is
+checked here before memory is allocated for what follows. It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ NAME_BYTES = 16
 MOST_NAMES = 1 << 16
 PIECE_BYTES = 1 << 20  # of blocks in one message, unless one block is larger
 MOST_TOKENS = 1 << 24  # of a prompt
+MOST_ROW = 1 << 19  # bytes
 _MOST_WHY = 512
 _MOST_SALT = 1024  # bytes
 _ASKED = struct.Struct("<iHHH")  # priority, share, bytes of the salt and of the tenant's name
@@ -140,7 +141,16 @@ class Coming:
     known: int = 0
 
 
-Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled | Prefill | Coming
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Behind the last token of a Prefill: what the model's last layer gave, from which the next token is drawn."""
+
+    transfer: int
+    checksum: int
+    payload: Payload
+
+
+Message = Want | Grant | Piece | Ack | Renew | Abort | End | Offer | Settled | Prefill | Coming | Row
 _KINDS: tuple[type[Message], ...] = (
     Want,
     Grant,
@@ -153,15 +163,21 @@ _KINDS: tuple[type[Message], ...] = (
     Settled,
     Prefill,
     Coming,
+    Row,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
 
 
 def checksum_of(names: Sequence[Name], payload: Payload) -> int:
-    """XXH3 of the bytes, seeded with which blocks they are said to be."""
+    """XXH3 of the bytes, seeded with which blocks they are said to be; a row with the `named` tokens that it is of."""
     seed = hashlib.blake2b(b"".join(names), digest_size=8).digest()
     checksum: int = xxhash.xxh3_64_intdigest(payload, int.from_bytes(seed, "little"))
     return checksum
+
+
+def named(tokens: Sequence[int]) -> Name:
+    """A prompt, so that no row is taken for another one's."""
+    return hashlib.blake2b(array("I", tokens).tobytes(), digest_size=NAME_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +216,8 @@ def encode(message: Message) -> tuple[bytes, Payload]:
             body, count = asked + salted + named + array("I", tokens).tobytes(), len(tokens)
         case Coming(_, count, checksum, first):
             body = b""
+        case Row(_, checksum, body):
+            body = memoryview(body)
     kind, following = _NUMBERS[type(message)], len(body)
     return _HEAD.pack(MAGIC, kind, message.transfer, request, first, count, checksum, following), body
 
@@ -221,6 +239,8 @@ def decode_head(raw: Payload, block_bytes: int) -> Head:
         high, fits = low + _MOST_SALT, 0 < count <= MOST_TOKENS
     elif kind is Coming:
         low, high, fits = 0, 0, first <= MOST_NAMES
+    elif kind is Row:
+        low, high, fits = 1, MOST_ROW, True
     else:
         low, high = 0, _MOST_WHY if kind is End else 0
         fits = first + count <= MOST_NAMES
@@ -253,6 +273,8 @@ def decode(head: Head, body: Payload) -> Message:
         return _prefill(head, bytes(body))
     if head.kind is Coming:
         return Coming(transfer, head.count, head.checksum, head.first)
+    if head.kind is Row:
+        return Row(transfer, head.checksum, body)
     return Renew(transfer) if head.kind is Renew else Abort(transfer)
 
 

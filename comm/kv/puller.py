@@ -18,11 +18,14 @@ from afserve.comm.kv.messages import (
     End,
     Grant,
     Name,
+    Payload,
     Piece,
     Prefill,
     Renew,
+    Row,
     Want,
     checksum_of,
+    named,
 )
 from afserve.comm.kv.store import BlockStore
 
@@ -36,7 +39,7 @@ COMPLETE = "complete"
 class Pulled:
     """How a pull ended. Of `asked` blocks `received` came, beside `here` that were there before; `why` is COMPLETE or
     what ended it. `seconds` from the first message. Of a prompt that the owner was to compute, the first `known` of the
-    received ones were in its cache."""
+    received ones were in its cache, and `row` came behind its last token, where all of it was computed there."""
 
     transfer: int
     request: int
@@ -47,6 +50,7 @@ class Pulled:
     seconds: float
     why: str
     known: int = 0
+    row: Payload = b""
 
     @property
     def complete(self) -> bool:
@@ -55,7 +59,8 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order.
+    """What the owner is to compute first: `tokens`, whose blocks are those of the chain that is pulled, in order; the
+    last `tail` of them are behind that chain.
 
     `request` is whose they are here."""
 
@@ -65,10 +70,11 @@ class Prompt:
     salt: str = ""
     tenant: str = ""
     share: int = 1
+    tail: int = 0
 
     def prefill(self, transfer: int, generation: int, blocks: int, of: int) -> Prefill:
         """Only the first `blocks` are wanted, of the `of` that all tokens fill."""
-        count = len(self.tokens) * blocks // of
+        count = len(self.tokens) if blocks == of else (len(self.tokens) - self.tail) * blocks // of
         asked = self.priority, self.salt, self.tenant, self.share
         return Prefill(transfer, self.request, generation, self.tokens[:count], *asked)
 
@@ -103,6 +109,8 @@ class _Pull:
     progress: float
     renewed: float
     coming: bool = False
+    prompt: Name = b""  # what its tokens are `named`, where all of them are computed for it
+    row: Payload = b""
     known: int = 0
     received: int = 0
     bytes: int = 0
@@ -163,6 +171,7 @@ class Puller:
         if blocks:
             if prompt is not None:
                 reach = len(here) + len(blocks)
+                pull.prompt = named(prompt.tokens) if reach == len(names) else b""
                 self.post(peer, prompt.prefill(pull.transfer, generation, reach, len(names)))
             self.post(peer, Want(pull.transfer, request, generation, pull.names))
         else:
@@ -174,7 +183,7 @@ class Puller:
         if (pull := self._pulls.get(transfer)) is not None:
             self._give_up(pull, now, "cancelled")
 
-    def heard(self, peer: int, message: Grant | Piece | End | Coming, now: float) -> None:
+    def heard(self, peer: int, message: Grant | Piece | End | Coming | Row, now: float) -> None:
         """Of a transfer that is over, or was never this peer's, nothing is taken."""
         if isinstance(message, Coming):
             self.loads[peer] = Load(now, message.queued, message.rate)
@@ -191,6 +200,8 @@ class Puller:
                 self._granted(pull, count, now)
             case Piece():
                 self._piece(pull, message, now)
+            case Row():
+                self._row(pull, message)
             case End(_, why):
                 self._end(pull, now, why or "its owner ended it")
 
@@ -237,6 +248,15 @@ class Puller:
         self.post(pull.peer, Ack(pull.transfer, piece.first, piece.count))
         self._end_if_all(pull, now)
 
+    def _row(self, pull: _Pull, row: Row) -> None:
+        """Without a right one the end of the prompt is computed here."""
+        if not pull.prompt:
+            return
+        if checksum_of([pull.prompt], row.payload) == row.checksum:
+            pull.row = row.payload
+        else:
+            self.corrupt += 1
+
     def _end_if_all(self, pull: _Pull, now: float) -> None:
         if not pull.blocks:
             whole = pull.received == len(pull.names)
@@ -265,6 +285,7 @@ class Puller:
                 now - pull.began,
                 why,
                 min(pull.known, pull.received),
+                pull.row,
             )
         )
 

@@ -20,8 +20,18 @@ from afserve.placement.placement import Placement
 class Bank(Protocol):
     """The experts of all MoE layers that one process holds, by layer and slot."""
 
-    def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
-        """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped; out_RH may be any dtype."""
+    def forward(
+        self,
+        layer: int,
+        x_RH: Tensor,
+        slot_RK: Tensor,
+        weight_RK: Tensor,
+        out_RH: Tensor,
+        add: bool = False,
+    ) -> None:
+        """out_RH = sum over k of weight_RK * FFN_slot(x_RH); slots below 0 are skipped; out_RH may be any dtype.
+
+        add: the sum starts from out_RH."""
         ...
 
 

@@ -30,7 +30,8 @@ from afserve.errors import RendezvousError
 PAGE = 4096
 LINE = 64
 _TERMS = struct.Struct("<QQ" + "Q" * len(FIELDS))
-_PID, _STATE, _BELL, _SLEEPERS, _TURN, _LOAN = 0, 4, 8, 12, 16, 24
+_PID, _STATE, _BELL, _SLEEPERS, _TURN, _LOAN, _WAITING = 0, 4, 8, 12, 16, 24, 36
+_BORROWER = 0  # the attention node that an expert node may lend its core to
 _PROGRESS = 8  # of a flag's line
 _MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -153,6 +154,9 @@ class Segment:
         self._set(attention, _PID, pid)
         self._set(attention, _SLEEPERS, 0)  # a predecessor may have died asleep
         self._set(attention, _LOAN, 0)  # or while its core was lent
+        if attention == _BORROWER:  # or while it computed on the expert node's, or waited to
+            self._set(None, _LOAN, 0)
+            self._set(None, _WAITING, 0)
         self._set(attention, _STATE, HERE)
         self._set(attention, _TURN, turn + 1 & 0xFFFFFFFF)
 

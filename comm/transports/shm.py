@@ -43,7 +43,7 @@ class ShmTransport:
         self._turns: dict[int, int] = {}
         self._looked = 0.0
         self._look_seconds = _EXPERT_LOOKS if attention is None else _ATTENTION_LOOKS
-        self._borrow: Callable[[Tensor, int], bool] | None = None
+        self._borrow: Callable[[Tensor | None, int], bool] | None = None
         for segment in segments:
             segment.claim(attention, os.getpid())
         self._look()
@@ -65,13 +65,16 @@ class ShmTransport:
     def limit(self, attention: int, rows: int) -> None:
         self._lanes.limit(attention, rows)
 
-    def share_cores(self, borrow: Callable[[Tensor, int], bool]) -> bool:
+    def share_cores(self, borrow: Callable[[Tensor | None, int], bool]) -> bool:
         """As `transport.SharingCores`, between the first attention node and the only expert node."""
         self._borrow = borrow
         return self._share_core()
 
     def _share_core(self) -> bool:
-        if self._borrow is None or len(self._segments) != 1 or self._attention not in (None, 0):
+        if self._borrow is None:
+            return False
+        if len(self._segments) != 1 or self._attention not in (None, 0):
+            self._borrow(None, 0)
             return False
         (segment,) = self._segments.values()
         mine, theirs = (None, 0) if self._attention is None else (0, None)

@@ -24,6 +24,10 @@ def content(name: bytes) -> bytes:
     return hashlib.blake2b(name, digest_size=BLOCK).digest()
 
 
+def row_of(tokens) -> bytes:
+    return hashlib.blake2b(repr(tuple(tokens)).encode(), digest_size=24).digest()
+
+
 def chain(prompt: int, length: int) -> list[bytes]:
     return named(tokens_of(prompt, length))
 
@@ -155,15 +159,17 @@ class Node:
         self.store, self.wires = Store(world.dice.choice((12, 40))), Wires(world, self)
         self.exchange = Exchange(self.store, self.wires, world.clock, generation)
         self.world = world
-        self.pulls: dict[int, tuple[float, list[bytes]]] = {}
+        self.pulls: dict[int, tuple[float, list[bytes], tuple[int, ...]]] = {}
         self.offers: set[int] = set()
         self.prompts: dict[tuple[int, int], tuple[list[bytes], int]] = {}  # to compute, and how far it is
+        self.rows: dict[tuple[int, int], bytes] = {}
         self.turned = world.clock.now()
 
     def compute_prompts(self) -> None:
         """As a node that computes prompts for others: a block of each per turn, and some are refused."""
         for key, prefill in self.exchange.take_asked():
             self.prompts[key] = named(prefill.tokens), 0
+            self.rows[key] = row_of(prefill.tokens)
         for key in self.exchange.take_unwanted():
             self.prompts.pop(key, None)
         for key, (names, done) in list(self.prompts.items()):
@@ -173,7 +179,7 @@ class Node:
         for key, (names, done) in list(self.prompts.items()):
             if done >= len(names) or self.world.dice.random() < 0.02:
                 del self.prompts[key]
-                self.exchange.computed(key)
+                self.exchange.computed(key, self.rows[key] if done >= len(names) else b"")
                 self.world.happened["computed for another"] += 1
 
     def turn(self, seconds: float) -> None:
@@ -181,7 +187,9 @@ class Node:
         self.compute_prompts()
         self.exchange.turn(seconds)
         for pulled in self.exchange.ended:
-            began, names = self.pulls.pop(pulled.transfer)
+            began, names, tokens = self.pulls.pop(pulled.transfer)
+            assert pulled.row in (b"", row_of(tokens)), "a row of another prompt"
+            self.world.happened["row"] += bool(pulled.row)
             assert self.turned - began <= LIMIT + 2 * GAP, "it waited too long"
             self.world.happened["complete" if pulled.complete else "partial"] += 1
             self.store.compute(names)  # the rest, as the request does that wanted them
@@ -234,7 +242,6 @@ class World:
             head, body = link.under_way[way].popleft()
             try:
                 found = decode_head(bytes(head), self.block_bytes)
-                assert found.following == len(body) or not link.dead
                 if found.following != len(body):
                     raise ProtocolError("what follows is not what was said")
                 message = decode(found, body)
@@ -303,15 +310,16 @@ class World:
             node.offers.add(node.exchange.offer(other.address, names[dice.randrange(len(names)) :]))
         elif other is not node:
             generation = other.generation + (dice.random() < 0.05)
+            tokens = (*tokens_of(number, length), *range(dice.choice((0, 1))))
             transfer = node.exchange.pull(
                 other.address,
                 names,
                 LIMIT,
                 request=dice.randint(0, self.requests),
                 generation=generation,
-                prompt=Prompt(tokens_of(number, length)) if dice.random() < 0.5 else None,
+                prompt=Prompt(tokens, tail=len(tokens) % 2) if dice.random() < 0.5 else None,
             )
-            node.pulls[transfer] = self.clock.now(), names
+            node.pulls[transfer] = self.clock.now(), names, tokens
 
     def kill(self, node: Node) -> None:
         """Its links are dead, and the others notice some time."""

@@ -15,8 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from afserve.comm.disk.files import File
-from afserve.comm.disk.record import HEAD_BYTES, RECORD_BYTES, Kind, Record, decode_records, encode_record
+from afserve.comm.disk.files import File, Lane
+from afserve.comm.disk.record import (
+    HEAD_BYTES,
+    RECORD_BYTES,
+    Kind,
+    Record,
+    checksum_of,
+    decode_records,
+    encode_record,
+)
 from afserve.comm.disk.ring import Ring
 from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
 from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
@@ -434,3 +442,22 @@ def test_a_failed_write_that_is_not_for_lack_of_room_forgets_nothing_else(tmp_pa
         keep(store, names(4))
     assert read(store, chain) == chain
     store.close()
+
+
+def test_blocks_are_read_into_memory_in_parts(tmp_path):
+    """More of them than the system takes at once, and a file that ends within one."""
+    lane = Lane.take(tmp_path, 0)
+    content = os.urandom(5000)
+    lane.data.write([content], 0)
+    memory = bytearray(5000)
+    parts = [memoryview(memory)[at : at + 3] for at in range(0, 4800, 3)]
+    assert lane.data.read_parts(parts, 0) == 4800 and memory[:4800] == content[:4800]
+    assert lane.data.read_parts([memoryview(memory)[:300], memoryview(memory)[300:700]], 4500) == 500
+    assert memory[:500] == content[4500:]
+    lane.close()
+
+
+def test_a_checksum_is_the_same_in_parts():
+    name, block = names(1)[0], block_of(names(1)[0])
+    assert checksum_of(name, block) == checksum_of(name, block[:100], block[100:101], block[101:])
+    assert checksum_of(name, block) != checksum_of(name, block[:100], block[100:-1])

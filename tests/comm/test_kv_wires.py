@@ -11,12 +11,14 @@ from afserve.clock import MonotonicClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import (
     HEAD_BYTES,
+    MOST_ROW,
     Ack,
     Coming,
     End,
     Offer,
     Piece,
     Prefill,
+    Row,
     Want,
     decode,
     decode_head,
@@ -151,6 +153,7 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         Piece(7, 1, 2, 5, bytes(2 * BLOCK)),
         Prefill(7, 9, 3, (1, 2, 1 << 31), -5, "salt ü", "tenant é", 1000),
         Coming(7, 100_000, 25, 3),
+        Row(7, 5, bytes(range(24))),
     ):
         head, body = encode(message)
         assert len(head) == HEAD_BYTES
@@ -163,6 +166,9 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         ProtocolError, match="a Piece of 2 blocks from 1 on with 128 bytes; blocks have 65 bytes"
     ):
         decode_head(head, BLOCK + 1)
+    head, _ = encode(Row(7, 5, bytes(MOST_ROW + 1)))
+    with pytest.raises(ProtocolError, match=f"a Row of 0 blocks from 0 on with {MOST_ROW + 1} bytes"):
+        decode_head(head, BLOCK)
     with pytest.raises(ProtocolError, match="begins with"):
         decode_head(bytes(HEAD_BYTES), BLOCK)
 

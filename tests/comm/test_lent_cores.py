@@ -1,17 +1,26 @@
 """Two nodes of a host lend each other their cores while they wait: who is woken, by whom, and that no bit changes."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
 
+import psutil
 import pytest
 import torch
 
 from afserve.comm.mailbox.flags import BellWord, LaneWords, open_board
+from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.native import native_library
+from afserve.comm.transport import Layout, WireType
 from afserve.kernels.ops import open_ops
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the native library is not built")
 LINE = 64
+GUEST = 2  # of a loan's first word: kernels/native/lent_core.h
 HERE, THERE = 2048, 2048 + LINE  # lines of two nodes: bell, sleepers, and the loan behind them
 
 
@@ -121,6 +130,154 @@ def test_an_end_with_two_bells_lends_nothing():
     board = open_board([LaneWords(memory_B, 0, 64, 2304)], bells)
     with pytest.raises(ValueError, match="one bell"):
         board.lend(memory_B.data_ptr() + HERE, memory_B.data_ptr() + 2304)
+
+
+LENDER = """
+import sys
+import torch
+from afserve.comm.mailbox.flags import BellWord, LaneWords, open_board
+
+memory_B = torch.from_file(sys.argv[1], shared=True, size=4096, dtype=torch.uint8)
+here, there = int(sys.argv[2]), int(sys.argv[3])
+board = open_board([LaneWords(memory_B, 64, 0, here)], [BellWord(memory_B, there)])
+board.lend(memory_B.data_ptr() + there, memory_B.data_ptr() + here)
+sys.exit(0 if board.wait([0], 120.0) == [0] else 1)
+"""
+BORROWER = """
+import sys
+import torch
+from afserve.kernels.ops import open_ops
+
+memory_B = torch.from_file(sys.argv[1], shared=True, size=4096, dtype=torch.uint8)
+ops = open_ops("cpu", 1)
+ops.borrow_core(memory_B, int(sys.argv[2]))
+packed = ops.pack_linear(torch.randn(4096, 256).bfloat16())
+x = torch.randn(64, 256).bfloat16()
+while True:
+    ops.linear(x, packed)
+"""
+
+
+@pytest.fixture
+def shared_B(tmp_path):
+    """A page that other processes map by the name of its file."""
+    path = tmp_path / "page"
+    path.write_bytes(bytes(4096))
+    return path, torch.from_file(str(path), shared=True, size=4096, dtype=torch.uint8)
+
+
+def started(program, *arguments):
+    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)])
+
+
+def until(happened, seconds=100.0):
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lender_that_dies_or_stops_holds_nobody_up(shared_B, how):
+    """Its core is still lent then: the guest goes on there, and what it took is done."""
+    path, memory_B = shared_B
+    alone, ops = open_ops("cpu", 1), open_ops("cpu", 1)
+    x, packed = long_product(ops)
+    expected = alone.linear(*long_product(alone))
+    board = open_board([LaneWords(memory_B, 0, 64, THERE)], [BellWord(memory_B, HERE)])
+    board.lend(memory_B.data_ptr() + HERE, memory_B.data_ptr() + THERE)
+    lender = started(LENDER, path, HERE, THERE)
+    try:
+        assert ops.borrow_core(memory_B, THERE)
+        until(lambda: torch.equal(ops.linear(x, packed), expected) and ops._backend._engine.borrowed)
+        os.kill(lender.pid, how)
+        before = time.monotonic()
+        for _ in range(100):
+            assert torch.equal(ops.linear(x, packed), expected)
+        board.post(0, 1)
+        assert board.wait([0], 0.2) == []
+        assert ops.borrow_core(None), "it stops to wait for that core"
+        assert torch.equal(ops.linear(x, packed), expected)
+        assert time.monotonic() - before < 60.0
+        if how == signal.SIGSTOP:
+            os.kill(lender.pid, signal.SIGCONT)
+            assert lender.wait(100.0) == 0, "it goes on where it was, and sees the message"
+    finally:
+        lender.kill()
+        lender.wait(10.0)
+
+
+@pytest.mark.process
+def test_a_guest_that_dies_keeps_its_lender_no_longer_than_a_look(shared_B):
+    """Its lender is not woken by whoever rings, looks by itself as a transport does, and lends to the next one."""
+    path, memory_B = shared_B
+    loan_W = memory_B.view(torch.int32)[THERE // 4 + 4 :]
+    here = open_board([LaneWords(memory_B, 0, 64, THERE)], [BellWord(memory_B, HERE)])
+    there = open_board([LaneWords(memory_B, 64, 0, HERE)], [BellWord(memory_B, THERE)])
+    for board, own, peer in ((here, HERE, THERE), (there, THERE, HERE)):
+        board.lend(memory_B.data_ptr() + own, memory_B.data_ptr() + peer)
+    found, looks = [], []
+
+    def look():
+        while not found and len(looks) < 1200:
+            looks.append(found.extend(there.wait([0], 0.1)))
+
+    waiter = threading.Thread(target=look)
+    borrower = started(BORROWER, path, THERE)
+    waiter.start()
+    try:
+        until(lambda: stopped_as_a_guest(borrower, loan_W))
+        borrower.kill()
+        borrower.wait(10.0)
+        ops = open_ops("cpu", 1)
+        x, packed = long_product(ops)
+        assert ops.borrow_core(memory_B, THERE)
+        until(lambda: ops.linear(x, packed) is not None and ops._backend._engine.borrowed)
+    finally:
+        borrower.kill()
+        borrower.wait(10.0)
+        here.post(0, 1)
+        waiter.join(150.0)
+    assert found == [0]
+
+
+def stopped_as_a_guest(borrower, loan_W):
+    """Stops it; where it was not on the lent core it goes on."""
+    os.kill(borrower.pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(borrower.pid).status() == psutil.STATUS_STOPPED)
+    if int(loan_W[0]) == GUEST:
+        return True
+    os.kill(borrower.pid, signal.SIGCONT)
+    time.sleep(0.002)
+    return False
+
+
+def test_whoever_takes_the_place_of_a_dead_guest_finds_nothing_of_it():
+    segment = Segment.private(SegmentMap(Layout(64, 2, 8, 1, 2, 4, WireType.FLOAT32, WireType.FLOAT32), 0, 2))
+    loan_W = segment.memory_B.view(torch.int32)[segment.bell(None).offset // 4 + 4 :][:4]
+    loan_W.copy_(torch.tensor([GUEST, 1, 7, 1]))
+    segment.claim(1, 1)
+    assert loan_W.tolist() == [GUEST, 1, 7, 1], "only the first attention node computes there"
+    segment.claim(0, 1)
+    assert (int(loan_W[0]), int(loan_W[3])) == (0, 0)
+
+
+def test_the_memory_of_a_core_is_kept_while_it_is_borrowed_and_no_longer():
+    memory_B, other_B, ops = (
+        torch.zeros(4096, dtype=torch.uint8),
+        torch.zeros(4096, dtype=torch.uint8),
+        open_ops("cpu", 1),
+    )
+    first, second = weakref.ref(memory_B), weakref.ref(other_B)
+    assert ops.borrow_core(memory_B, THERE)
+    del memory_B
+    assert first() is not None
+    assert ops.borrow_core(other_B, THERE)
+    del other_B
+    assert first() is None and second() is not None
+    assert ops.borrow_core(None)
+    assert second() is None and ops._backend._engine.threads == 1
 
 
 def test_the_plain_backend_borrows_nothing():

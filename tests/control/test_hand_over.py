@@ -99,6 +99,29 @@ def test_blocks_come_while_the_prompt_is_still_computed(tiny_checkpoint, alone):
     assert world.said[3] == alone("qwen3", ASKED)[3]
 
 
+def test_the_first_token_is_drawn_from_the_row_of_the_prefill_node(tiny_checkpoint, alone):
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
+    (prefill,), (decode,) = world.prefilling, world.decoding
+    request = requests(prompts(LENGTHS), replace(ASKED, max_tokens=1))[3]
+    world.submit(request, prefill, decode)
+    world.run()
+    assert world.said[3] == alone("qwen3", ASKED)[3][:1]
+    assert decode.node.stats().dispatches == 0 and prefill.node.stats().dispatches > 0
+
+
+def test_a_prompt_begins_in_the_turn_that_hears_of_it(tiny_checkpoint):
+    """An idle node looks again after 5 ms only."""
+    world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
+    (prefill,), (decode,) = world.prefilling, world.decoding
+    world.submit(requests(prompts(LENGTHS), ASKED)[3], prefill, decode)
+    decode.moves.turn()
+    for link in world.links:
+        world.deliver(link, 0)
+        world.deliver(link, 0)
+    prefill.moves.turn()
+    assert prefill.node.busy
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("v3"), "v3", 2, 1, 1, seed=seed, faulty=0.3)
@@ -177,7 +200,7 @@ def slow_start():
 
 
 class Node:
-    queued_tokens, prompt_rate, room, most_room = 0, 0.0, 1000, 1000
+    queued_tokens, prompt_rate, room, most_room, row_bytes = 0, 0.0, 1000, 1000, 8
 
     def usable_names(self, request):
         return [bytes([index]) * 16 for index in range((len(request.prompt_ids) - 1) // 16)]
@@ -236,7 +259,13 @@ def test_hand_overs_wait_for_room_and_not_for_ever():
     assert handing.start() == []
     ((address, blocks, limit, prompt),) = exchange.pulls
     assert (address, blocks, limit) == ("unix:there", 4, HAND_OVER_SECONDS - 1.0)
-    assert (len(prompt.tokens), prompt.request, prompt.priority, prompt.salt) == (64, 1, 2, "x")
+    assert (len(prompt.tokens), prompt.tail, prompt.request, prompt.priority, prompt.salt) == (
+        67,
+        3,
+        1,
+        2,
+        "x",
+    )
     node.room = 0
     assert handing.ask(asked(2), THERE, lambda blocks: 0.0)
     clock.advance(HAND_OVER_SECONDS)
@@ -244,6 +273,15 @@ def test_hand_overs_wait_for_room_and_not_for_ever():
     came = handing.ended(Pulled(1, 0, 4, 2, 1, 10, 0.5, "it broke", known=1))
     assert came == replace(asked(1), cached_most=32) and handing.short == 2
     assert handing.ended(Pulled(1, 0, 4, 4, 0, 10, 0.5, COMPLETE)) is None and not handing.busy
+
+
+@pytest.mark.parametrize(("row", "taken"), [(bytes(8), bytes(8)), (bytes(9), b""), (b"", b"")])
+def test_a_row_of_another_size_is_not_taken(row, taken):
+    handing = HandOvers(Node(), Scripted(), FakeClock(), 16, 0, lambda line: None)
+    handing.ask(asked(1), THERE, lambda blocks: 0.0)
+    handing.start()
+    came = handing.ended(Pulled(1, 0, 4, 4, 0, 10, 0.5, COMPLETE, row=row))
+    assert came is not None and came.row == taken
 
 
 def test_few_are_handed_over_at_once():

@@ -10,6 +10,7 @@ from afserve.control.node.expert import ExpertLoop
 from afserve.control.node.gateways import FromGateway
 from afserve.control.node.journal import Journal
 from afserve.control.node.kept import KeptRequest, KeptRequests
+from afserve.control.node.kv import NoKv
 from afserve.control.node.stream import ControlStream
 from afserve.control.wire.values import (
     Acknowledge,
@@ -125,9 +126,10 @@ class ScriptedNode:
         self.waited += 1
 
 
-def loop(node, stream, gateways, clock=None):
+def loop(node, stream, gateways, clock=None, **parts):
     clock = clock or FakeClock()
-    return AttentionLoop(node, stream, gateways, ScriptedExperts(), KeptRequests(GRACE, clock), clock=clock)
+    kept = KeptRequests(GRACE, clock)
+    return AttentionLoop(node, stream, gateways, ScriptedExperts(), kept, clock=clock, **parts)
 
 
 def submit(number, **params):
@@ -185,6 +187,66 @@ def test_parks_on_the_link_when_stalled_and_on_the_stream_when_idle():
     loop(node, stream, ScriptedGateways()).run()
     assert node.waited == 1
     assert stream.waits[0] > 0 and stream.waits[2] == 0.0 and stream.waits[-1] > 0
+
+
+class Lending(NoKv):
+    """Blocks are to be copied for another node; `said` tells in which order things happen."""
+
+    busy = True
+
+    def __init__(self, said):
+        self.said, self.eager = said, False
+
+    def turn(self):
+        self.said.append("copied")
+        self.eager = False
+        return []
+
+
+class Stepping(ScriptedNode):
+    """A step has two parts, with a wait between them."""
+
+    def __init__(self, said):
+        super().__init__()
+        self.said, self.under_way = said, False
+
+    def step(self):
+        self.stalled = self.under_way and not self.waited
+        if self.stalled:
+            return []
+        self.under_way = not self.under_way
+        self.said.append("sent" if self.under_way else "ended")
+        self.waited = 0
+        return []
+
+
+def test_rows_of_the_next_step_leave_before_blocks_of_the_last_one_are_copied():
+    said = []
+    node = Stepping(said)
+    loop(
+        node, ScriptedStream([submit(1)], *[[]] * 4, [Shutdown()]), ScriptedGateways(), kv=Lending(said)
+    ).run()
+    begun = said[said.index("ended") :]
+    assert begun[:5] == ["ended", "sent", "copied", "ended", "sent"]
+
+
+def test_the_last_blocks_of_a_prompt_leave_before_anything_else():
+    said = []
+    kv = Lending(said)
+    stream = ScriptedStream([], [Shutdown()])
+    receive = stream.receive
+
+    def noted(timeout):
+        said.append("received")
+        return receive(timeout)
+
+    def report(**how):
+        said.append("reported")
+
+    stream.receive = noted
+    kv.eager = True
+    loop(ScriptedNode(), stream, ScriptedGateways(), kv=kv, report=report).run()
+    assert said[:3] == ["copied", "reported", "received"]
 
 
 def test_a_refusal_names_the_request_and_harms_no_other():

@@ -36,13 +36,14 @@ def test_rows_are_neither_lost_nor_doubled_while_heartbeats_go_out(tiny_checkpoi
     """The heartbeat thread runs as fast as it can beside the steps; it used to fold and clear the steps' own lists."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     node, stream = colocated(source, config(micro_batches=2)), Stream()
-    heartbeat = HeartbeatThread(stream, AttentionStats(), 0.0002)
-    report = Reporter(heartbeat, stream, node.stats, node.take_routed)
+    heartbeat, clock = HeartbeatThread(stream, AttentionStats(), 0.0002), FakeClock()
+    report = Reporter(heartbeat, stream, node.stats, node.take_routed, clock=clock)
     heartbeat.start()
     for request in requests(prompts()):
         node.submit(request)
     while node.busy:
         node.step()
+        clock.advance(0.05)
         report()
     report(at_once=True)
     deadline = time.monotonic() + 20

@@ -1,5 +1,6 @@
 """Tokens over blocks that were on a disk meanwhile are those of blocks that stayed; the disk never holds anyone up."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -80,6 +81,13 @@ class Node:
     def close(self):
         self.tier.close()
         assert not list(self.engine.blocks.held)
+
+
+@pytest.fixture(autouse=True, params=["in place", "by copies"])
+def placed(request, monkeypatch):
+    """The blocks of tests are small."""
+    monkeypatch.setattr("afserve.engine.kv_disk.LEAST_PART", 1 if request.param == "in place" else 1 << 40)
+    return request.param == "in place"
 
 
 @pytest.fixture
@@ -175,6 +183,35 @@ def test_a_restoration_ends_at_its_deadline_and_can_be_cancelled(node):
     one.tier.cancel(number)  # said late
     one.tier.cancel(one.tier.restore(names, 2.0))
     assert not one.tier.busy and not list(one.engine.blocks.held)
+
+
+def test_memory_that_a_reader_writes_to_is_held_until_it_has_ended(node, monkeypatch, placed):
+    """Nobody else may get it, and what was put there is no number that anybody reads."""
+    if not placed:
+        pytest.skip("a buffer is written to")
+    one, request = node(), requests(prompts())[2]
+    one.ask(request)
+    one.forget()
+    assert one.disk.in_place and one.engine.blocks.part_bytes
+    begun, go_on, fetch = threading.Event(), threading.Event(), one.disk.store.fetch_parts
+
+    def slowly(span, blocks):
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return fetch(span, blocks)
+
+    monkeypatch.setattr(one.disk.store, "fetch_parts", slowly)
+    number = one.tier.restore(one.engine.usable_names(request), PATIENCE)
+    assert begun.wait(PATIENCE)
+    one.tier.cancel(number)
+    held = list(one.engine.blocks.held)
+    assert len(held) == 4 and one.tier.busy
+    go_on.set()
+    one.wait(lambda: not one.tier.busy)
+    assert not list(one.engine.blocks.held)
+    taken = one.engine.kv.pool.allocate(one.engine.kv.pool.available)
+    assert not one.engine.kv.read(held).bytes_NY.any()
+    one.engine.kv.pool.release(taken)
 
 
 def test_what_is_on_its_way_is_not_read_twice(node):

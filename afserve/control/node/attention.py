@@ -73,6 +73,8 @@ class AttentionEngine(Protocol):
 
     @property
     def busy(self) -> bool: ...
+    @property
+    def under_way(self) -> bool: ...
     def submit(self, request: GenerationRequest) -> None: ...
     def cancel(self, handle: int) -> None: ...
     def step(self) -> list[TokenEvent]: ...
@@ -204,7 +206,11 @@ class AttentionLoop:
             self.turn()
 
     def turn(self) -> None:
-        """Take what has arrived, and one step. Between steps a busy node looks at the rest every few milliseconds."""
+        """Take what has arrived, and one step. Between steps a busy node looks at the rest every few milliseconds; KV
+        that is ready to leave comes first, for somebody waits for it."""
+        eager = self._kv.eager
+        if eager:
+            self._look_after_requests()
         busy, now = self._node.busy, self._clock.now()
         due = not busy or not self._was_busy or now - self._looked >= _ROUND
         if due:
@@ -217,7 +223,7 @@ class AttentionLoop:
         commands = self._stream.receive(0.0 if busy else self._patience())
         for command in commands:
             self._obey(command)
-        if due or commands or self._kv_busy:
+        if commands or (not eager and (due or self._kv_busy)):
             self._look_after_requests()
         if self._adopting is not None and self._node.settled:
             self._stream.send(Adopted(self._adopting))
@@ -256,11 +262,14 @@ class AttentionLoop:
         return _DIALLING if self._gateways.waiting else _IDLE
 
     def _step(self) -> None:
-        """After a wait it goes on at once: the rest of a turn is looked at while rows are with the experts."""
+        """After a wait it goes on at once: the rest of a turn is looked at while rows are with the experts. Where a
+        step has ended, so do the first rows of the next one, before its blocks are copied for others."""
         self._advance()
         if self._node.stalled:
             self._node.wait(_MOVING if self._kv_busy else _PARKED)
             self._advance()
+            if self._kv_busy and not (self._node.under_way or self._kv.eager):
+                self._advance()
 
     def _advance(self) -> None:
         for event in self._node.step():

@@ -1,6 +1,7 @@
 """The decode side of a hand-over: a prefill node computes the prompt, and its blocks come here while it does.
 
-The request is scheduled here once the last block is there, with all of its prompt but the end in the prefix cache.
+The request is scheduled here once the last block is there, with all of its prompt but the end in the prefix cache, and
+with the row that its first token is drawn from: the end of the prompt is computed together with that token.
 Whatever did not come is computed here: a lost prefill node, a wrong checksum and a refusal cost time and no token.
 Calls come from the thread that steps the node.
 """
@@ -34,6 +35,8 @@ class DecodeNode(Protocol):
     def room(self) -> int: ...
     @property
     def most_room(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
     def usable_names(self, request: GenerationRequest) -> list[Name]: ...
     def known(self, names: list[Name]) -> int: ...
     def draw(self, row: str, what: str, since: float) -> None: ...
@@ -165,14 +168,15 @@ class HandOvers:
         if pulled.received:
             self._node.draw_arrow("KV blocks", f"prompt {one.request.handle}", "f")
         self._node.draw("KV blocks", f"{pulled.received} blocks from {owner}", one.since)
-        return replace(one.request, cached_most=(pulled.here + pulled.known) * self._block_size)
+        row = bytes(pulled.row) if len(pulled.row) == self._node.row_bytes else b""
+        return replace(one.request, cached_most=(pulled.here + pulled.known) * self._block_size, row=row)
 
     def _begin(self, one: _Waiting, now: float) -> None:
         request, source = one.request, one.source
-        tokens = (*request.prompt_ids, *request.generated)[: len(one.names) * self._block_size]
-        tenant = request.tenant
+        tokens = (*request.prompt_ids, *request.generated)
+        tenant, tail = request.tenant, len(tokens) - len(one.names) * self._block_size
         asked = request.priority, request.cache_salt, tenant.name, tenant.share
-        prompt = Prompt(tokens, request.handle, *asked)
+        prompt = Prompt(tokens, request.handle, *asked, tail=tail)
         left = one.since + HAND_OVER_SECONDS - now
         transfer = self._exchange.pull(
             source.address, one.names, left, request=0, generation=source.generation, prompt=prompt

@@ -219,10 +219,11 @@ class KvMoves:
         took, self._turned = now - self._turned, now
         if self._copier is not None:
             self._copier.turn()
-        self._prefilling.turn()
+        self._prefilling.lend()
         ready = self._start_pulls(now) if self._queue else []
         ready += self._handing.start()
         self._exchange.turn(min(_SHARE * took, _LONGEST) if self._node.busy else _IDLE)
+        self._prefilling.take()
         for pulled in self._exchange.ended:
             if (waited := self._pulls.pop(pulled.transfer, None)) is not None:
                 self._note(waited, pulled)

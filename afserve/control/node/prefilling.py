@@ -1,6 +1,7 @@
 """Prompts that this node computes for others: each is a request of its own, lent while its blocks are filled.
 
-The one token that it ends with is thrown away: whoever asked draws that itself. It knows no sockets and no gateways.
+The one token that it ends with is thrown away: whoever asked draws that itself, from the row behind the prompt. It
+knows no sockets and no gateways.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class PrefillExchange(Protocol):
     def take_asked(self) -> list[tuple[Key, Prefill]]: ...
     def take_unwanted(self) -> list[Key]: ...
     def computing(self, queued: int, rate: float) -> None: ...
-    def computed(self, key: Key) -> None: ...
+    def computed(self, key: Key, row: bytes = b"") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,28 @@ class Prefilling:
         self._last = 0
         self.prompts = 0
 
-    def turn(self) -> None:
-        """Between two steps: takes what was asked, and lends what was filled."""
-        was_busy = bool(self._asked)
-        for key, prefill in self._exchange.take_asked():
+    def lend(self) -> None:
+        """Between two steps, before the exchange's turn: what was filled may leave in it."""
+        if self._asked:
+            self._exchange.computing(self._node.queued_tokens, self._node.prompt_rate)
+
+    def take(self) -> None:
+        """After the exchange's turn: what was asked in it begins at once."""
+        asked, unwanted = self._exchange.take_asked(), self._exchange.take_unwanted()
+        for key, prefill in asked:
             self._begin(key, prefill)
-        for key in self._exchange.take_unwanted():
+        for key in unwanted:
             for handle in [handle for handle, one in self._asked.items() if one.key == key]:
                 self._node.cancel(handle)
                 self._over(handle)
-        if was_busy or self._asked:
+        if asked or unwanted:
             self._exchange.computing(self._node.queued_tokens, self._node.prompt_rate)
 
     def ended(self, event: TokenEvent) -> None:
         """An event of a negative handle: its prompt is in the cache, or what went wrong with it is known."""
         if event.finish_reason is not None and event.handle in self._asked:
             self.prompts += 1
-            self._exchange.computed(self._over(event.handle))
+            self._exchange.computed(self._over(event.handle), event.row)
 
     def _begin(self, key: Key, prefill: Prefill) -> None:
         self._last -= 1
@@ -84,6 +90,7 @@ class Prefilling:
                 priority=prefill.priority,
                 cache_salt=prefill.salt,
                 tenant=Tenant(prefill.tenant, prefill.share),
+                wants_row=True,
             )
             self._node.submit(request)
         except AfserveError:  # whoever asked is granted what is here, and computes the rest itself
