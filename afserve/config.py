@@ -109,9 +109,10 @@ class EngineSettings:
         Range(0.01, 0.9, whole=False),
         metavar="SHARE",
     )
-    share_cores: bool = setting(
-        False,
-        "With one attention and one expert node of one thread each on this host: the one that waits lends its core.",
+    share_cores: bool | None = setting(
+        None,
+        "With one attention and one expert node of one thread each on this host: the one that waits lends its core. "
+        "Where the host has no more cores, unless told otherwise.",
     )
     kv_ssd: str = setting(
         "", "Keep KV of finished requests in files here, also over a restart.", metavar="FOLDER"
@@ -178,6 +179,7 @@ class EngineConfig(EngineSettings):
     adaptive: bool = False
     threads: int = setting(1, "Compute threads.", THREADS)
     block_size: int = setting(16, "Tokens of a KV block.", BLOCK_TOKENS)
+    share_cores: bool = setting(False, "A node that waits lends its core.")
 
     def __post_init__(self) -> None:
         check(self)

@@ -95,7 +95,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    """What was typed may be quoted in it: no control character reaches the terminal."""
+    told = (char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in message)
+    print(f"error: {''.join(told)}", file=sys.stderr)
     return code
 
 

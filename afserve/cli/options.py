@@ -38,7 +38,7 @@ class Within(click.ParamType[int | float]):
         """None where it is none; its range is not looked at."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
-        if not isinstance(value, str) or len(value) > _LONGEST:
+        if not isinstance(value, str) or len(value) > _LONGEST or not value.isascii() or "_" in value:
             return None
         try:
             return int(value) if self.range.whole else float(value)

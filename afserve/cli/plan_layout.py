@@ -74,7 +74,7 @@ def layout_of(flags: LayoutFlags, pools: "tuple[Pool, ...]") -> "Layout":
             param="kind",
         )
     most = sum(pool.count for pool in pools)
-    for name in ("attention_devices", "expert_devices", "devices", "tensor_parallel"):
+    for name in ("attention_devices", "expert_devices", "devices", "tensor_parallel", "prefill_devices"):
         asked = getattr(flags, name)
         if asked and asked > most:
             said = name.replace("_", "-")

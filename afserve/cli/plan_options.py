@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LONGEST = 100_000_000  # tokens of a request
 _COUNT, _PRICE = Within(1, 1 << 20, whole=True), Within(1e-6, 1e6)
 _SHARE, _SKEW, _SPARE = Within(0, 1), Within(0, 4), Within(0, 1 << 16, whole=True)
+_USUAL_SKEW = 0.4
 PRECISIONS = ("bf16", "fp8", "fp4", "int4")
 _SHORTEST, _LONGEST = 1e-9, 1e6  # of a target, seconds
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
@@ -94,12 +95,11 @@ class RequestFlags:
 class RoutingFlags:
     """How unevenly experts are chosen, and what stands against it."""
 
-    skew: float = option(
-        default=0.4,
+    skew: float | None = option(
         type=Within(0, 4),
         help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]",
     )
-    counts: Path | None = option(type=Path, help="Measured routing counts instead of --skew.")
+    counts: Path | None = option(type=Path, help="Measured routing counts; not beside --skew.")
     redundant: int = option(
         default=0,
         type=Within(0, 1 << 16, whole=True),
@@ -191,7 +191,13 @@ def build_question(
         )
     shape, offered = load_model(model.model), _pools(hardware)
     widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
+    if routing.counts and routing.skew is not None:
+        raise ConfigError(
+            f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one",
+            param="counts",
+        )
     counts = read_counts(routing.counts) if routing.counts else ()
+    skew = _USUAL_SKEW if routing.skew is None else routing.skew
     own = calibration_of(layout, hardware.curves)
     curves, said = own or hardware.curves or "h200", "engine" if own else "curves"
     check_calibrated(said, curves, offered)
@@ -200,7 +206,7 @@ def build_question(
         curves=load_curves(curves, shape, offered[0].chip, widths, said),
         workload=work,
         precision=widths,
-        routing=Routing(routing.skew, counts, routing.redundant, routing.expert_copies),
+        routing=Routing(skew, counts, routing.redundant, routing.expert_copies),
         draft_tokens=1 if model.mtp > 0 else 0,
         acceptance=model.mtp,
         percentile99=goal.p99,

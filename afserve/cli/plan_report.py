@@ -96,6 +96,11 @@ def _notes(question: Question) -> list[str]:
             f"{curves.name} was measured with {', '.join(curves.models)}: where {name} is another model, calibrate "
             "with it"
         )
+    if curves.name.endswith(".jsonl") and "afd" in question.kinds:
+        found.append(
+            "AFD plans give every node a host of its own: nodes that share the cores of one machine wait for each "
+            "other, which `python -m bench.planner_self` plays and this does not"
+        )
     return found + _not_run(question)
 
 

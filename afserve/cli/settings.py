@@ -39,7 +39,7 @@ def gather(group: type[Group], flags: dict[str, Any], **others: object) -> Group
 def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
     flag, shown = one.flag, not any(one.default is nothing for nothing in (None, False, ()))
     if one.kind is bool:
-        name = f"{flag}/--no-{flag[2:]}" if one.default else flag
+        name = flag if one.default is False else f"{flag}/--no-{flag[2:]}"
         return click.option(name, is_flag=True, default=one.default, show_default=shown, help=one.help)
     listed = one.kind is tuple
     without: dict[str, Any] = {} if one.bare is None else {"is_flag": False, "flag_value": one.bare}

@@ -5,6 +5,7 @@ A name of configs/models is a shape without weights, which `--load-format dummy`
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import afserve
-from afserve.errors import ConfigError
+from afserve.errors import ConfigError, shown
 from afserve.families.table import spec_from_config
 from afserve.launch.hub.cache import CachedModel, hub_cache, is_hub_id
 from afserve.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 BUNDLED = ("nano",)
+_LONGEST_SAID = 300  # characters
 Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its folder
 
 
@@ -39,27 +41,32 @@ def find_model(
 
     `revision` and `download` are for Hugging Face ids.
     """
-    if is_hub_id(model) and not Path(model).expanduser().is_dir():
+    if is_hub_id(model) and not os.path.isdir(os.path.expanduser(model)):
         return _folder(download(model, revision or "main"), model) if download else _cached(model, revision)
     for name, given in (("revision", revision), ("download", download)):
         if given is not None:
             raise ConfigError(f"--{name}: {model} is no Hugging Face id (owner/name); drop it", param=name)
     if model in BUNDLED:
         return _folder(CONFIGS / model, model)
-    path = Path(model).expanduser()
-    if (path / "config.json").is_file():
+    path = Path(os.path.expanduser(model))
+    if os.path.isfile(path / "config.json"):  # false for a name that no file can have
         return _folder(path.resolve(), path.resolve().name)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(
-            f"--model {model}: the folder has no config.json; a model is a Hugging Face checkpoint folder"
+            f"--model {_said(model)}: the folder has no config.json; a model is a Hugging Face checkpoint folder"
         )
     shape = _shape_file(model)
     if shape is not None:
         return _from_shape(shape, scratch)
     raise ConfigError(
-        f"--model {model}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor a known shape "
+        f"--model {_said(model)}: neither a folder, nor a bundled model ({', '.join(BUNDLED)}), nor a known shape "
         f"({', '.join(shapes())}), nor a Hugging Face id (owner/name)"
     )
+
+
+def _said(model: str) -> str:
+    """As it was typed, if that is a short line."""
+    return model if model.isprintable() and 0 < len(model) <= _LONGEST_SAID else shown(model)
 
 
 def shapes() -> list[str]:
@@ -82,7 +89,7 @@ def _shape_file(model: str) -> Path | None:
         return None
     wanted = model.lower()
     direct = CONFIGS / "models" / f"{wanted}.toml"
-    if direct.is_file():
+    if os.path.isfile(direct):
         return direct
     for path in sorted((CONFIGS / "models").glob("*.toml")):
         meta = tomllib.loads(path.read_text(encoding="utf-8")).get("meta", {})

@@ -112,6 +112,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = _micro_batches(wishes, nodes, picked)
     threads = _threads(machine, wishes, nodes, picked)
+    shares = _shares_cores(machine, wishes, nodes, threads, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
     weights = _weights(spec, source, wishes, nodes, slots.total)
     block = _block(spec, source, wishes)
@@ -124,7 +125,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
         threads=threads,
-        **(asdict(wishes.engine) | {"block_size": block}),
+        **(asdict(wishes.engine) | {"block_size": block, "share_cores": shares}),
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)
     _only_of_phases(wishes, picked)
@@ -268,6 +269,26 @@ def _threads(machine: Machine, wishes: Wishes, nodes: Share, picked: dict[str, s
     threads = max(1, machine.cores // most)
     picked["threads"] = f"{threads} per node, {_cores(machine)} for {most} node{'s' * (most > 1)}"
     return threads
+
+
+def _shares_cores(
+    machine: Machine, wishes: Wishes, nodes: Share, threads: int, picked: dict[str, str]
+) -> bool:
+    """Unless the user says: where one thread of each of two nodes is all that this machine has cores for.
+
+    On a single core there is nobody to help, and with more cores a node that waits keeps none from the other.
+    """
+    asked = wishes.engine.share_cores
+    pair = (nodes.attention, nodes.experts, threads) == (1, 1, 1)
+    here = not wishes.hosts and wishes.engine.device == wishes.experts_on == "cpu"
+    if asked is not None:
+        if asked and not (pair and here):
+            picked["share-cores"] = "asked for, but only between two nodes of one thread each on this host"
+        return asked
+    if not (pair and here and nodes.total <= machine.cores < 2 * nodes.total):
+        return False
+    picked["share-cores"] = f"whoever waits lends its core, {_cores(machine)} for two nodes of one thread"
+    return True
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:

@@ -48,18 +48,21 @@ def together(steps: Iterable[Step]) -> Step:
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """How expert devices compute prompts while others decode: in pieces of `seconds`. Cut by `rows`, a piece reads the
-    experts again, so it is longer, until calls take at most `overhead` of the rows' own time; cut at tiles, it does
-    not. `floor` of the time goes to prompts that wait, at least."""
+    experts again, so it is longer, until calls take at most `overhead` of the rows' own time; cut at tiles, or between
+    `whole_experts`, it does not, but one expert's rows are the least then. `floor` of the time goes to prompts that
+    wait, at least."""
 
     seconds: float
     overhead: float
     floor: float
     by_rows: bool = True
+    whole_experts: bool = False
 
-    def cut(self, experts: list[float], tokens: float, whole: float) -> tuple[float, float]:
-        """(seconds of a piece, of all pieces of a layer's rows); `whole`: in one call."""
+    def cut(self, experts: list[float], tokens: float, whole: float, held: float) -> tuple[float, float]:
+        """(seconds of a piece, of all pieces of a layer's rows); `whole`: in one call. A device has `held` experts."""
         if not self.by_rows:
-            return min(self.seconds, whole), whole
+            least = whole / held if self.whole_experts else 0.0
+            return min(max(self.seconds, least), whole), whole
         half, all_ = interpolate(experts, tokens / 2), interpolate(experts, tokens)
         row = max((all_ - half) / (tokens / 2), 1e-12)
         call = max(interpolate(experts, tokens / 16) - row * tokens / 16, 0.0)
@@ -214,7 +217,7 @@ class Apart(_Sharing):
         wire = per_there * rows, per_back * rows
         piece, waits, taken = 0.0, 0.0, own
         if pieces is not None and part.tokens and other.seconds:
-            piece, own = pieces.cut(experts, tokens, own)
+            piece, own = pieces.cut(experts, tokens, own, self.tables.slots(self.experts))
             taken = own / max(1 - other.experts, pieces.floor)
         elif pieces is not None and other.seconds:
             waits = other.piece * longest_wait(other.experts, self.experts)
@@ -262,7 +265,7 @@ class Beside(_Sharing):
         piece = waits = 0.0
         here, there = attention + experts, experts  # of a device of its own, of one of the other pool
         if pieces is not None and part.tokens and other.seconds:
-            piece, experts = pieces.cut(table, tokens, experts)
+            piece, experts = pieces.cut(table, tokens, experts, self.tables.slots(self.devices))
             free = max(1 - other.experts, pieces.floor)
             attention, here = attention / free, (attention + experts) / free
             there = experts / max(1 - other.busy, pieces.floor)

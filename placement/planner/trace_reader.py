@@ -13,6 +13,7 @@ from afserve.errors import ConfigError
 from afserve.placement.planner.workload import Workload, from_samples
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_LONGEST, _LATEST = 1e8, 1e12  # tokens of a request; seconds
 _PLAIN = ("arrival_s", "input_tokens", "output_tokens")
 Request = tuple[float, float, float]
 
@@ -45,7 +46,7 @@ def _mooncake(source: str, lines: Iterable[str]) -> list[Request]:
                 float(found["input_length"]),
                 float(found["output_length"]),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"{source}:{number}: not a request with timestamp, input_length and output_length ({error})",
                 param="trace",
@@ -90,6 +91,9 @@ def _seconds(cell: str) -> float:
 
 def _checked(source: str, number: int, row: Request) -> Request:
     arrival, prompt, answer = row
-    if not (prompt >= 0 and answer >= 0 and arrival >= 0):
-        raise ConfigError(f"{source}:{number}: negative time or length in {row}", param="trace")
+    if not (0 <= prompt <= _LONGEST and 0 <= answer <= _LONGEST and 0 <= arrival <= _LATEST):
+        raise ConfigError(
+            f"{source}:{number}: {row} is not a time of 0 to {_LATEST:g} s and two lengths of 0 to {_LONGEST:g} tokens",
+            param="trace",
+        )
     return arrival, max(prompt, 1.0), max(answer, 1.0)

@@ -36,6 +36,15 @@ def test_every_part_is_measured(calibration: Path) -> None:
         assert 0 < row["active"] <= row["rows"]
 
 
+def test_an_unknown_model_is_one_line_on_a_busy_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (9.0, 9.0, 9.0))
+    assert run(["bench", "calibrate", "--model", "nosuch", "--out", str(tmp_path / "rows.jsonl")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: --model nosuch") and printed.err.count("\n") == 1
+
+
 @pytest.mark.process
 def test_cores_are_measured_beside_each_other(calibration: Path) -> None:
     rows = [json.loads(line) for line in calibration.read_text().splitlines()]

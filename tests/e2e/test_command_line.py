@@ -57,6 +57,13 @@ def test_every_command_has_help(capsys, name):
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["node", "--role", "expert"], "--join"),
         (["bench", "decode", "--batch", "1,x"], "1,x"),
+        (["bench", "decode", "--batch", "9" * 5000], "is not a list of numbers"),
+        (["bench", "decode", "--batch", "\u00b2"], "is not a list of numbers"),
+        (["bench", "decode", "--model", "a" * 5000], "neither a folder"),
+        (["bench", "decode", "--model", "x\ny"], r"'x\ny'"),
+        (["bench", "decode", "--model", "x\x1b[2J"], r"'x\x1b[2J'"),
+        (["bench", "decode", "--model", "~nobody-here"], "--model ~nobody-here: neither"),
+        (["no\x1b[2Jnsense"], r"no\x1b[2Jnsense"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, wanted):

@@ -19,7 +19,7 @@ from afserve.launch.footprint import NODE_OVERHEAD, needs
 from afserve.launch.machine import Machine, this_machine
 from afserve.launch.models import CONFIGS, find_model, shapes
 from afserve.launch.topology import choose
-from afserve.launch.wishes import Wishes
+from afserve.launch.wishes import Share, Wishes
 from afserve.member import Role
 from afserve.quantization import Quantization
 
@@ -119,6 +119,34 @@ def test_what_only_nodes_of_a_phase_use_is_said_where_none_has_one():
     phases = choose(NANO, SOURCE, machine(), Wishes(prefill=1, decode=1, experts=2, engine=engine)).picked
     assert not phases.keys() & {"prefill-tokens", "decode-prompt-tokens"}
     assert not choose(NANO, SOURCE, machine(), Wishes(1, 2)).picked.keys() & {"prefill-tokens"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "wishes", "shares"),
+    [
+        (2, Wishes(1, 1), True),
+        (3, Wishes(1, 1), True),
+        (1, Wishes(1, 1), False),  # there is no second core
+        (4, Wishes(1, 1), False),  # two threads each
+        (64, Wishes(1, 1, threads=1), False),  # nobody wants for a core
+        (2, Wishes(1, 1, threads=2), False),
+        (2, Wishes(1, 2), False),
+        (2, Wishes(2, 1), False),
+        (2, Wishes(1, colocated=True), False),
+        (2, Wishes(1, 1, hosts=(Share(1, 0), Share(0, 1))), False),
+        (2, Wishes(1, 1, engine=EngineSettings(share_cores=False)), False),
+        (64, Wishes(1, 1, threads=1, engine=EngineSettings(share_cores=True)), True),
+    ],
+)
+def test_cores_are_lent_where_two_nodes_have_no_others(cores, wishes, shares):
+    chosen = choose(NANO, SOURCE, machine(cores), wishes)
+    assert chosen.deployment.engine.share_cores is shares
+    assert ("share-cores" in chosen.picked) is (shares and wishes.engine.share_cores is None)
+
+
+def test_cores_that_nobody_can_lend_are_said():
+    asked = Wishes(1, 2, engine=EngineSettings(share_cores=True))
+    assert choose(NANO, SOURCE, machine(), asked).picked["share-cores"].startswith("asked for, but only")
 
 
 def test_settings_reach_the_engine():

@@ -254,6 +254,17 @@ def test_a_calibration_is_an_engine(capsys: pytest.CaptureFixture[str], tmp_path
     assert told[0]["engines"]["afd"]["about"].endswith("mine.jsonl")
 
 
+@pytest.mark.parametrize("kind", ["", "--kind afd", "--kind colocated"])
+def test_a_plan_of_own_curves_says_that_nodes_share_no_cores_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(lines()))
+    asked = f"plan --model qwen3-30b-a3b --pool cpu-host=2 --precision bf16 --engine {file} {kind}"
+    assert run(asked.split()) == 0
+    assert ("share the cores of one machine" in capsys.readouterr().out) == (kind != "--kind colocated")
+
+
 def test_a_plan_beyond_what_was_measured_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(lines()))

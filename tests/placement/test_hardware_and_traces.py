@@ -85,7 +85,12 @@ def test_mooncake_and_azure_lines() -> None:
         (['{"timestamp": 1, "input_length": 5, "output_length": 5}', "{"], "t:2: not a request"),
         (["TIMESTAMP,ContextTokens", "1,2"], "t:1: the header lacks GeneratedTokens"),
         (["arrival_s,input_tokens,output_tokens", "0,5,5", "1,x,5"], "t:3: cannot read"),
-        (["arrival_s,input_tokens,output_tokens", "0,-5,5"], "t:2: negative"),
+        (["arrival_s,input_tokens,output_tokens", "0,-5,5"], r"t:2: .*-5.* is not a time"),
+        (["arrival_s,input_tokens,output_tokens", "nan,5,5"], "t:2: .*nan.* is not a time"),
+        (['{"timestamp": Infinity, "input_length": 5, "output_length": 5}'], "t:1: .*inf.* is not a time"),
+        (['{"timestamp": 1, "input_length": 1e308, "output_length": 5}'], "t:1: .*two lengths of 0 to 1e.08"),
+        ([f'{{"timestamp": 1, "input_length": {"9" * 400}, "output_length": 5}}'], "t:1: not a request"),
+        (['{"a":' * 100_000], "t:1: not a request"),
         (["arrival_s,input_tokens,output_tokens"], "a header and no request"),
     ],
 )

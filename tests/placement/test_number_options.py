@@ -137,3 +137,9 @@ def test_numbers_in_counts(capsys, tmp_path, number):
     path.write_text('{"counts": [[1, NUMBER, 3, 4], [4, 3, 2, 1]]}'.replace("NUMBER", number))
     check(capsys, ["place", str(path), "--nodes", "2"])
     check(capsys, [*PLAN, "--counts", str(path)])
+
+
+@pytest.mark.parametrize("count", ["1_0", "\u0663", "0x10", "\uff15"])
+def test_only_digits_that_everybody_reads_are_a_number(capsys, count):
+    named(capsys, ("plan", "--model", "qwen3-30b-a3b", "--pool", f"h200={count}"), "--pool")
+    named(capsys, (*PLAN, "--top", count), "--top")

@@ -57,6 +57,11 @@ CHOSEN = st.one_of(
         ("--engine mine.jsonl", "a calibration is of CPU hosts"),
         ("--curves mine.jsonl", "a calibration is of CPU hosts"),
         ("--curves h200 --engine mine.jsonl", "drop one of them"),
+        ("--counts rows.json --skew 1.1", "--counts rows.json and --skew 1.1 both say"),
+        (
+            "--input 9 --output 9 --concurrency 4 --decode-only --prefill-devices 65",
+            "--prefill-devices 65: the pools have 64",
+        ),
         ("--cluster /nowhere/cluster.toml", "there is no folder"),
         ("--cluster /", "it is a folder"),
     ],

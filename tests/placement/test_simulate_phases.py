@@ -293,3 +293,17 @@ def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():
     pieces = Pieces(100e-6, 0.2, 1 / 16, by_rows=False)
     assert pool.step(work, other, pieces).piece == pytest.approx(100e-6, rel=0.02)
     assert pool.step(work, other, replace(pieces, by_rows=True)).piece > 300e-6, "it reads the experts again"
+
+
+def test_a_piece_of_experts_is_one_of_them_at_least_and_reads_none_again():
+    pool, other = Apart(STAGES, 4, 8), Step(0.03, 0.5, 0.1)
+    work = Work(tokens=8192, pairs=8192**2 / 2, all_tokens=4 * 8192)
+    at_tiles = Pieces(1e-6, 0.2, 1 / 16, by_rows=False)
+    tiles, experts = (
+        pool.step(work, other, replace(at_tiles, whole_experts=whole)) for whole in (False, True)
+    )
+    assert tiles.piece == pytest.approx(1e-6, rel=0.02) and tiles.seconds == experts.seconds
+    layer = interpolate(STAGES.experts(8), work.all_tokens)
+    assert experts.piece > 0.2 * layer / STAGES.slots(8)
+    long = replace(at_tiles, seconds=200e-6, whole_experts=True)
+    assert pool.step(work, other, long).piece >= 200e-6

@@ -80,10 +80,8 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
     begin = time.perf_counter()
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}", param="out")
-    if (busy := os.getloadavg()[0]) >= 1:
-        click.echo(f"others are at work here (load {busy:.1f}): stage times will be too long", err=True)
     lines, before = [], core_seconds()
-    for row in rows(model, threads, SMALL if quick else Grid()):
+    for row in rows(model, threads, SMALL if quick else Grid(), begun=_tell_of_others):
         lines.append(json.dumps(row | origin(model, threads)))
         if as_json:
             click.echo(lines[-1])
@@ -95,6 +93,11 @@ def calibrate(model: str, threads: int, quick: bool, as_json: bool, out: Path) -
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}", param="out") from error
     click.echo(f"{len(lines)} rows in {time.perf_counter() - begin:.0f} s: {out}", err=True)
+
+
+def _tell_of_others() -> None:
+    if (busy := os.getloadavg()[0]) >= 1:
+        click.echo(f"others are at work here (load {busy:.1f}): stage times will be too long", err=True)
 
 
 def origin(model: str, threads: int) -> Row:
@@ -142,8 +145,8 @@ def stolen(before: tuple[float, float], after: tuple[float, float]) -> str:
     )
 
 
-def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
-    """All measurements."""
+def rows(model: str, threads: int, grid: Grid, begun: Callable[[], None] = lambda: None) -> Iterator[Row]:
+    """All measurements. `begun` is called once the model is found."""
     import tempfile
 
     from afserve.config import ModelSource
@@ -155,6 +158,7 @@ def rows(model: str, threads: int, grid: Grid) -> Iterator[Row]:
             raise ConfigError(
                 f"--model {model}: there are no weights here; pass a checkpoint folder", param="model"
             )
+        begun()
         yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
 
 
@@ -181,7 +185,7 @@ def deployments(model: str, grid: Grid, pace: Callable[[], float]) -> Iterator[R
     for _ in range(1 if grid.rounds == 1 else 2):
         for experts in nodes:
             before = pace()
-            for turn in in_turns(case, Shape(False, 1, experts, "2")):
+            for turn in in_turns(case, Shape(False, 1, experts, "2", share_cores=False)):
                 after = pace()
                 found.setdefault((experts, turn.requests), []).append((turn.seconds, (before + after) / 2))
                 before = after

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import click
 from afserve.child import module
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.report import Row, record, table
-from afserve.errors import ConfigError
+from afserve.errors import ConfigError, shown
 
 ENGINES = ("afd", "colocated", "transformers")
 
@@ -20,8 +21,8 @@ ENGINES = ("afd", "colocated", "transformers")
 def numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
     """A click callback: whole numbers above 0, comma-separated."""
     parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,8,32", ctx, option)
+    if not all(re.fullmatch(r"[0-9]{1,9}", part.strip()) and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{shown(text)} is not a list of numbers such as 1,8,32", ctx, option)
     return tuple(int(part) for part in parts)
 
 

@@ -39,7 +39,7 @@ _KEPT = 1024  # answers, the newest
 
 
 class Idle:
-    """A bank whose experts take `seconds`; the answer is whatever lies in the mailbox. `busy` all the while, or asleep
+    """A bank whose experts take `seconds` and give zeros. `busy` all the while, or asleep
     where that would take the core from whom it is measured with.
 
     `took`: seconds of the last call."""
@@ -48,9 +48,13 @@ class Idle:
         self.seconds = self.took = 0.0
         self._busy = busy
 
-    def forward(self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor) -> None:
-        """Leaves out_RH as it is."""
+    def forward(
+        self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
+    ) -> None:
+        """A sum of nothing: what is in fresh memory may not be finite, and a request with such rows ends."""
         begin = now = time.perf_counter()
+        if not add:
+            out_RH.zero_()
         if not self._busy:
             time.sleep(self.seconds)
             now = time.perf_counter()

@@ -22,21 +22,29 @@ _WARM_UP = 2
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Which nodes. None is picked for the machine. prefill: nodes that only compute prompts, all of them; those of
-    `attention` then only decode."""
+    `attention` then only decode. share_cores: whether nodes lend their cores."""
 
     colocated: bool
     attention: int | None = None
     experts: int | None = None
     micro_batches: str = "auto"
     prefill: int = 0
+    share_cores: bool | None = None
 
     @property
     def nodes(self) -> dict[str, Any]:
         """As keywords of LLM."""
         experts = None if self.colocated else self.experts
         if not self.prefill:
-            return {"attention": self.attention, "experts": experts}
-        return {"prefill": self.prefill, "decode": self.attention, "experts": experts, "straight_tokens": 0}
+            found: dict[str, Any] = {"attention": self.attention, "experts": experts}
+        else:
+            found = {
+                "prefill": self.prefill,
+                "decode": self.attention,
+                "experts": experts,
+                "straight_tokens": 0,
+            }
+        return found | {"share_cores": self.share_cores}
 
 
 def _peaks(llm: LLM) -> dict[str, float | None]:

@@ -97,7 +97,10 @@ class Engine:
         while len(started) < requests:
             started |= _turn(node)
         while not _turn(node):
-            pass
+            if not node.busy:
+                raise RuntimeError(
+                    f"requests ended while their cache was filled: {requests} of {prompt} tokens"
+                )
         return node
 
 

@@ -1,0 +1,60 @@
+"""Two nodes that lend each other their cores: one is killed or stopped. The same tokens."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.streams import begun, same_after, texts, wait
+from tests.e2e.test_losses import _wake, kill, serving, whole
+
+pytestmark = pytest.mark.process
+PAIR = ("--attention", "1", "--experts", "1", "--threads", "1", "--share-cores", "--loss-deadline", "120")
+
+
+def has_guest(pid):
+    """A thread that went to a core of another node may run on that one only."""
+    everywhere = os.sched_getaffinity(pid)
+    return any(len(where) == 1 < len(everywhere) for where in _affinities(pid))
+
+
+def _affinities(pid):
+    for thread in psutil.Process(pid).threads():
+        try:
+            yield os.sched_getaffinity(thread.id)
+        except ProcessLookupError:
+            continue
+
+
+def mapped(pid):
+    """How many expert nodes' memories a process holds."""
+    lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+    return len({line.split()[4] for line in lines if "afserve-expert-" in line})
+
+
+def lending(server, expected):
+    """Both nodes have computed on the other one's core, where a core is lent while there is work."""
+    assert texts(begun(server.url)) == expected
+    return len(os.sched_getaffinity(0)) == 1 or all(map(has_guest, serving(server).values()))
+
+
+@pytest.mark.parametrize("name", ["expert-0", "attention-0"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_of_two_goes_and_comes_back(up, name, number, undisturbed):
+    server = up(*PAIR)
+    expected = undisturbed(server.url)
+    wait(lambda: lending(server, expected), "a guest")
+    streams, pid = begun(server.url), serving(server)[name]
+    kill(pid, number=number)
+    waking = threading.Timer(2.5, _wake, [pid])
+    waking.start()
+    assert texts(streams) == expected
+    waking.join()
+    assert whole(server)[name] != pid
+    assert same_after(server.url, expected)
+    wait(lambda: lending(server, expected), "a guest of the new pair")
+    wait(lambda: mapped(serving(server)["attention-0"]) == 1, "the end of what the lost node shared")
+    assert server.stop()[0] == 0
