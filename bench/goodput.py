@@ -4,10 +4,12 @@
 
 `shared experts`: prefill and decode nodes use one pool of expert devices. `on every device`: each device has an expert
 node, and a prefill or a decode node. `P/D`: prefill and decode instances, each with a copy of the experts. `mixed`:
-instances that decode and read prompts in chunks. Stage times are the planner's, fitted to measured kernels of H200, and
-the same for all four. That decoding goes first on a device that reads prompts too, after the tile that runs, is assumed
-and not measured. Nothing is measured of this machine. Of each layout splits, chunk sizes, sizes of instances and ranks
-are searched (`search_phases`), and the best one is its row; the share of prefill is swept. Goodput: the highest rate at
+instances that decode and read prompts in chunks. Expert nodes compute prompts in pieces of rows, as the engine does (on
+GPUs seldom: it knows the time of launches only); of experts, as it does on CPUs where reading them costs much; or at a
+GPU's tiles, which it does nowhere. Stage times are the planner's, fitted to measured kernels of H200, and the same for
+all four. That decoding goes first on a device that reads prompts too, after the piece that runs, is assumed and not
+measured. Nothing is measured of this machine. Of each layout splits, chunk sizes, sizes of instances and ranks are
+searched (`search_phases`), and the best one is its row; the share of prefill is swept. Goodput: the highest rate at
 which 90 % of the requests meet both targets. Prefixes are not reused.
 """
 
@@ -46,6 +48,7 @@ OUT = ROOT / "bench" / "results" / "goodput.jsonl"
 TRACES = ROOT.parent / "shared/data/request_traces"
 FLOOR = EngineSettings().prompt_share
 BY_ROWS = Pieces(PIECE_SECONDS, OVERHEAD, FLOOR, by_rows=True)
+BY_EXPERTS = Pieces(PIECE_SECONDS, OVERHEAD, FLOOR, by_rows=False, whole_experts=True)
 _TILE = 2 * 128 * 128 * 7168  # FLOP of a tile of 128 x 128 over DeepSeek-V3's hidden size
 _SHARE = 0.6 / 132  # of an H200's peak that one of its multiprocessors reaches
 
@@ -120,8 +123,9 @@ def rows(case: Case, load: Load) -> Iterator[dict[str, object]]:
     for kind, name in ((SHARED, "shared"), (HOSTED, "shared on every device")):
         found = search(kind, pool, load, pieces)
         every[f"{name}, pieces at tiles"] = found
-        by_rows = map(cut_by_rows, list(found.values())[:3])
-        every[f"{name}, pieces of rows"] = replay(by_rows, load)
+        for cut, how in (("rows", BY_ROWS), ("experts", BY_EXPERTS)):
+            again = [cut_as(how, one) for one in list(found.values())[:3]]
+            every[f"{name}, pieces of {cut}"] = replay(again, load)
     for kind in (TWO_COPIES, MIXED):
         every[kind] = search(kind, pool, load, pieces)
     best = {name: next(iter(found.values()), None) for name, found in every.items()}
@@ -145,11 +149,11 @@ def rows(case: Case, load: Load) -> Iterator[dict[str, object]]:
         }
 
 
-def cut_by_rows(found: Found) -> Found:
-    """The same layout with expert nodes' pieces as they are now."""
+def cut_as(how: Pieces, found: Found) -> Found:
+    """The same layout with other pieces of expert nodes, and its own floor."""
     pieces = found.layout.pieces
     assert pieces is not None, "of shared experts"
-    return replace(found, layout=replace(found.layout, pieces=replace(BY_ROWS, floor=pieces.floor)))
+    return replace(found, layout=replace(found.layout, pieces=replace(how, floor=pieces.floor)))
 
 
 def ratio(rate: float, other: float) -> float | None:

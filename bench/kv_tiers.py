@@ -54,7 +54,8 @@ class Cache:
 
     def __init__(self, shape: list[LayerShape], blocks: int) -> None:
         self.on_idle = self.on_evict = None
-        self.memory = open_ops("cpu", 1).open_cache(shape, blocks, BLOCK_TOKENS, torch.bfloat16)
+        self.ops = open_ops("cpu", 1)
+        self.memory = self.ops.open_cache(shape, blocks, BLOCK_TOKENS, torch.bfloat16)
         self.pool = BlockPool(
             blocks, BLOCK_TOKENS, on_idle=lambda found: self.on_idle and self.on_idle(found)
         )
@@ -66,6 +67,17 @@ class Cache:
 
     def write(self, blocks: list[int], contents: KvBlocks) -> None:
         self.memory.write(blocks, contents.bytes_NY)
+
+    @property
+    def part_bytes(self) -> int:
+        return self.memory.part_bytes
+
+    def parts(self, blocks: list[int]) -> list[list[memoryview]]:
+        return self.memory.parts(blocks)
+
+    def clear(self, blocks: list[int]) -> None:
+        for layer in self.memory.layers if blocks else ():
+            self.ops.clear_blocks(layer, blocks)
 
 
 class Node:

@@ -101,6 +101,7 @@ def beside_one_another(options: argparse.Namespace, commands: dict[str, list[str
                         options.requests,
                         options.streams,
                         rate,
+                        seed,
                     )
                     before = counted(server)
                     found = CLIENTS[name](command, load, Path(place))

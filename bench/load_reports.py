@@ -28,7 +28,7 @@ class Load:
     """`tokens` are those of each answer, `prompt` those of each question, by `tokenizer`, a checkpoint's folder.
 
     `rate` is requests per second at even distances; 0 keeps `streams` open. `prompts` is a file for clients that make
-    none, a JSON line with "messages" for each request.
+    none, a JSON line with "messages" for each request; `seed` is for those that make their own.
     """
 
     url: str
@@ -40,6 +40,7 @@ class Load:
     requests: int
     streams: int
     rate: float = 0.0
+    seed: int = 0
 
 
 def guidellm(command: list[str], load: Load, folder: Path) -> Report:
@@ -50,10 +51,11 @@ def guidellm(command: list[str], load: Load, folder: Path) -> Report:
         "--profile", profile,
         "--constraint", f"kind=max_requests,count={load.requests}",
         "--data", f"kind=synthetic_text,prompt_tokens={load.prompt},output_tokens={load.tokens}",
-        "--tokenizer", f"kind=huggingface_auto,model={load.tokenizer}",
+        "--tokenizer", f"kind=huggingface_auto,model={load.tokenizer}", "--seed", f"kind=static,value={load.seed}",
         "--output", f"kind=json,path={folder / 'report.json'}",
     ]  # fmt: skip
-    _run([*command, *asked], folder)
+    # Ten processes that start while the first requests are sent would take a small machine from the server.
+    _run([*command, *asked], folder, {"GUIDELLM__MAX_WORKER_PROCESSES": "1"})
     (bench,) = json.loads((folder / "report.json").read_text())["benchmarks"]
     metrics = bench["metrics"]
 

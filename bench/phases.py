@@ -3,17 +3,20 @@
     python -m bench.phases                   every case; --json: one object a line; --save: keep the rows; --quick
 
 Nothing is measured of this machine: a stage only moves the clock forward, so the numbers are the same everywhere. The
-expert node is the engine's; attention nodes answer after their stage. `whole` computes prompts' messages in one call
-each, as an expert node without pieces does. Prompts are compared with the same prefill nodes without decode nodes.
+expert node is the engine's; attention nodes answer after their stage. `whole messages`: prompts' are one call each, as
+of an expert node without pieces. Prompts are compared with the same prefill nodes without decode nodes. Where experts
+are read, a call reads each one that its rows chose: `of rows` cuts there between rows, and reads nearly all of them
+again with each piece.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
+from torch import Tensor
 
 from afserve.clock import FakeClock
 from afserve.comm import connect
@@ -27,6 +30,7 @@ from afserve.placement.placement import Placement
 from bench.origin import ROOT, origin
 
 HIDDEN, LAYERS = 8, 16
+TOP_K = 4  # where there are so many experts
 JITTER = 0.1  # of a stage: without any, loops fall into step
 TURN = 5e-6  # seconds of a poll that finds nothing
 
@@ -42,14 +46,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Case:
-    """`call` and `row` are what the experts take, in seconds; `period` is how long is counted, after `warm`."""
+    """`call` and `row` are what the experts take, in seconds, and `read` for each expert that a call's rows chose, of
+    `experts`. `period` is how long is counted, after `warm`. `cut` replaces what says how long a piece is."""
 
     name: str
     decode: tuple[Node, ...]
     prefill: tuple[Node, ...] = ()
     call: float = 30e-6
     row: float = 1e-6
-    whole: bool = False
+    cut: type[PieceSize] = PieceSize
+    experts: int = 1
+    read: float = 0.0
     warm: float = 0.3
     period: float = 3.0
 
@@ -60,13 +67,28 @@ class WholeMessages(PieceSize):
     def rows(self, left: int, quiet: float | None = None) -> int:
         return left
 
+    @property
+    def whole_experts(self) -> bool:
+        return False
+
+
+class OfRows(PieceSize):
+    """What an expert node does that cuts between rows only."""
+
+    @property
+    def whole_experts(self) -> bool:
+        return False
+
 
 class Bank:
     def __init__(self, clock: FakeClock, case: Case) -> None:
         self._clock, self._case = clock, case
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH) -> None:
-        self._clock.advance(self._case.call + self._case.row * len(x_RH))
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False) -> None:
+        used_RK = slot_RK >= 0
+        rows = float(used_RK.float().mean(1).sum())
+        read = len(slot_RK[used_RK].unique()) if self._case.read else 0
+        self._clock.advance(self._case.call + self._case.row * rows + self._case.read * read)
         out_RH.copy_(x_RH)
 
 
@@ -80,6 +102,7 @@ class Loop:
     link: ExpertLink
     micro_batch: int
     due: float
+    expert_TK: Tensor
     dice: Random = field(default_factory=lambda: Random(1))
     layer: int = 0
     ticket: Ticket | None = None
@@ -100,8 +123,8 @@ class Loop:
             rows = self.node.rows
             self.ticket = self.link.dispatch(
                 torch.ones(rows, HIDDEN),
-                torch.zeros(rows, 1, dtype=torch.int32),
-                torch.ones(rows, 1),
+                self.expert_TK,
+                torch.ones(self.expert_TK.shape),
                 layer=self.layer,
                 micro_batch=self.micro_batch,
             )
@@ -113,7 +136,16 @@ def run(case: Case) -> dict[str, object]:
     nodes = (*case.decode, *case.prefill)
     most = max(node.micro_batches for node in nodes)
     wire = WireType.FLOAT32
-    layout = Layout(HIDDEN, 1, max(node.rows for node in nodes), most, LAYERS, 1, wire, wire)
+    layout = Layout(
+        HIDDEN,
+        min(TOP_K, case.experts),
+        max(node.rows for node in nodes),
+        most,
+        LAYERS,
+        case.experts,
+        wire,
+        wire,
+    )
     end, address = connect.listen("local", expert=0, attention_nodes=len(nodes), layout=layout)
     phases = {
         index: AttentionPhase.DECODE if index < len(case.decode) else AttentionPhase.PREFILL
@@ -125,8 +157,7 @@ def run(case: Case) -> dict[str, object]:
         answered.update({(arrival.box.attention, arrival.box.micro_batch): done for arrival in group})
 
     expert = ExpertNode(ExpertPort(end), Bank(clock, case), clock=clock, phases=phases, watch=watch)
-    if case.whole:
-        expert._pieces = WholeMessages()
+    expert._pieces = case.cut()
     loops = list(loops_of(nodes, layout, address, clock))
     until = clock.now() + case.warm + case.period
     since = clock.now() + case.warm
@@ -159,7 +190,7 @@ def run(case: Case) -> dict[str, object]:
 
 def loops_of(nodes: tuple[Node, ...], layout: Layout, address: str, clock: FakeClock) -> Iterator[Loop]:
     """They do not begin in step."""
-    placement = Placement.contiguous(layers=LAYERS, experts=1, nodes=1)
+    placement = Placement.contiguous(layers=LAYERS, experts=layout.slots, nodes=1)
     for index, node in enumerate(nodes):
         link = ExpertLink(
             connect.connect([address], attention=index, layout=layout, timeout=1.0),
@@ -170,21 +201,45 @@ def loops_of(nodes: tuple[Node, ...], layout: Layout, address: str, clock: FakeC
         )
         for micro_batch in range(node.micro_batches):
             begin = clock.now() + node.stage * (0.37 * index + micro_batch / node.micro_batches)
-            yield Loop(node, index, link, micro_batch, begin, Random(10 * index + micro_batch))
+            seed = 10 * index + micro_batch
+            chance_TE = torch.rand(node.rows, layout.slots, generator=torch.Generator().manual_seed(seed))
+            expert_TK = chance_TE.topk(layout.top_k).indices.int()
+            yield Loop(node, index, link, micro_batch, begin, expert_TK, Random(seed))
 
 
 DECODE = (Node(rows=32, stage=700e-6), Node(rows=24, stage=700e-6))
 PREFILL = (Node(rows=512, stage=2.5e-3),)
+READING = {
+    "call": 30e-6,
+    "row": 4e-6,
+    "experts": 32,
+    "read": 20e-6,
+}  # as where experts are larger than caches
+FEW, SLOW = (Node(rows=4, stage=2e-3),), (Node(rows=512, stage=5e-3),)
 
 
 def cases() -> Iterator[Case]:
-    yield Case("decode alone", DECODE)
-    for prefill in (1, 2, 4):
-        nodes = f"{prefill} prefill node{'s' * (prefill > 1)}"
-        yield Case(f"{nodes} alone", (), PREFILL * prefill)
-        flood = Case(f"decode and {nodes}", DECODE, PREFILL * prefill)
+    yield from beside(DECODE, PREFILL, (1, 2, 4), Case("", ()), {"whole messages": WholeMessages})
+    reading = Case(", experts read", (), **READING)
+    yield from beside(FEW, SLOW, (1, 2), reading, {"of rows": OfRows, "whole messages": WholeMessages})
+
+
+def beside(
+    decode: tuple[Node, ...],
+    prefill: tuple[Node, ...],
+    counts: tuple[int, ...],
+    case: Case,
+    cuts: Mapping[str, type[PieceSize]],
+) -> Iterator[Case]:
+    """Each alone, then together, in the engine's pieces and in those of `cuts`."""
+    yield replace(case, name="decode alone" + case.name, decode=decode)
+    for count in counts:
+        nodes = f"{count} prefill node{'s' * (count > 1)}"
+        yield replace(case, name=f"{nodes} alone{case.name}", prefill=prefill * count)
+        flood = replace(case, name=f"decode and {nodes}{case.name}", decode=decode, prefill=prefill * count)
         yield flood
-        yield replace(flood, name=f"{flood.name}, whole messages", whole=True)
+        for name, cut in cuts.items():
+            yield replace(flood, name=f"{flood.name}, {name}", cut=cut)
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ class ScriptedBank:
     def __init__(self, attention: int) -> None:
         self._seconds = STAGE / attention / ROWS
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH) -> None:
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False) -> None:
         stage(self._seconds * len(x_RH))
         out_RH.copy_(x_RH)
 

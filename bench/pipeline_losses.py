@@ -48,7 +48,7 @@ class Counted:
 class PacedBank:
     """Takes time for each row at each of its experts."""
 
-    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH) -> None:
+    def forward(self, layer, x_RH, slot_RK, weight_RK, out_RH, add=False) -> None:
         stage(PAIR * int((slot_RK >= 0).sum()))
         out_RH.copy_(x_RH)
 

@@ -15,6 +15,7 @@ a client saw, median over requests. Calibrations with equal threads are fitted t
 they bridge a machine whose speed drifts. The threads of a run are taken, else the nearest.
 A virtual machine's speed changes within minutes. The pace of bare expert calls on two cores is taken around the runs of
 the calibration and around each run here, and a prediction is moved by their ratio; its error without that is told too.
+Nodes lend no cores, as plans have it.
 """
 
 import argparse
@@ -222,7 +223,7 @@ def one_round(
 
     for prefill, attention, experts in LAYOUTS:
         m, threads = (micro_batches, 1) if experts else (1, colocated_threads)
-        shape = Shape(not experts, attention, experts or None, str(m), prefill)
+        shape = Shape(not experts, attention, experts or None, str(m), prefill, share_cores=False)
         length = PROMPT_APART if prefill else case.prompt_len
         context = length + case.output_len / 2
         before = pace()

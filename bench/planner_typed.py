@@ -184,8 +184,9 @@ def summary(rows: Sequence[dict[str, object]]) -> dict[str, object]:
 
 def typed_row(row: ServedRow, engine: str) -> tuple[str, ...]:
     """A served configuration as flags; `engine` is a name or a profile's file."""
+    offered = max(row.devices, row.prefill_devices if row.disaggregated else 0)
     line = (
-        f"--model {row.shape.name} --pool {row.chip.name}={row.devices} --engine {engine} --kind colocated "
+        f"--model {row.shape.name} --pool {row.chip.name}={offered} --engine {engine} --kind colocated "
         f"--precision {row.experts} --attention-precision {row.weights} --kv-precision {row.kv} "
         f"--devices {row.devices} --tensor-parallel {1 if row.data_parallel else row.devices} "
         f"--concurrency {row.concurrency:g} --input {row.prompt:g} --output {row.answer:g}"

@@ -57,7 +57,7 @@ def handover() -> str:
         for row in found
     ]
     return (
-        f"**What a hand-over adds to the first token** ({where(found[-1])}); `python -m bench.handover --save`. Medians of {found[-1]['runs']} runs in turns, real processes: "
+        f"**What a hand-over adds to the first token** ({where(found[-1])}); `python -m bench.handover --save`. Medians of {found[-1]['runs']} prompts of each of {found[-1].get('starts', 1)} starts in turns, real processes: "
         "one attention node that does both, then a prefill and a decode node. Aim: 5 % at 2,048 tokens.\n\n"
         + table(["model", "prompt", "together ms", "handed over ms", "adds"], lines)
     )
